@@ -1,0 +1,40 @@
+# make train   set up everything and train a robot       make test   set up everything and pass the tests
+VENV   ?= .venv
+PYTHON ?= python3
+TASK   ?= Ant-v5
+TIME   ?= 5m
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup train test check test-slow test-gpu clean
+
+setup: $(READY)
+
+# torch first and pinned: an unpinned install takes gigabytes of CUDA packages.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rayagi needs Python 3.11 or later, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+train: setup
+	$(BIN)/rayagi train $(TASK) --time $(TIME)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,86 @@
+"""The colocated loop: simulator and agent in one process, tensors by reference (GMI-DRL §3.1.1, DP-only)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.agent import Agent
+from actors.errors import NonFiniteError
+from actors.protocols import EvaluationResult, VecEnv
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+
+
+@dataclass(slots=True)
+class CollectTimes:
+    """Wall seconds of one rollout by phase."""
+
+    simulate_s: float = 0.0
+    act_s: float = 0.0
+
+
+def collect(simulator: Simulator, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
+    """Fill ``rollout`` with T steps of every environment. ``noise``: (T, N, output_dim) on the policy's device."""
+    times = CollectTimes()
+    rollout.finals.clear()
+    clock = time.perf_counter
+    for t in range(rollout.num_steps):
+        started = clock()
+        rollout.raw_obs[t] = simulator.obs
+        rollout.obs[t], rollout.outputs[t], actions = agent.act(simulator.obs, noise[t])
+        rollout.actions[t] = actions
+        host_actions = actions.cpu()
+        acted = clock()
+        step = simulator.step(host_actions)
+        times.simulate_s += clock() - acted
+        rollout.rewards[t] = step.rewards
+        rollout.terminated[t] = step.terminated
+        rollout.truncated[t] = step.truncated
+        if len(step.final_ids):
+            rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
+        times.act_s += acted - started
+    rollout.last_obs.copy_(simulator.obs)
+    return times
+
+
+def check_finite(rollout: Rollout, iteration: int) -> None:
+    """Raise on the first NaN or infinity that the simulator returned.
+
+    Raises:
+        NonFiniteError: with the quantity, the step within the rollout and the environment's number in this GMI.
+    """
+    for quantity, values in (("an observation", rollout.raw_obs), ("a reward", rollout.rewards)):
+        # The sum is NaN or infinite if any element is (finite float32 observations do not overflow a float32 sum in practice;
+        # if they did, the exact check below finds nothing and training goes on).
+        if not torch.isfinite(values.sum()):
+            bad = (~torch.isfinite(values)).nonzero()
+            if len(bad):
+                step, env = int(bad[0, 0]), int(bad[0, 1])
+                raise NonFiniteError(quantity, iteration, f"rollout step {step}, environment {env}")
+
+
+def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
+    """Whole episodes with the policy's mode.
+
+    Environment ``i`` contributes its first episodes in order until ``num_episodes`` are assigned round-robin, so that
+    short episodes are not over-represented.
+    """
+    quota = [num_episodes // env.num_envs + (i < num_episodes % env.num_envs) for i in range(env.num_envs)]
+    simulator_obs = env.reset()
+    running = torch.zeros(env.num_envs, dtype=torch.float64)
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    found: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
+    while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
+        step = env.step(agent.act_greedily(simulator_obs))
+        simulator_obs = step.obs
+        running += step.rewards
+        lengths += 1
+        for i in step.final_ids.tolist():
+            found[i].append((float(running[i]), int(lengths[i])))
+            running[i], lengths[i] = 0.0, 0
+    kept = [episode for done, wanted in zip(found, quota, strict=True) for episode in done[:wanted]]
+    return EvaluationResult([value for value, _ in kept], [length for _, length in kept])

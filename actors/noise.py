@@ -1,0 +1,57 @@
+"""Exploration noise that does not depend on the layout.
+
+Each environment has a stream of its own, keyed by (seed, global environment index) and positioned by the iteration.
+So N environments draw the same noise on one GMI or spread over several, and a resumed run draws what it would have drawn.
+Philox is a counter-based generator: nothing has to be stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Streams of one environment; they keep exploration and minibatch order apart.
+_EXPLORATION, _ORDER = 1, 2
+
+
+def _generator(seed: int, env_index: int, stream: int, iteration: int) -> np.random.Generator:
+    key = np.array([seed, env_index], dtype=np.uint64)
+    counter = np.array([0, 0, stream, iteration], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def exploration_noise(
+    *, seed: int, first_env_index: int, num_envs: int, iteration: int, num_steps: int, dim: int, gumbel: bool
+) -> Tensor:
+    """Standard normal noise (Gaussian policies) or Gumbel noise (categorical ones), (num_steps, num_envs, dim) float32."""
+    noise = np.empty((num_steps, num_envs, dim), dtype=np.float32)
+    for i in range(num_envs):
+        generator = _generator(seed, first_env_index + i, _EXPLORATION, iteration)
+        if gumbel:
+            noise[:, i] = generator.gumbel(size=(num_steps, dim))
+        else:
+            noise[:, i] = generator.standard_normal((num_steps, dim), dtype=np.float32)
+    return torch.from_numpy(noise)
+
+
+def minibatch_orders(
+    *, seed: int, first_env_index: int, num_envs: int, iteration: int, num_steps: int, num_epochs: int, num_minibatches: int
+) -> Tensor:
+    """Which samples each minibatch takes: flat indices into (T, N), shape (num_epochs, num_minibatches, T * N / num_minibatches).
+
+    Every environment's steps are shuffled by themselves and dealt evenly: a minibatch holds T / num_minibatches steps of
+    every environment. The union over GMIs of their m-th minibatches is thus the same set for every layout of the same
+    environments, which makes 1 GMI of 2N and 2 GMIs of N the same algorithm.
+
+    Raises:
+        ValueError: num_minibatches does not divide num_steps.
+    """
+    if num_steps % num_minibatches:
+        raise ValueError(f"num_minibatches={num_minibatches} does not divide rollout_length={num_steps}")
+    keys = np.empty((num_epochs, num_steps, num_envs))
+    for i in range(num_envs):
+        keys[:, :, i] = _generator(seed, first_env_index + i, _ORDER, iteration).random((num_epochs, num_steps))
+    steps = np.argsort(keys, axis=1)
+    flat = steps * num_envs + np.arange(num_envs)
+    return torch.from_numpy(flat.reshape(num_epochs, num_minibatches, -1))

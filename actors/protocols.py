@@ -1,0 +1,175 @@
+"""The roles' interfaces, in one file. T is time steps of a rollout, N environments of one GMI; batches are time first.
+
+The loop that a ``dp_only`` GMI runs, written against these interfaces::
+
+    obs = env.reset()
+    for t in range(T):
+        actions = policy.act(obs)
+        step = env.step(actions)
+        obs = step.obs
+    learner.update(rollout)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+StateDict = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionSpec:
+    """What a policy may do: a box of ``dim`` reals, or one of ``num_choices`` choices."""
+
+    kind: Literal["continuous", "discrete"]
+    dim: int
+    """Size of one action: reals in the box; 1 for a discrete action."""
+    num_choices: int = 0
+    """Number of choices; 0 for a box."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvInfo:
+    """What a policy and a report need to know of an environment."""
+
+    env_id: str
+    engine: str
+    obs_dim: int
+    action: ActionSpec
+    max_episode_steps: int | None
+    """Registered time limit; None where the environment has none."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step of N environments returned, after auto-reset in the same step.
+
+    Attributes:
+        obs: what to act on next; first observation of the new episode where one ended   (N, obs_dim) float32
+        rewards: reward of this step                                                     (N,) float32
+        terminated: the task ended (no bootstrap)                                        (N,) bool
+        truncated: the time limit cut the episode (bootstrap from final_obs)             (N,) bool
+        final_ids: environments whose episode ended on this step                         (K,) int64
+        final_obs: their true last observation, before the reset                         (K, obs_dim) float32
+    """
+
+    obs: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_ids: Tensor
+    final_obs: Tensor
+
+
+class VecEnv(Protocol):
+    """``obs = env.reset()``; then ``env.step(actions)`` for ever: finished environments reset themselves.
+
+    Environment ``i`` draws its randomness from ``(seed, first_env_index + i, episode)`` alone, so that the same
+    global environment behaves alike whichever GMI hosts it.
+    """
+
+    num_envs: int
+    info: EnvInfo
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        ...
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment. ``actions``: (N, dim) float32, or (N,) int64 when discrete."""
+        ...
+
+    def state_dict(self) -> StateDict:
+        """What a later process needs to go on from here; engines that cannot say so return episode counters only."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Go on from a saved state. Returns the observation to act on next, (N, obs_dim) float32."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and simulators."""
+        ...
+
+
+class EnvFactory(Protocol):
+    """Makes the environments of one GMI. ``first_env_index`` counts over all GMIs; picklable."""
+
+    def __call__(self, *, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
+        """Make the environments."""
+        ...
+
+
+@dataclass(slots=True)
+class IterationResult:
+    """What one iteration of one GMI did. Values are named in rayagi.monitoring.catalogue."""
+
+    iteration: int
+    metrics: dict[str, float]
+    episode_returns: list[float] = field(default_factory=list)
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EvaluationResult:
+    """Episodes run with the policy's mode, without exploration noise."""
+
+    episode_returns: list[float]
+    episode_lengths: list[int]
+
+    def mean_return(self) -> float:
+        """Mean undiscounted return."""
+        return float(torch.tensor(self.episode_returns, dtype=torch.float64).mean())
+
+
+class Program(Protocol):
+    """What a GMI runs: roles wired together. Built inside the GMI's process by a ``ProgramFactory``."""
+
+    def iterate(self) -> IterationResult:
+        """One iteration: T steps of every environment, then the update."""
+        ...
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Run whole episodes without learning."""
+        ...
+
+    def state_dict(self) -> StateDict:
+        """``{"shared": ..., "local": ...}``: what all replicas hold alike, and what is this GMI's own."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; ``local`` may be missing (then environments start anew)."""
+        ...
+
+    def close(self) -> None:
+        """Release what the program holds."""
+        ...
+
+
+class Policy(Protocol):
+    """What an agent acts with. ``observe`` normalises; the same normalised tensor goes to the learner."""
+
+    action: ActionSpec
+
+    def observe(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks see, on the policy's device."""
+        ...
+
+    def outputs(self, observed: Tensor) -> Tensor:
+        """Distribution parameters: means (..., dim), or logits (..., num_choices)."""
+        ...
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Actions from outputs and noise of the same shape (see actors.noise)."""
+        ...
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The most likely actions."""
+        ...

@@ -1,0 +1,69 @@
+"""Storage of one rollout, reused from iteration to iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo
+
+
+@dataclass(slots=True)
+class Rollout:
+    """T steps of N environments, time first. ``outputs`` are the policy's distribution parameters.
+
+    Attributes:
+        raw_obs: observations as the simulator gave them                    (T, N, obs_dim) float32, host
+        obs: what the networks saw                                          (T, N, obs_dim) float32
+        outputs: distribution parameters                                    (T, N, output_dim) float32
+        actions: what was done                                              (T, N, dim) float32, or (T, N) int64
+        rewards: reward after each action, as the simulator gave it         (T, N) float32, host
+        terminated: the task ended on this step                             (T, N) bool, host
+        truncated: the time limit cut the episode on this step              (T, N) bool, host
+        last_obs: what the next rollout will act on first                   (N, obs_dim) float32, host
+        finals: per ended episode batch: step, environment ids, true last observations
+    """
+
+    raw_obs: Tensor
+    obs: Tensor
+    outputs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    last_obs: Tensor
+    finals: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def allocate(cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device) -> Rollout:
+        """Empty storage; device tensors on ``device``, the simulator's side on the host."""
+        shape = (num_steps, num_envs)
+        discrete = info.action.kind == "discrete"
+        output_dim = info.action.num_choices if discrete else info.action.dim
+        actions = (
+            torch.zeros(shape, dtype=torch.int64, device=device)
+            if discrete
+            else torch.zeros((*shape, info.action.dim), device=device)
+        )
+        return cls(
+            raw_obs=torch.zeros((*shape, info.obs_dim)),
+            obs=torch.zeros((*shape, info.obs_dim), device=device),
+            outputs=torch.zeros((*shape, output_dim), device=device),
+            actions=actions,
+            rewards=torch.zeros(shape),
+            terminated=torch.zeros(shape, dtype=torch.bool),
+            truncated=torch.zeros(shape, dtype=torch.bool),
+            last_obs=torch.zeros((num_envs, info.obs_dim)),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self.rewards.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.rewards.shape[1]

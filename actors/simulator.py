@@ -1,0 +1,53 @@
+"""The simulator role: owns the environments, their current observations and the episodes' books."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import StateDict, StepResult, VecEnv
+
+
+class Simulator:
+    """Steps a batch of environments and counts their episodes."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env = env
+        self.obs: Tensor = env.reset()
+        self._returns = torch.zeros(env.num_envs, dtype=torch.float64)
+        self._lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+        self.finished_returns: list[float] = []
+        self.finished_lengths: list[int] = []
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment; ``actions`` on the host."""
+        result = self.env.step(actions)
+        self.obs = result.obs
+        self._returns += result.rewards
+        self._lengths += 1
+        if len(result.final_ids):
+            ids = result.final_ids
+            self.finished_returns += self._returns[ids].tolist()
+            self.finished_lengths += self._lengths[ids].tolist()
+            self._returns[ids] = 0.0
+            self._lengths[ids] = 0
+        return result
+
+    def take_finished(self) -> tuple[list[float], list[int]]:
+        """Undiscounted returns and lengths of the episodes that ended since the last call."""
+        finished = self.finished_returns, self.finished_lengths
+        self.finished_returns, self.finished_lengths = [], []
+        return finished
+
+    def state_dict(self) -> StateDict:
+        """Environments, and the running episodes' returns and lengths."""
+        return {"env": self.env.state_dict(), "returns": self._returns.clone(), "lengths": self._lengths.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.obs = self.env.load_state_dict(state["env"])
+        self._returns = state["returns"].clone()
+        self._lengths = state["lengths"].clone()

@@ -1,0 +1,46 @@
+"""What goes wrong among members of a group, in terms that the reader can act on."""
+
+from __future__ import annotations
+
+
+class CommunicatorError(RuntimeError):
+    """A collective operation did not complete; the communicator that raised it is unusable from here on.
+
+    Attributes:
+        operation: what was being done, e.g. ``all_reduce``
+        rank: who noticed
+        waiting_for: whom or what it waited for, e.g. ``rank 1 (pid 4711)``
+        waited_s: for how long, in seconds
+        detail: what the transport said
+    """
+
+    def __init__(self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str) -> None:
+        super().__init__(operation, rank, waiting_for, waited_s, detail)
+        self.operation = operation
+        self.rank = rank
+        self.waiting_for = waiting_for
+        self.waited_s = waited_s
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} on rank {self.rank} failed after {self.waited_s:.1f} s waiting for "
+            f"{self.waiting_for}: {self.detail}"
+        )
+
+
+class RendezvousError(RuntimeError):
+    """Members could not find each other: a wrong, duplicate or missing member.
+
+    Attributes:
+        generation: which meeting
+        reason: what is wrong, and what was expected
+    """
+
+    def __init__(self, generation: int, reason: str) -> None:
+        super().__init__(generation, reason)
+        self.generation = generation
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"rendezvous {self.generation}: {self.reason}"

@@ -1,0 +1,81 @@
+"""Moments that merge exactly: what observation and return statistics are made of.
+
+Merging follows Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
+(1979): the moments of a union from the moments of its parts, without the cancellation of sums of squares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from collectives.communicator import Communicator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of a set of vectors; float64, on the CPU or where the batch was.
+
+    Attributes:
+        count: how many vectors            ()
+        mean: their mean                   (*shape)
+        m2: sum of squared deviations      (*shape)
+    """
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> Self:
+        """Moments of nothing: the neutral element of ``merged``."""
+        zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+        return cls(count=torch.zeros((), dtype=torch.float64, device=device), mean=zeros, m2=zeros.clone())
+
+    @classmethod
+    def of(cls, batch: Tensor) -> Self:
+        """Moments over the first dimension of ``batch`` (B, *shape); an empty batch gives ``empty``."""
+        if batch.shape[0] == 0:
+            return cls.empty(tuple(batch.shape[1:]), batch.device)
+        values = batch.to(torch.float64)
+        count = torch.tensor(float(batch.shape[0]), dtype=torch.float64, device=batch.device)
+        mean = values.mean(dim=0)
+        return cls(count=count, mean=mean, m2=(values - mean).square().sum(dim=0))
+
+    def variance(self) -> Tensor:
+        """Population variance (*shape): m2 / count; zeros where nothing was counted."""
+        return self.m2 / self.count.clamp(min=1.0)
+
+
+def merged(a: Moments, b: Moments) -> Moments:
+    """Moments of the union of two sets, of the same shape and device."""
+    count = a.count + b.count
+    share = b.count / count.clamp(min=1.0)
+    delta = b.mean - a.mean
+    return Moments(
+        count=count, mean=a.mean + delta * share, m2=a.m2 + b.m2 + delta.square() * (a.count * share)
+    )
+
+
+def all_merge(moments: Moments, communicator: Communicator) -> Moments:
+    """Moments of the union over all members, bitwise equal on every one: merged in rank order, wherever it runs.
+
+    Every member passes moments of the same shape. One all_gather of ``1 + 2 * size`` float64.
+
+    Raises:
+        CommunicatorError: another member is missing or too late.
+    """
+    packed = torch.cat([moments.count.reshape(1), moments.mean.reshape(-1), moments.m2.reshape(-1)])
+    gathered = communicator.all_gather(packed)
+    size, shape = moments.mean.numel(), moments.mean.shape
+    parts = [
+        Moments(count=row[0], mean=row[1 : 1 + size].view(shape), m2=row[1 + size :].view(shape))
+        for row in gathered
+    ]
+    union = parts[0]
+    for part in parts[1:]:
+        union = merged(union, part)
+    return union

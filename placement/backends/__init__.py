@@ -1,0 +1,28 @@
+"""Ways of sharing a device."""
+
+from __future__ import annotations
+
+from placement.backends.base import SliceBackend
+from placement.backends.cpu import CpuBackend
+from placement.backends.direct import DirectBackend
+from placement.errors import PlanError
+
+BACKENDS: dict[str, SliceBackend] = {"cpu": CpuBackend(), "direct": DirectBackend()}
+
+
+def get_backend(name: str) -> SliceBackend:
+    """The backend of that name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    if name not in BACKENDS:
+        raise PlanError(
+            f"backend={name!r}",
+            f"the backends are {', '.join(BACKENDS)}",
+            "Use one of them, or 'auto' to let the plan choose",
+        )
+    return BACKENDS[name]
+
+
+__all__ = ["BACKENDS", "SliceBackend", "get_backend"]

@@ -1,0 +1,25 @@
+"""A slice is a set of CPU cores: pinned by affinity, with every thread pool held to its size."""
+
+from __future__ import annotations
+
+from placement.backends.base import limit_torch_threads, pin_to_cores, thread_environment
+from placement.types import BackendName, Slice
+
+
+class CpuBackend:
+    """Slices of a machine without a GPU, or of one whose GPUs are left to others."""
+
+    name: BackendName = "cpu"
+
+    def environment(self, piece: Slice) -> dict[str, str]:
+        """Thread counts; no GPU is visible, so that no CUDA context is made by accident."""
+        return thread_environment(piece.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def device(self, piece: Slice) -> str:
+        """Always the CPU."""
+        return "cpu"
+
+    def enter(self, piece: Slice) -> None:
+        """Pin to the slice's cores and hold torch to its threads."""
+        pin_to_cores(piece.cores)
+        limit_torch_threads(piece.num_threads)

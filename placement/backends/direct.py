@@ -1,0 +1,46 @@
+"""Processes share a whole GPU as the driver does by default: time slicing, no limits. ``[unverified on GPU]``."""
+
+from __future__ import annotations
+
+import os
+
+from placement.backends.base import limit_torch_threads, pin_to_cores, thread_environment
+from placement.errors import SliceError
+from placement.types import BackendName, Slice
+
+
+class DirectBackend:
+    """Plain sharing of a GPU: what everybody has, and what the other backends are compared with."""
+
+    name: BackendName = "direct"
+
+    def environment(self, piece: Slice) -> dict[str, str]:
+        """Thread counts, and the one GPU by UUID.
+
+        By UUID, since an index means another device as soon as someone sets CUDA_DEVICE_ORDER. Ray is told to leave
+        the variable alone: it would write its own index over it.
+        """
+        if piece.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
+        return thread_environment(piece.num_threads) | {
+            "CUDA_VISIBLE_DEVICES": piece.gpu_uuid,
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        }
+
+    def device(self, piece: Slice) -> str:
+        """The only GPU that the process sees."""
+        return "cuda:0"
+
+    def enter(self, piece: Slice) -> None:
+        """Pin to the slice's cores, hold torch to its threads, and make sure that the GPU is there."""
+        pin_to_cores(piece.cores)
+        limit_torch_threads(piece.num_threads)
+        import torch  # the slice's environment has to be in place before this import
+
+        if not torch.cuda.is_available():
+            raise SliceError(
+                f"GPU {piece.gpu_uuid}",
+                f"no CUDA device in process {os.getpid()} "
+                f"(torch {torch.__version__}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})",
+                "Install a CUDA build of torch, or use the cpu backend",
+            )

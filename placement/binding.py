@@ -1,0 +1,98 @@
+"""From planned nodes to the nodes that Ray really gave: slices get their cores and GPUs anew, without overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from placement.backends import get_backend
+from placement.errors import PlanError
+from placement.plan import Plan
+from placement.types import Machine, Node, Slice, core_ranges
+
+
+def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> Plan:
+    """The same GMIs on the nodes where their bundles landed.
+
+    Args:
+        plan: what was planned
+        bundle_node_ids: Ray's node id of each GMI's bundle, in slice order
+        pinned: False where others share the nodes unseen, as trials of one Tune run do: two of them would pin to the
+            same first cores. Slices then have threads but no cores.
+
+    Raises:
+        PlanError: a node is not in the plan's machine, or does not have enough cores or GPUs.
+    """
+    if len(bundle_node_ids) != plan.num_gmis:
+        raise PlanError(
+            f"{plan.num_gmis} GMIs",
+            f"{len(bundle_node_ids)} bundles were given",
+            "Give one node id per GMI, in GMI order",
+        )
+    free: dict[str, _FreeNode] = {}
+    slices = []
+    for index, (piece, node_id) in enumerate(zip(plan.slices, bundle_node_ids, strict=True)):
+        node = _node_of(plan.machine, node_id, bundle_node_ids)
+        if node.name not in free:
+            free[node.name] = _FreeNode(node, pinned=pinned)
+        slices.append(free[node.name].take(piece, index))
+    return replace(plan, slices=tuple(slices))
+
+
+def _node_of(machine: Machine, node_id: str, all_ids: Sequence[str]) -> Node:
+    for node in machine.nodes:
+        if node.ray_node_id == node_id:
+            return node
+    # A machine read without Ray has no ids: its one node is the one on which everything landed.
+    if len(machine.nodes) == 1 and machine.nodes[0].ray_node_id is None and len(set(all_ids)) == 1:
+        return machine.nodes[0]
+    known = ", ".join(f"{node.name} ({node.ray_node_id or 'not from Ray'})" for node in machine.nodes)
+    raise PlanError(
+        f"a GMI on Ray node {node_id}",
+        f"the plan's machine has {known}",
+        "Plan again from placement.inventory.cluster_machine()",
+    )
+
+
+class _FreeNode:
+    """Cores and GPU shares of one node that no slice has taken yet."""
+
+    def __init__(self, node: Node, *, pinned: bool) -> None:
+        self._node = node
+        self._pinned = pinned and node.pinnable
+        self._cores = list(node.usable_cores)
+        self._gpus = {gpu.uuid: 1.0 for gpu in node.usable_gpus}
+
+    def take(self, piece: Slice, index: int) -> Slice:
+        """The slice, on this node."""
+        moved = replace(
+            piece,
+            node=self._node.name,
+            cores=self._take_cores(piece, index),
+            gpu_uuid=self._take_gpu(piece, index),
+        )
+        return replace(moved, environment=get_backend(moved.backend).environment(moved))
+
+    def _take_cores(self, piece: Slice, index: int) -> tuple[int, ...]:
+        if len(self._cores) < piece.num_threads:
+            raise PlanError(
+                f"{piece.num_threads} cores for GMI {index} on node {self._node.name}",
+                f"{len(self._cores)} of {core_ranges(self._node.usable_cores) or 'no cores'} are left",
+                "Ray placed more GMIs there than planned: set threads_per_gmi lower, or plan again",
+            )
+        taken, self._cores = self._cores[: piece.num_threads], self._cores[piece.num_threads :]
+        return tuple(taken) if self._pinned else ()
+
+    def _take_gpu(self, piece: Slice, index: int) -> str | None:
+        if piece.gpu_uuid is None:
+            return None
+        # The planned GPU if it has room here, so that a plan that landed as planned stays as it is.
+        for uuid in sorted(self._gpus, key=lambda uuid: uuid != piece.gpu_uuid):
+            if self._gpus[uuid] >= piece.gpu_fraction:
+                self._gpus[uuid] -= piece.gpu_fraction
+                return uuid
+        raise PlanError(
+            f"{piece.gpu_fraction:g} of a GPU for GMI {index} on node {self._node.name}",
+            f"its {len(self._gpus)} GPUs are taken",
+            "Ray placed more GMIs there than planned: plan again",
+        )

@@ -1,0 +1,72 @@
+"""What can go wrong when fitting work onto machines. Every text names the value, the limit and the way out.
+
+Constructors hand their fields to ``Exception`` unchanged and the text is built in ``__str__``, so that the errors
+survive pickling on their way out of a Ray task.
+"""
+
+from __future__ import annotations
+
+
+class PlacementError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class InventoryError(PlacementError):
+    """A machine could not be read: a driver that answers with an error, a bad file, a node that stays silent."""
+
+    def __init__(self, source: str, problem: str, way_out: str) -> None:
+        super().__init__(source, problem, way_out)
+        self.source = source
+        self.problem = problem
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.problem}. {self.way_out}."
+
+
+class PlanError(PlacementError):
+    """What was asked does not fit the machine, whatever else is running on it."""
+
+    def __init__(self, asked: str, limit: str, way_out: str) -> None:
+        super().__init__(asked, limit, way_out)
+        self.asked = asked
+        self.limit = limit
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.limit}. {self.way_out}."
+
+
+class ReservationError(PlacementError):
+    """Ray did not grant the plan's bundles, or granted them elsewhere than planned.
+
+    Attributes:
+        asked: the bundles, as text
+        available: what each node has and what of it is free, as text
+        would_fit: the way out
+        waited_s: seconds waited before giving up; 0 where no waiting could have helped
+    """
+
+    def __init__(self, asked: str, available: str, would_fit: str, waited_s: float) -> None:
+        super().__init__(asked, available, would_fit, waited_s)
+        self.asked = asked
+        self.available = available
+        self.would_fit = would_fit
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        waited = f" Waited {self.waited_s:.1f} s." if self.waited_s > 0 else ""
+        return f"Asked: {self.asked}. There is: {self.available}.{waited} {self.would_fit}."
+
+
+class SliceError(PlacementError):
+    """A process could not be confined to its slice."""
+
+    def __init__(self, wanted: str, available: str, way_out: str) -> None:
+        super().__init__(wanted, available, way_out)
+        self.wanted = wanted
+        self.available = available
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"Wanted {self.wanted}; there is {self.available}. {self.way_out}."

@@ -1,0 +1,23 @@
+"""What there is to plan for: this machine, a recorded one, or a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placement.inventory.local import local_machine
+from placement.inventory.recorded import dump_machine, load_machine, machine_to_dict
+
+if TYPE_CHECKING:
+    from placement.types import Machine
+
+
+def cluster_machine(timeout_s: float = 10.0) -> Machine:
+    """The connected Ray cluster; see ``placement.inventory.cluster.cluster_machine``."""
+    from placement.inventory import (
+        cluster,
+    )  # here, so that planning for a recorded machine does not import Ray
+
+    return cluster.cluster_machine(timeout_s)
+
+
+__all__ = ["cluster_machine", "dump_machine", "load_machine", "local_machine", "machine_to_dict"]

@@ -1,0 +1,134 @@
+"""The nodes of the connected Ray cluster, each read by a task that runs on it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from placement.errors import InventoryError
+from placement.inventory.local import local_node
+from placement.types import Gpu, Machine, Node
+
+KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Lets a task without GPUs see those its node was started with; Ray hides them otherwise."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def cluster_machine(timeout_s: float = 10.0) -> Machine:
+    """Every live node that can run work, as its own process sees it, limited to what Ray grants there.
+
+    Nodes that share one host (containers, or a cluster simulated on one machine) get disjoint cores and GPUs of it as
+    far as they go. Logical GPUs that no driver knows, as in ``ray.init(num_gpus=8)``, do not become Gpu values.
+
+    Raises:
+        InventoryError: Ray is not connected, has no node that can run work, or a node did not answer in time.
+    """
+    if not ray.is_initialized():
+        raise InventoryError(
+            "Ray",
+            "this process is not connected to a cluster",
+            "Call ray.init() first, or use local_machine()",
+        )
+    entries = [entry for entry in ray.nodes() if entry["Alive"] and _can_work(entry)]
+    if not entries:
+        raise InventoryError(
+            "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
+        )
+    answers = _ask(entries, timeout_s)
+    hosts = Counter(entry["NodeManagerHostname"] for entry in entries)
+    nodes = []
+    for entry, (node, _) in zip(entries, answers, strict=True):
+        resources, host = entry["Resources"], entry["NodeManagerHostname"]
+        nodes.append(
+            replace(
+                node,
+                name=host if hosts[host] == 1 else f"{host}-{entry['NodeID'][:6]}",
+                ray_node_id=entry["NodeID"],
+                ray_cpus=float(resources.get("CPU", 0.0)),
+                ray_gpus=float(resources.get("GPU", 0.0)),
+            )
+        )
+    return Machine(nodes=divide_hosts(nodes, [boot_id for _, boot_id in answers]), origin="ray")
+
+
+def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:
+    """Give nodes of one host disjoint cores and GPUs, in order, each as many as Ray grants it.
+
+    A node for which no core of its own is left keeps its cores to count with, but not to pin to.
+    """
+    taken_cores: dict[str, set[int]] = {}
+    taken_gpus: set[str] = set()
+    divided = []
+    for node, host_id in zip(nodes, host_ids, strict=True):
+        taken = taken_cores.setdefault(host_id, set())
+        own = tuple(core for core in node.cores if core not in taken)
+        wanted = len(node.usable_cores)
+        gpus: tuple[Gpu, ...] = tuple(gpu for gpu in node.gpus if gpu.uuid not in taken_gpus)
+        if len(own) >= wanted:
+            node = replace(node, cores=own)
+        else:
+            node = replace(node, pinnable=False)
+        node = replace(node, gpus=gpus)
+        taken.update(node.usable_cores)
+        taken_gpus.update(gpu.uuid for gpu in node.usable_gpus)
+        divided.append(node)
+    return tuple(divided)
+
+
+def _can_work(entry: dict[str, Any]) -> bool:
+    resources = entry["Resources"]
+    return bool(resources.get("CPU") or resources.get("GPU"))
+
+
+def _read_node() -> tuple[Node, str]:
+    """Runs on the node: what it has, and which host it is on."""
+    return local_node(), BOOT_ID.read_text().strip()
+
+
+def _ask(entries: list[dict[str, Any]], timeout_s: float) -> list[tuple[Node, str]]:
+    started = time.monotonic()
+    pending = {}
+    for entry in entries:
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_retries": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False),
+        }
+        if entry["Resources"].get("GPU"):
+            options["runtime_env"] = {"env_vars": KEEP_VISIBLE_DEVICES}
+        pending[entry["NodeID"]] = ray.remote(_read_node).options(**options).remote()
+    refs = list(pending.values())
+    _, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    if late:
+        silent = [entry["NodeManagerHostname"] for entry in entries if pending[entry["NodeID"]] in late]
+        for ref in late:
+            ray.cancel(ref, force=True)
+        raise InventoryError(
+            f"Ray node {', '.join(silent)}",
+            f"did not answer within {time.monotonic() - started:.1f} s",
+            "See `ray status` for the node, or raise timeout_s",
+        )
+    return [_answer(entry, pending[entry["NodeID"]]) for entry in entries]
+
+
+def _answer(entry: dict[str, Any], ref: ray.ObjectRef) -> tuple[Node, str]:
+    try:
+        answer: tuple[Node, str] = ray.get(ref)
+    except (RayError, InventoryError) as error:
+        # A task's own error arrives as a mix of RayTaskError and its class; its cause is the sentence to read.
+        cause = getattr(error, "cause", None) or error
+        last_line = str(cause).strip().splitlines()[-1]
+        raise InventoryError(
+            f"Ray node {entry['NodeManagerHostname']}",
+            f"could not be read: {last_line}",
+            "See `ray status` for the node",
+        ) from error
+    return answer

@@ -1,0 +1,83 @@
+"""What the kernel lets this process use: cores by affinity and CPU quota, memory by size and control group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def allowed_cores(root: Path = ROOT) -> tuple[tuple[int, ...], bool]:
+    """Ids of the cores this process may use, and whether they may be pinned to.
+
+    A CPU quota (a container's ``--cpus=2``) grants time on all cores rather than cores: as many as the quota pays for
+    are counted, and not pinned to, since every container of the host would choose the same ones.
+    """
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    quota = cpu_quota_cores(root)
+    if quota is None or quota >= len(cores):
+        return cores, True
+    return cores[: max(1, int(quota))], False
+
+
+def cpu_quota_cores(root: Path = ROOT) -> float | None:
+    """Cores' worth of time that the tightest control group grants per period; None without a limit."""
+    quotas = []
+    for folder in _control_groups(root, controller="cpu"):
+        unified = _words(folder / "cpu.max")
+        if len(unified) == 2 and unified[0] != "max":
+            quotas.append(float(unified[0]) / float(unified[1]))
+        quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+        if quota and period and float(quota[0]) > 0:
+            quotas.append(float(quota[0]) / float(period[0]))
+    return min(quotas, default=None)
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may fill: the host's, or less where a control group says so."""
+    sizes = [_host_memory_bytes(root)]
+    for folder in _control_groups(root, controller="memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            words = _words(folder / name)
+            if words and words[0] != "max":
+                sizes.append(int(words[0]))
+    return min(sizes)
+
+
+def _host_memory_bytes(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_groups(root: Path, *, controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and of all above it, for cgroup v2 and v1.
+
+    Inside a container the path is often the host's and not mounted: then only the top of the mount exists.
+    """
+    membership = root / "proc/self/cgroup"
+    if not membership.exists():
+        return
+    for line in membership.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        folder = mount / path.lstrip("/")
+        while folder != mount.parent:
+            if folder.is_dir():
+                yield folder
+            folder = folder.parent
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

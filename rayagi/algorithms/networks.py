@@ -1,0 +1,83 @@
+"""Policy and value networks, and their parameters as one flat bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from actors.protocols import EnvInfo
+from rayagi.algorithms.distributions import make_head
+from rayagi.config.spec import Activation, NetworkSpec
+
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
+
+
+def mlp(
+    input_dim: int,
+    hidden: Sequence[int],
+    output_dim: int,
+    activation: Activation,
+    *,
+    output_gain: float,
+    generator: torch.Generator,
+) -> nn.Sequential:
+    """Multilayer perceptron with orthogonal weights (gain sqrt 2; ``output_gain`` for the last layer) and zero biases."""
+    sizes = [input_dim, *hidden, output_dim]
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        last = i == len(sizes) - 2
+        linear = nn.Linear(fan_in, fan_out)
+        nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2), generator)
+        nn.init.zeros_(linear.bias)
+        layers.append(linear)
+        if not last:
+            layers.append(_ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
+
+
+class ActorCritic(nn.Module):
+    """Separate policy and value networks over normalised observations. Starts from ``seed`` alone."""
+
+    def __init__(self, info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> None:
+        super().__init__()
+        # A generator of its own: torch's global one is shared by every thread of the process.
+        generator = torch.Generator().manual_seed(seed)
+        output_dim = info.action.num_choices if info.action.kind == "discrete" else info.action.dim
+        self.policy = mlp(
+            info.obs_dim, spec.hidden, output_dim, spec.activation, output_gain=0.01, generator=generator
+        )
+        self.value = mlp(info.obs_dim, spec.hidden, 1, spec.activation, output_gain=1.0, generator=generator)
+        self.head = make_head(info.action, spec.initial_log_std)
+
+    def values(self, observed: Tensor) -> Tensor:
+        """V(s): (..., obs_dim) -> (...)."""
+        return self.value(observed).squeeze(-1)
+
+
+class FlatParameters:
+    """A module's parameters and gradients as views of one flat tensor each.
+
+    One bucket to reduce, one vector to clip and step: no copies in or out. Only float32 parameters on one device.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        self.parameters = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
+        self.gradients = torch.zeros_like(self.parameters)
+        self.parameters.grad = self.gradients
+        offset = 0
+        for p in parameters:
+            end = offset + p.numel()
+            p.data = self.parameters.data[offset:end].view_as(p)
+            p.grad = self.gradients[offset:end].view_as(p)
+            offset = end
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their global norm is at most ``max_norm`` (0: leave them). Returns the norm before."""
+        norm = torch.linalg.vector_norm(self.gradients)
+        if max_norm > 0:
+            self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm

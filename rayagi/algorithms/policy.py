@@ -1,0 +1,56 @@
+"""A policy to act with: networks and the observation normaliser that belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.config.spec import RunSpec
+
+
+class NetworkPolicy:
+    """Implements actors.protocols.Policy."""
+
+    def __init__(self, model: ActorCritic, info: EnvInfo, normaliser: ObservationNormaliser | None, device: torch.device) -> None:
+        self.model, self.normaliser, self.device = model, normaliser, device
+        self.action = info.action
+
+    def observe(self, obs: Tensor) -> Tensor:
+        """Normalise (or only move) raw observations (..., obs_dim)."""
+        if self.normaliser is None:
+            return obs.to(self.device)
+        return self.normaliser(obs)
+
+    def outputs(self, observed: Tensor) -> Tensor:
+        """Means or logits."""
+        return self.model.policy(observed)
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Actions for the given noise."""
+        return self.model.head.sample(outputs, noise)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Most likely actions."""
+        return self.model.head.mode(outputs)
+
+
+def load_policy(shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo) -> NetworkPolicy:
+    """The policy of a checkpoint's shared state, on the CPU.
+
+    Raises:
+        RuntimeError: the checkpoint's networks have other shapes than ``spec`` and ``info`` say.
+    """
+    device = torch.device("cpu")
+    model = ActorCritic(info, spec.network)
+    model.load_state_dict(shared["learner"]["model"])
+    normaliser = None
+    if spec.ppo.normalize_obs:
+        normaliser = ObservationNormaliser(info.obs_dim, spec.ppo.obs_clip, device)
+        normaliser.load_state_dict(shared["obs_normaliser"])
+    return NetworkPolicy(model, info, normaliser, device)

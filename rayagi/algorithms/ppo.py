@@ -1,0 +1,145 @@
+"""The PPO learner: minibatches over epochs, gradients reduced across trainers in one flat bucket."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.errors import NonFiniteError
+from actors.protocols import StateDict
+from collectives.communicator import Communicator
+from rayagi.algorithms import losses
+from rayagi.algorithms.networks import ActorCritic, FlatParameters
+from rayagi.config.spec import PPOSpec
+
+
+@dataclass(slots=True)
+class PPOBatch:
+    """A rollout ready for learning, flattened over time and environments: B = T * N.
+
+    Attributes:
+        obs: what the networks saw              (B, obs_dim)
+        actions: what was done                  (B, dim) or (B,)
+        log_probs: log probability then         (B,)
+        values: V(s) then                       (B,)
+        advantages: normalised if so configured (B,)
+        targets: value targets                  (B,)
+    """
+
+    obs: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    targets: Tensor
+
+
+class PPOLearner:
+    """Holds the model's parameters as one flat vector, the optimiser and the step size.
+
+    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients.
+    """
+
+    def __init__(
+        self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, total_env_steps: int | None = None
+    ) -> None:
+        self.model, self.spec, self.communicator = model, spec, communicator
+        self.flat = FlatParameters(model)
+        self.optimiser = torch.optim.Adam([self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True)
+        self.learning_rate = spec.learning_rate
+        self.total_env_steps = total_env_steps
+        self.sync_s = 0.0
+        """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
+        communicator.broadcast(self.flat.parameters.data)
+
+    def update(self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int) -> dict[str, float]:
+        """All epochs over one rollout.
+
+        Args:
+            batch: this GMI's samples.
+            orders: flat sample indices, (num_epochs, num_minibatches, minibatch).
+            iteration: for error messages.
+            env_steps_total: steps of all GMIs before this update, for the linear schedule.
+
+        Returns:
+            Metrics named in rayagi.monitoring.catalogue, averaged over minibatches.
+
+        Raises:
+            NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
+        """
+        self.sync_s = 0.0
+        if self.spec.lr_schedule == "linear" and self.total_env_steps:
+            left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
+            self.learning_rate = self.spec.learning_rate * left
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate
+        rows = [self._step(batch, order) for epoch in orders for order in epoch]
+        means = torch.stack(rows).mean(0)
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        metrics = dict(zip(names, means.tolist(), strict=True))
+        for name, value in metrics.items():
+            if value != value or abs(value) == float("inf"):
+                raise NonFiniteError(name, iteration, "PPO update")
+        metrics["learning_rate"] = self.learning_rate
+        metrics["action_std"] = self.model.head.spread()
+        if self.spec.lr_schedule == "kl_adaptive":
+            self._adapt(torch.stack(rows[-orders.shape[1] :])[:, names.index("approx_kl")].mean())
+        return metrics
+
+    def loss(self, batch: PPOBatch, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
+        spec, model = self.spec, self.model
+        obs = batch.obs[order]
+        outputs = model.policy(obs)
+        log_ratio = model.head.log_prob(outputs, batch.actions[order]) - batch.log_probs[order]
+        policy_loss = losses.clipped_policy_loss(log_ratio, batch.advantages[order], spec.clip_ratio)
+        value_loss = losses.value_loss(
+            model.values(obs), batch.values[order], batch.targets[order], spec.value_clip
+        )
+        entropy = model.head.entropy(outputs)
+        total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
+        with torch.no_grad():
+            kl, clipped = losses.approx_kl(log_ratio), losses.clip_fraction(log_ratio, spec.clip_ratio)
+            parts = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped))
+        return total, parts
+
+    def _step(self, batch: PPOBatch, order: Tensor) -> Tensor:
+        self.flat.gradients.zero_()
+        total, parts = self.loss(batch, order)
+        total.backward()
+        self._reduce(self.flat.gradients)
+        norm = self.flat.clip_gradients(self.spec.max_grad_norm)
+        self.optimiser.step()
+        return torch.cat((parts, norm.reshape(1)))
+
+    def _reduce(self, tensor: Tensor) -> None:
+        if self.communicator.world_size == 1:
+            return
+        started = time.perf_counter()
+        self.communicator.all_reduce(tensor, "mean")
+        self.sync_s += time.perf_counter() - started
+
+    def _adapt(self, kl: Tensor) -> None:
+        kl = kl.to(torch.float64).reshape(1)
+        self._reduce(kl)
+        self.learning_rate = losses.adapted_learning_rate(self.learning_rate, float(kl), self.spec.target_kl)
+
+    def state_dict(self) -> StateDict:
+        """Model, optimiser moments and step size; alike on every replica."""
+        return {
+            "model": {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()},
+            "optimiser": copy.deepcopy(self.optimiser.state_dict()),
+            "learning_rate": self.learning_rate,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore in place: the model's parameters stay views of the flat vector."""
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.learning_rate = float(state["learning_rate"])

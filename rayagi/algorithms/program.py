@@ -1,0 +1,152 @@
+"""The synchronous program of a GMI whose template is ``dp_only``: simulator, agent and trainer in one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.agent import Agent
+from actors.collecting import check_finite, collect, evaluate
+from actors.gmi import GmiContext
+from actors.noise import exploration_noise
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from actors.trainer import Trainer
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.config.spec import RunSpec
+from rayagi.envs import make_env_factory
+
+
+@dataclass(frozen=True, slots=True)
+class DpOnlyFactory:
+    """Picklable: carries the RunSpec to the GMI's process and builds the program there."""
+
+    spec: RunSpec
+    make_env: EnvFactory
+
+    def __call__(self, context: GmiContext) -> DpOnlyProgram:
+        """Build simulator, agent and trainer on this GMI's slice."""
+        return DpOnlyProgram(self.spec, self.make_env, context)
+
+
+def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
+    """The program of every GMI of a ``dp_only`` run on the spec's own environment."""
+    env = spec.env
+    return DpOnlyFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
+
+
+class DpOnlyProgram:
+    """Synchronous PPO in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel."""
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        self.spec, self.context, self._make_env = spec, context, make_env
+        num_envs = spec.gmi.num_envs
+        self.first_env_index = context.identity.index * num_envs
+        env = self._env(num_envs, self.first_env_index, spec.seed)
+        # The same weights everywhere: seeded alike here, and broadcast by the learner.
+        model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
+        normaliser = (
+            ObservationNormaliser(env.info.obs_dim, spec.ppo.obs_clip, context.device) if spec.ppo.normalize_obs else None
+        )
+        policy = NetworkPolicy(model, env.info, normaliser, context.device)
+        self.simulator, self.agent = Simulator(env), Agent(policy)
+        self.training = PPOTraining(
+            policy=policy,
+            spec=spec.ppo,
+            communicator=context.communicator,
+            num_envs=num_envs,
+            first_env_index=self.first_env_index,
+            seed=spec.seed,
+            total_env_steps=spec.total_env_steps,
+        )
+        self.trainer = Trainer(self.training)
+        self.rollout = Rollout.allocate(spec.ppo.rollout_length, num_envs, env.info, context.device)
+
+    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
+        threads = self.context.identity.slice.num_threads
+        return self._make_env(num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads)
+
+    def iterate(self) -> IterationResult:
+        """T steps of every environment, then the update.
+
+        Raises:
+            NonFiniteError: the simulator or the update produced NaN or infinity.
+        """
+        started = time.perf_counter()
+        iteration = self.trainer.iteration
+        times = collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
+        check_finite(self.rollout, iteration)
+        collected = time.perf_counter()
+        metrics = self.trainer.update(self.rollout)
+        ended = time.perf_counter()
+        returns, lengths = self.simulator.take_finished()
+        sync_s = self.training.sync_s
+        return IterationResult(
+            iteration=iteration,
+            metrics={
+                "env_steps": float(self.rollout.num_steps * self.rollout.num_envs),
+                "episodes": float(len(returns)),
+                "iteration_s": ended - started,
+                "simulate_s": times.simulate_s,
+                "act_s": times.act_s,
+                "update_s": ended - collected - sync_s,
+                "sync_s": sync_s,
+                "resident_bytes": float(resident_bytes()),
+                **metrics,
+            },
+            episode_returns=returns,
+            episode_lengths=lengths,
+        )
+
+    def _noise(self, iteration: int) -> torch.Tensor:
+        return exploration_noise(
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            num_envs=self.rollout.num_envs,
+            iteration=iteration,
+            num_steps=self.rollout.num_steps,
+            dim=self.rollout.outputs.shape[-1],
+            gumbel=self.agent.policy.model.head.gumbel_noise,
+        ).to(self.context.device)
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Whole episodes with the policy's mode, in environments apart from the training ones."""
+        env = self._env(num_episodes, 0, seed)
+        try:
+            return evaluate(env, self.agent, num_episodes)
+        finally:
+            env.close()
+
+    def state_dict(self) -> StateDict:
+        """Shared: model, optimiser, statistics, iteration. Local: environments and running episodes."""
+        local = {"simulator": self.simulator.state_dict(), "training": self.training.local_state()}
+        return {"shared": self.trainer.shared_state(), "local": local}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; without ``local``, environments start anew."""
+        local = state.get("local")
+        self.trainer.load_state(state["shared"], None if local is None else local["training"])
+        if local is not None:
+            self.simulator.load_state_dict(local["simulator"])
+
+    def close(self) -> None:
+        """Release the simulators."""
+        self.simulator.env.close()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

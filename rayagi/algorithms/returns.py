@@ -1,0 +1,62 @@
+"""Advantage estimates as pure functions of a rollout, time first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    *, rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
+    A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1}
+
+    Args:
+        rewards: reward after each action                                       (T, N)
+        values: V of the state acted on                                         (T, N)
+        next_values: V of the state that the action led to, before any reset    (T, N)
+        terminated: the task ended; nothing follows                             (T, N) bool
+        done: terminated or cut by the time limit; the trace stops here         (T, N) bool
+        gamma: discount per step.
+        gae_lambda: decay of the trace.
+
+    Returns:
+        advantages and value targets (advantages + values), each (T, N).
+    """
+    deltas = rewards + gamma * next_values * (~terminated) - values
+    decay = gamma * gae_lambda * (~done).to(rewards.dtype)
+    advantages = torch.empty_like(rewards)
+    running = torch.zeros_like(rewards[0])
+    for t in range(rewards.shape[0] - 1, -1, -1):
+        running = deltas[t] + decay[t] * running
+        advantages[t] = running
+    return advantages, advantages + values
+
+
+def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Running discounted return seen so far in each episode: R_t = gamma R_{t-1} + r_t, zero after an episode ends.
+
+    Args:
+        rewards: (T, N). done: (T, N) bool. start: R before the first step (N,). gamma: discount.
+
+    Returns:
+        R_t for every step (T, N), and R to start the next rollout from (N,).
+    """
+    returns = torch.empty_like(rewards)
+    running = start
+    for t in range(rewards.shape[0]):
+        running = running * gamma + rewards[t]
+        returns[t] = running
+        running = running * (~done[t])
+    return returns, running
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> float:
+    """1 - Var(targets - values) / Var(targets); 1 is perfect, 0 no better than the mean, NaN-free (0 for constant targets)."""
+    variance = targets.var()
+    if variance == 0:
+        return 0.0
+    return float(1 - (targets - values).var() / variance)

@@ -1,0 +1,222 @@
+"""RunSpec to and from plain data, strictly: an unknown key or a wrong type is an error that names its path."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, Union, cast
+
+import yaml
+
+from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.spec import RunSpec
+from rayagi.config.yaml_text import parse_yaml
+
+
+def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
+    """Nested plain data (dict, list, str, numbers, None) that ``run_spec_from_dict`` turns into an equal RunSpec."""
+    return cast("dict[str, Any]", _plain(spec))
+
+
+def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
+    """A RunSpec from nested plain data; sections and fields that are not given keep RunSpec's defaults.
+
+    Whole numbers may be written as floats (``2e6``) and floats as whole numbers.
+
+    Raises:
+        ConfigError: an unknown key (the nearest names are offered) or a value of the wrong type.
+    """
+    return cast("RunSpec", _build(RunSpec, data, ""))
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` laid over it, section by section; ``env.kwargs`` merges by key too."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
+    """``spec`` with ``key=value`` texts applied in order, as ``--set`` takes them.
+
+    The key is a dotted path (``ppo.learning_rate``) or a field's name alone where only one section has it;
+    the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
+
+    Raises:
+        ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type.
+    """
+    data = run_spec_to_dict(spec)
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(setting, NO_VALUE, "is not key=value", "for example ppo.learning_rate=1e-4")
+        path = setting_path(key.strip())
+        try:
+            value = parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(path, text, f"is not YAML ({' '.join(str(error).split())})") from error
+        change: Any = value
+        for part in reversed(path.split(".")):
+            change = {part: change}
+        # A whole section is replaced, not merged, so that env.kwargs={} can empty it.
+        data = _replaced(data, path.split("."), value) if isinstance(value, Mapping) else merged(data, change)
+    return run_spec_from_dict(data)
+
+
+def setting_path(key: str) -> str:
+    """The dotted path that a ``--set`` key means.
+
+    Raises:
+        ConfigError: nothing has that name, or more than one section has.
+    """
+    paths = setting_paths()
+    if key in paths or any(key.startswith(f"{path}.") for path, kind in paths.items() if kind == "mapping"):
+        return key
+    if "." not in key:
+        matches = [path for path in paths if path.rpartition(".")[2] == key]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise ConfigError(key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}")
+    raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
+
+
+@cache
+def setting_paths() -> dict[str, Literal["value", "mapping", "section"]]:
+    """Every setting's dotted path and whether it is a value, a free mapping, or a section of settings."""
+    paths: dict[str, Literal["value", "mapping", "section"]] = {}
+
+    def visit(cls: type, prefix: str) -> None:
+        for name, wanted in _hints(cls).items():
+            if is_dataclass(wanted):
+                paths[prefix + name] = "section"
+                visit(cast("type", wanted), f"{prefix}{name}.")
+            else:
+                paths[prefix + name] = "mapping" if typing.get_origin(wanted) is Mapping else "value"
+
+    visit(RunSpec, "")
+    return paths
+
+
+def nearest(key: str, names: Iterable[str]) -> str:
+    """A sentence that offers the names nearest to ``key``, by full path or by last part; else lists the first few."""
+    names = list(names)
+    by_leaf = {name.rpartition(".")[2]: name for name in names}
+    leaf = key.rpartition(".")[2]
+    close = difflib.get_close_matches(key, names, n=3, cutoff=0.6)
+    close += [by_leaf[match] for match in difflib.get_close_matches(leaf, by_leaf, n=3, cutoff=0.6)]
+    if close:
+        return f"did you mean {' or '.join(dict.fromkeys(close))}?"
+    return f"there are {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _replaced(data: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict[str, Any]:
+    head, *rest = parts
+    return {**data, head: _replaced(data.get(head) or {}, rest, value) if rest else value}
+
+
+def _build(cls: type, data: Any, path: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ConfigError(path or "configuration", data, "must be a mapping of settings", f"with keys {_keys(cls)}")
+    hints = _hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in hints:
+            prefix = f"{path}." if path else ""
+            siblings = [prefix + name for name in hints]
+            close = difflib.get_close_matches(where, siblings, n=3, cutoff=0.6)
+            raise ConfigError(where, value, "no such setting", nearest(where, siblings if close else setting_paths()))
+        wanted = hints[key]
+        values[key] = _build(wanted, value, where) if is_dataclass(wanted) else _convert(wanted, value, where)
+    return cls(**values)
+
+
+def _keys(cls: type) -> str:
+    return ", ".join(_hints(cls))
+
+
+def _convert(wanted: Any, value: Any, path: str) -> Any:  # noqa: C901 - one branch per kind of annotation
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return _convert(inner, value, path) if _fits(inner, value) else _refuse(wanted, value, path)
+    if not _fits(wanted, value):
+        _refuse(wanted, value, path)
+    if origin is tuple:
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping:
+        return dict(value)
+    if wanted is int:
+        return int(value)
+    if wanted is float:
+        return float(value)
+    return value
+
+
+def _fits(wanted: Any, value: Any) -> bool:
+    origin = typing.get_origin(wanted)
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if origin is Literal:
+        return value in typing.get_args(wanted)
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if wanted is int:
+        return number and (isinstance(value, Integral) or float(cast("Real", value)).is_integer())
+    if wanted is float:
+        return number
+    return isinstance(value, wanted)
+
+
+def _refuse(wanted: Any, value: Any, path: str) -> typing.NoReturn:
+    choices = [choice for choice in typing.get_args(wanted) if isinstance(choice, str)]
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    given = "" if choices or value is None else f", not {type(value).__name__}"
+    offer = f"did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(path, value, f"must be {describe(wanted)}{given}", offer)
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def describe(wanted: Any) -> str:
+    """An annotation in words, for messages."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin is tuple:
+        return f"a list, each item {describe(arguments[0])}"
+    if origin is Mapping:
+        return "a mapping from names to values"
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    return _NAMES.get(wanted, str(wanted))

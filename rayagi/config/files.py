@@ -1,0 +1,134 @@
+"""Configuration files: YAML with a RunSpec's keys, or Python that defines ``config``."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
+from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.presets import preset
+from rayagi.config.rules import checked
+from rayagi.config.spec import RunSpec
+from rayagi.config.yaml_text import parse_yaml
+
+_YAML_SUFFIXES = (".yaml", ".yml")
+
+
+def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
+    """Read a run's configuration, checked.
+
+    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``) and is laid over the task's preset.
+    A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig``, or a function without arguments that
+    returns one.
+
+    Args:
+        path: a .yaml, .yml or .py file
+        env_id: the task, where the file does not say it
+
+    Raises:
+        ConfigError: no such file, another suffix, a file that raises (with its line), an unknown key, a wrong
+            value, or a task that is not ``env_id``.
+    """
+    file = Path(path)
+    if file.suffix not in (*_YAML_SUFFIXES, ".py"):
+        raise ConfigError(str(path), NO_VALUE, "is no configuration file", "give a .yaml, .yml or .py file")
+    try:
+        source = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(str(path), NO_VALUE, "no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), NO_VALUE, f"cannot be read ({error})") from error
+    spec = _from_python(file, source, env_id) if file.suffix == ".py" else _from_yaml(file, source, env_id)
+    if env_id is not None and spec.env.id != env_id:
+        raise ConfigError(
+            f"{path}: env.id", spec.env.id, f"is not the task that was asked for, {env_id!r}", "give one of them only"
+        )
+    return spec
+
+
+def _from_yaml(file: Path, source: str, env_id: str | None) -> RunSpec:
+    try:
+        data = parse_yaml(source)
+    except yaml.YAMLError as error:
+        raise ConfigError(str(file), NO_VALUE, f"is not YAML ({' '.join(str(error).split())})") from error
+    data = {} if data is None else data
+    try:
+        given = run_spec_from_dict(data)  # refuses what is not a mapping, and unknown keys, before anything else
+        said = "id" in _section(data, "env")
+        base = preset(given.env.id if said or env_id is None else env_id)
+        return checked(run_spec_from_dict(merged(run_spec_to_dict(base), data)))
+    except ConfigError as error:
+        raise error.at(f"{file}: {error.path}") from error
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = data.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _from_python(file: Path, source: str, env_id: str | None) -> RunSpec:
+    config = _defined_config(file, source)
+    if callable(config):
+        config = _guarded(file, config)
+    return _guarded(file, lambda: _as_run_spec(file, config, env_id))
+
+
+def _defined_config(file: Path, source: str) -> Any:
+    module = ModuleType(f"rayagi_config_{file.stem}")
+    module.__file__ = str(file)
+
+    def run() -> None:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+
+    # Files beside the configuration can be imported, as they could be if it were run as a script.
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        _guarded(file, run)
+    finally:
+        sys.path.remove(str(file.resolve().parent))
+    if not hasattr(module, "config"):
+        raise ConfigError(str(file), NO_VALUE, "does not define `config`", "set config = rayagi.PPOConfig()...")
+    return module.config
+
+
+def _as_run_spec(file: Path, config: Any, env_id: str | None) -> RunSpec:
+    if isinstance(config, RunSpec):
+        return checked(config)
+    # PPOConfig is recognised by its method: importing its class would import RLlib for every YAML file too.
+    if hasattr(config, "to_run_spec"):
+        if config.env is None and env_id is not None:
+            config = config.copy(copy_frozen=False).environment(env_id)
+        spec = config.to_run_spec()
+        assert isinstance(spec, RunSpec)
+        return spec
+    raise ConfigError(
+        f"{file}: config", NO_VALUE, f"is a {type(config).__name__}", "make it a RunSpec, a rayagi.PPOConfig, or a function that returns one"
+    )
+
+
+def _guarded(file: Path, call: Any) -> Any:
+    """``call()``, with whatever it raises as a ConfigError that names the file's line."""
+    try:
+        return call()
+    except ConfigError as error:
+        if error.path.startswith(str(file)):
+            raise
+        raise error.at(f"{_place(file, error)}: {error.path}") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{file}:{error.lineno}", NO_VALUE, f"is not Python ({error.msg})") from error
+    except SystemExit as error:
+        raise ConfigError(_place(file, error), NO_VALUE, f"exits (SystemExit {error.code})") from error
+    except Exception as error:
+        raise ConfigError(_place(file, error), NO_VALUE, f"raises {type(error).__name__}: {error}") from error
+
+
+def _place(file: Path, error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return f"{file}:{lines[-1]}" if lines else str(file)

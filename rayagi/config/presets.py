@@ -1,0 +1,61 @@
+"""Default settings per task: what a run starts from where the user said nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayagi.config.spec import Activation, EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.envs import default_hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPreset:
+    """Settings of one task that differ from the specs' own defaults."""
+
+    ppo: PPOSpec = field(default_factory=PPOSpec)
+    num_envs: int = 32
+    """Environments of one GMI."""
+    hidden: tuple[int, ...] | None = None
+    """None: the task's row of GMI-DRL Table 4, or rayagi.envs' default."""
+    activation: Activation = "elu"
+    initial_log_std: float = 0.0
+
+
+_CLASSIC = TaskPreset(
+    num_envs=16,
+    hidden=(64, 64),
+    activation="tanh",
+    ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False),
+)
+"""Small tasks with short episodes: cheap steps, so many epochs; bounded rewards, so no scaling."""
+
+PRESETS: dict[str, TaskPreset] = {
+    "Ant-v5": TaskPreset(ppo=PPOSpec(rollout_length=64, num_minibatches=8)),
+    "HalfCheetah-v5": TaskPreset(ppo=PPOSpec(rollout_length=64, num_minibatches=8)),
+    "InvertedPendulum-v5": TaskPreset(
+        num_envs=16,
+        hidden=(64, 64),
+        activation="tanh",
+        ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
+    ),
+    "CartPole-v1": _CLASSIC,
+    "Acrobot-v1": _CLASSIC,
+    "MountainCar-v0": _CLASSIC,
+    "LunarLander-v3": _CLASSIC,
+}
+"""Tasks with settings of their own; every other task takes TaskPreset()."""
+
+
+def preset(env_id: str) -> RunSpec:
+    """The default run of a task."""
+    task = PRESETS.get(env_id, TaskPreset())
+    return RunSpec(
+        env=EnvSpec(id=env_id),
+        gmi=GmiSpec(num_envs=task.num_envs),
+        network=NetworkSpec(
+            hidden=task.hidden if task.hidden is not None else tuple(default_hidden(env_id)),
+            activation=task.activation,
+            initial_log_std=task.initial_log_std,
+        ),
+        ppo=task.ppo,
+    )

@@ -1,0 +1,111 @@
+"""RunSpec: everything that defines a run, frozen. Actors receive it; it never imports RLlib or Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Activation = Literal["elu", "relu", "tanh", "silu"]
+Template = Literal["dp_only"]
+Backend = Literal["auto", "cpu", "direct"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSpec:
+    """Which task, on which engine."""
+
+    id: str = "Ant-v5"
+    """Environment id as `rayagi envs` lists it, or any id that gymnasium knows."""
+    engine: Literal["auto", "mujoco_cpu", "gymnasium"] = "auto"
+    """auto: mujoco_cpu where the task is batched there, else gymnasium's vector environments."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment's constructor, as gymnasium.make takes them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GmiSpec:
+    """How the machine is cut."""
+
+    backend: Backend = "auto"
+    """auto: direct where there is a GPU, else cpu."""
+    template: Template = "dp_only"
+    """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b)."""
+    num_gmis: int | None = None
+    """GMIs in all. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU."""
+    gmis_per_gpu: int | None = None
+    """GMIs on each GPU; needs a GPU. None: 1."""
+    num_envs: int = 32
+    """Environments of one GMI (the papers' num_env)."""
+    threads_per_gmi: int | None = None
+    """Cores and threads of one GMI. None: the node's cores divided evenly."""
+    reserve_timeout_s: float = 10.0
+    """How long to wait for Ray to grant the placement group."""
+    collective_timeout_s: float = 60.0
+    """How long a collective operation waits for the other GMIs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkSpec:
+    """Separate policy and value networks: multilayer perceptrons."""
+
+    hidden: tuple[int, ...] = (256, 128, 64)
+    """Hidden layer sizes. Defaults follow GMI-DRL Table 4 for its tasks."""
+    activation: Activation = "elu"
+    initial_log_std: float = 0.0
+    """Start of the state-independent log standard deviation (Gaussian policies)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOSpec:
+    """PPO as the field knows it (Schulman et al. 2017)."""
+
+    rollout_length: int = 32
+    """T: steps of every environment between updates."""
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_ratio: float = 0.2
+    value_clip: float | None = None
+    """Clip range of the value loss; None: unclipped."""
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    learning_rate: float = 3e-4
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
+    """linear: to zero over total_env_steps. kl_adaptive: halve or raise by 1.5 to hold target_kl."""
+    target_kl: float = 0.01
+    """For kl_adaptive."""
+    max_grad_norm: float = 0.5
+    """Clip the global gradient norm; 0: no clipping."""
+    adam_eps: float = 1e-5
+    normalize_advantages: bool = True
+    normalize_obs: bool = True
+    normalize_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    obs_clip: float = 10.0
+    """Clip normalised observations to [-obs_clip, obs_clip]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSpec:
+    """Evaluation during training, with the policy's mode."""
+
+    interval: int = 0
+    """Iterations between evaluations; 0: none during training."""
+    num_episodes: int = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """A whole run. Convert with ``rayagi.config.convert``, check with ``rayagi.config.rules.checked``, change with ``dataclasses.replace``."""
+
+    env: EnvSpec = field(default_factory=EnvSpec)
+    gmi: GmiSpec = field(default_factory=GmiSpec)
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    ppo: PPOSpec = field(default_factory=PPOSpec)
+    evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
+    seed: int = 0
+    total_env_steps: int | None = None
+    """Steps of all environments after which training ends; None: another limit ends it."""

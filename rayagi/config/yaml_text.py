@@ -1,0 +1,46 @@
+"""YAML as people write it: ``3e-4`` is a number, and a key given twice is an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_FLOAT = re.compile(
+    r"""^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+             |[0-9][0-9_]*[eE][-+]?[0-9]+
+             |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+             |\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader follows YAML 1.1, which reads 3e-4 as text and lets the last of two equal keys win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key if isinstance(key, Hashable) else repr(key))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that a YAML text denotes.
+
+    Raises:
+        yaml.YAMLError: not YAML, or a key given twice; the message has line and column.
+    """
+    return yaml.load(text, Loader=_Loader)

@@ -1,0 +1,27 @@
+"""Environments, batched: rayagi's own engines, and any other Gymnasium environment through an adapter."""
+
+from rayagi.envs.errors import (
+    EnvError,
+    EnvironmentOptionError,
+    RenderingError,
+    SimulationError,
+    UnknownEnvironmentError,
+    UnsupportedSpaceError,
+)
+from rayagi.envs.registry import EnvListing, default_hidden, env_info, list_envs, make_env_factory
+from rayagi.envs.rendering import render_env
+
+__all__ = [
+    "EnvError",
+    "EnvListing",
+    "EnvironmentOptionError",
+    "RenderingError",
+    "SimulationError",
+    "UnknownEnvironmentError",
+    "UnsupportedSpaceError",
+    "default_hidden",
+    "env_info",
+    "list_envs",
+    "make_env_factory",
+    "render_env",
+]

@@ -1,0 +1,79 @@
+"""What can go wrong with an environment, each with the value, the limit and the way out."""
+
+from __future__ import annotations
+
+
+class EnvError(Exception):
+    """Base of this package's errors."""
+
+
+class UnknownEnvironmentError(EnvError):
+    """No environment of that name is known to rayagi or to Gymnasium."""
+
+    def __init__(self, env_id: str, nearest: tuple[str, ...] = ()) -> None:
+        super().__init__(env_id, nearest)
+        self.env_id, self.nearest = env_id, nearest
+
+    def __str__(self) -> str:
+        near = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else "."
+        return (
+            f"no environment is called {self.env_id!r}{near} "
+            f"`rayagi envs` lists rayagi's own, gymnasium.pprint_registry() every Gymnasium id."
+        )
+
+
+class EnvironmentOptionError(EnvError):
+    """An environment was asked for with an option that it does not have, or with a value that it refuses."""
+
+    def __init__(self, env_id: str, reason: str) -> None:
+        super().__init__(env_id, reason)
+        self.env_id, self.reason = env_id, reason
+
+    def __str__(self) -> str:
+        return f"{self.env_id}: {self.reason}"
+
+
+class UnsupportedSpaceError(EnvError):
+    """An observation or action space that a flat policy cannot use."""
+
+    def __init__(self, env_id: str, space: str, way_out: str) -> None:
+        super().__init__(env_id, space, way_out)
+        self.env_id, self.space, self.way_out = env_id, space, way_out
+
+    def __str__(self) -> str:
+        return f"{self.env_id} has the space {self.space}, which rayagi does not learn from; {self.way_out}"
+
+
+class SimulationError(EnvError):
+    """A simulation left the finite numbers.
+
+    Args:
+        env_index: the environment, counted over all GMIs.
+        step: step of its episode, counted from 1.
+        quantity: what was NaN, infinite or huge.
+    """
+
+    def __init__(self, env_index: int, step: int, quantity: str) -> None:
+        super().__init__(env_index, step, quantity)
+        self.env_index, self.step, self.quantity = env_index, step, quantity
+
+    def __str__(self) -> str:
+        return (
+            f"environment {self.env_index} became unstable in step {self.step} of its episode: {self.quantity} is NaN, "
+            f"infinite or above 1e10; if it is the action, look at the policy (learning rate, loss), otherwise at "
+            f"the environment's options (model file, frame_skip)"
+        )
+
+
+class RenderingError(EnvError):
+    """A frame could not be drawn."""
+
+    def __init__(self, env_id: str, reason: str) -> None:
+        super().__init__(env_id, reason)
+        self.env_id, self.reason = env_id, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.env_id} cannot be rendered here: {self.reason}. On a machine without a display, install EGL or "
+            f"OSMesa and set MUJOCO_GL=egl or MUJOCO_GL=osmesa; evaluation without --video needs neither"
+        )

@@ -1,0 +1,220 @@
+"""Any Gymnasium environment as a VecEnv, through Gymnasium's own vector environment."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
+
+ENGINE = "gymnasium"
+_IMAGE_DIMS = 3
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether ``gymnasium.make`` knows the id; "module:id" imports the module first, as it does there."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EnvironmentOptionError(
+                env_id, f"the module {module!r} cannot be imported: {error}"
+            ) from error
+    return name in gymnasium.registry
+
+
+def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """One environment with flat observations.
+
+    Raises:
+        EnvironmentOptionError: its package is missing, or it refuses the options.
+        UnsupportedSpaceError: images, or actions other than a flat box or one choice.
+    """
+    options = dict(kwargs)
+    # A policy is trained and drawn on the same task, whose checker only warns about style.
+    options.setdefault("disable_env_checker", True)
+    try:
+        env = gymnasium.make(env_id, **options)
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError, OSError, AttributeError) as error:
+        raise EnvironmentOptionError(
+            env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {error}"
+        ) from error
+    _refuse_images(env_id, env.observation_space)
+    _action_spec(env_id, env.action_space)
+    if (
+        isinstance(env.observation_space, gymnasium.spaces.Box)
+        and len(env.observation_space.shape or ()) == 1
+    ):
+        return env
+    try:
+        return FlattenObservation(env)
+    except (NotImplementedError, ValueError) as error:
+        raise UnsupportedSpaceError(
+            env_id, str(env.observation_space), "wrap it into a flat Box of reals and register that"
+        ) from error
+
+
+def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+    """What policy and report need to know; makes one environment to ask it."""
+    env = make_one(env_id, kwargs)
+    try:
+        return _info(env_id, env)
+    finally:
+        env.close()
+
+
+def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
+    shape = env.observation_space.shape
+    if shape is None or len(shape) != 1:
+        raise UnsupportedSpaceError(
+            env_id, str(env.observation_space), "its size varies; wrap it into a Box of fixed length"
+        )
+    return EnvInfo(
+        env_id=env_id,
+        engine=ENGINE,
+        obs_dim=int(shape[0]),
+        action=_action_spec(env_id, env.action_space),
+        max_episode_steps=env.spec.max_episode_steps if env.spec is not None else None,
+    )
+
+
+def _refuse_images(env_id: str, space: gymnasium.Space[Any]) -> None:
+    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        members = space.spaces.values() if isinstance(space, gymnasium.spaces.Dict) else space.spaces
+        for member in members:
+            _refuse_images(env_id, member)
+    elif isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= _IMAGE_DIMS:
+        raise UnsupportedSpaceError(
+            env_id,
+            f"Box{space.shape} (an image)",
+            "take the task's variant with a state vector, or wrap it into one",
+        )
+
+
+def _action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n))
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+        low, high = space.low.astype(float).tolist(), space.high.astype(float).tolist()
+        return ActionSpec(kind="continuous", dim=int(space.shape[0]), low=tuple(low), high=tuple(high))
+    raise UnsupportedSpaceError(
+        env_id,
+        f"{space} of actions",
+        "a policy gives a one-dimensional Box or one Discrete choice; wrap it into one",
+    )
+
+
+class GymnasiumVecEnv:
+    """Implements VecEnv on a SyncVectorEnv that resets in the same step.
+
+    Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes from
+    (seed, global index), so an environment's course does not depend on which GMI hosts it.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        kwargs: Mapping[str, Any],
+        *,
+        num_envs: int,
+        first_env_index: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.num_envs = num_envs
+        self._envs = SyncVectorEnv(
+            [lambda: make_one(env_id, kwargs)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+        )
+        self.info = _info(env_id, self._envs.envs[0])
+        self._first_env_index, self._seed = first_env_index, seed
+        self._episode = np.full(num_envs, -1, dtype=np.int64)
+        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self._action_space = self._envs.single_action_space
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        self._episode += 1
+        self._elapsed[:] = 0
+        seeds = [self._seed_of(i) for i in range(self.num_envs)]
+        return _float32(self._envs.reset(seed=seeds)[0])
+
+    def _seed_of(self, i: int) -> int:
+        """A 64-bit seed from (seed, global index, episode at which it is seeded)."""
+        words = [self._seed % 2**64, self._first_env_index + i, int(self._episode[i])]
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment; real actions are clipped to the action range, choices count from 0.
+
+        Raises:
+            SimulationError: an action, a reward or an observation is not finite.
+        """
+        self._elapsed += 1
+        given = self._to_space(actions.detach().cpu().numpy())
+        obs, rewards, terminated, truncated, info = self._envs.step(given)
+        done = terminated | truncated
+        final_ids = np.flatnonzero(done)
+        final_obs = np.zeros((0, self.info.obs_dim), dtype=np.float32)
+        if final_ids.size:
+            final_obs = np.stack([info["final_obs"][i] for i in final_ids])
+        self._refuse_nonfinite(np.asarray(rewards).reshape(-1, 1), "reward", np.arange(self.num_envs))
+        self._refuse_nonfinite(obs, "observation", np.arange(self.num_envs))
+        self._refuse_nonfinite(final_obs, "observation", final_ids)
+        self._elapsed[final_ids] = 0
+        self._episode[final_ids] += 1
+        return StepResult(
+            obs=_float32(obs),
+            rewards=_float32(rewards),
+            terminated=torch.from_numpy(terminated.copy()),
+            truncated=torch.from_numpy(truncated.copy()),
+            final_ids=torch.from_numpy(final_ids),
+            final_obs=_float32(final_obs),
+        )
+
+    def _to_space(self, actions: NDArray[Any]) -> NDArray[Any]:
+        space = self._action_space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return actions.reshape(-1).astype(np.int64) + int(space.start)
+        self._refuse_nonfinite(actions, "action", np.arange(self.num_envs))
+        return np.clip(actions, space.low, space.high).astype(space.dtype)
+
+    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[np.int64]) -> None:
+        finite = np.isfinite(values)
+        if not finite.all():
+            i = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
+            raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
+
+    def state_dict(self) -> StateDict:
+        """Episode counters: Gymnasium environments do not tell their state."""
+        return {"episode": self._episode.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Start new episodes after the saved ones, seeded unlike any before. Returns their first observation."""
+        saved = len(state["episode"])
+        if saved != self.num_envs:
+            raise EnvironmentOptionError(
+                self.info.env_id,
+                f"the saved state holds {saved} environments, not {self.num_envs}; resume with num_envs={saved} per GMI",
+            )
+        self._episode[:] = state["episode"]
+        return self.reset()
+
+    def close(self) -> None:
+        """Close every environment."""
+        self._envs.close()
+
+
+def _float32(values: Any) -> Tensor:
+    # A copy: the vector environment reuses its observation buffer.
+    return torch.from_numpy(copy.copy(np.asarray(values)).astype(np.float32))

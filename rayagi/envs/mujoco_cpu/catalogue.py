@@ -1,0 +1,44 @@
+"""The tasks of this engine by Gymnasium's ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
+from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
+from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
+from rayagi.envs.mujoco_cpu.task import Task
+from rayagi.envs.mujoco_cpu.walkers import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
+
+TASKS: Mapping[str, type[Task]] = {
+    "Ant-v5": Ant,
+    "HalfCheetah-v5": HalfCheetah,
+    "Hopper-v5": Hopper,
+    "Humanoid-v5": Humanoid,
+    "HumanoidStandup-v5": HumanoidStandup,
+    "InvertedDoublePendulum-v5": InvertedDoublePendulum,
+    "InvertedPendulum-v5": InvertedPendulum,
+    "Pusher-v5": Pusher,
+    "Reacher-v5": Reacher,
+    "Swimmer-v5": Swimmer,
+    "Walker2d-v5": Walker2d,
+}
+
+
+def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
+    """The task with Gymnasium's constructor arguments. Raises EnvironmentOptionError for one that it does not have."""
+    task_class = TASKS[env_id]
+    known = [field.name for field in fields(task_class)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise EnvironmentOptionError(
+            env_id, f"there is no option {', '.join(unknown)}; it has max_episode_steps, {', '.join(known)}"
+        )
+    frame_skip = options.get("frame_skip", 1)
+    if not isinstance(frame_skip, int) or frame_skip < 1:
+        raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+    # Configuration files give lists where Gymnasium's signatures have tuples.
+    return task_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})

@@ -1,0 +1,190 @@
+"""N environments of one task: the engine around tasks and physics that the simulator role steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.mujoco_cpu.physics import (
+    Array,
+    BatchPhysics,
+    Physics,
+    UnstableWorldError,
+    WorldsPhysics,
+    route_warnings_to_logging,
+)
+from rayagi.envs.mujoco_cpu.task import Robot, Task
+
+ENGINE = "mujoco_cpu"
+
+
+@dataclass(slots=True)
+class RawStep:
+    """StepResult in MuJoCo's own precision: the same fields and shapes, float64."""
+
+    obs: Array
+    rewards: Array
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_ids: NDArray[np.int64]
+    final_obs: Array
+
+
+def load_robot(env_id: str, task: Task) -> Robot:
+    """Compile the task's model. Raises EnvironmentOptionError where the file is missing or refused."""
+    route_warnings_to_logging()
+    try:
+        return task.load()
+    except (OSError, ValueError) as error:
+        raise EnvironmentOptionError(env_id, f"xml_file {task.xml_file!r}: {error}") from error
+
+
+def make_physics(robot: Robot, task: Task, num_envs: int, num_threads: int) -> Physics:
+    """The fastest physics that computes what the task reads."""
+    names = ("qpos", "qvel", *task.derived_fields)
+    kind = WorldsPhysics if task.needs_contact_forces else BatchPhysics
+    return kind(robot.model, num_envs, num_threads, names)
+
+
+def describe(env_id: str, robot: Robot, task: Task, max_episode_steps: int | None) -> EnvInfo:
+    """What policy and report need to know."""
+    physics = make_physics(robot, task, 1, 1)
+    obs_dim = task.observe(robot, physics.fields).shape[1]
+    physics.close()
+    # Gymnasium's action space holds the model's range in float32.
+    low, high = robot.model.actuator_ctrlrange.astype(np.float32).T.tolist()
+    action = ActionSpec(kind="continuous", dim=robot.model.nu, low=tuple(low), high=tuple(high))
+    return EnvInfo(
+        env_id=env_id, engine=ENGINE, obs_dim=obs_dim, action=action, max_episode_steps=max_episode_steps
+    )
+
+
+class MujocoVecEnv:
+    """Implements VecEnv for a task.
+
+    An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode), so its
+    course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        task: Task,
+        *,
+        num_envs: int,
+        first_env_index: int = 0,
+        seed: int = 0,
+        num_threads: int = 1,
+        max_episode_steps: int | None = 1000,
+    ) -> None:
+        self.num_envs = num_envs
+        self._task = task
+        self._robot = load_robot(env_id, task)
+        self.info = describe(env_id, self._robot, task, max_episode_steps)
+        self._physics = make_physics(self._robot, task, num_envs, num_threads)
+        self._first_env_index, self._seed = first_env_index, seed
+        self._low, self._high = np.array(self.info.action.low), np.array(self.info.action.high)
+        self._limit = np.iinfo(np.int64).max if max_episode_steps is None else max_episode_steps
+        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self._episode = np.full(num_envs, -1, dtype=np.int64)
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        return _to_float32(self.reset_raw())
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment; ``actions`` (N, nu) are clipped to the action range.
+
+        Raises:
+            SimulationError: an action is not finite, or a simulation became unstable.
+        """
+        raw = self.step_raw(actions.detach().cpu().numpy())
+        return StepResult(
+            obs=_to_float32(raw.obs),
+            rewards=_to_float32(raw.rewards),
+            terminated=torch.from_numpy(raw.terminated),
+            truncated=torch.from_numpy(raw.truncated),
+            final_ids=torch.from_numpy(raw.final_ids),
+            final_obs=_to_float32(raw.final_obs),
+        )
+
+    def reset_raw(self) -> Array:
+        """``reset`` in float64."""
+        self._start_episodes(np.arange(self.num_envs))
+        return self._task.observe(self._robot, self._physics.fields)
+
+    def step_raw(self, actions: NDArray[Any]) -> RawStep:
+        """``step`` in float64."""
+        task, robot, fields = self._task, self._robot, self._physics.fields
+        self._elapsed += 1
+        controls = np.clip(np.asarray(actions, dtype=np.float64), self._low, self._high)
+        if not np.isfinite(controls).all():
+            row = int(np.flatnonzero(~np.isfinite(controls).all(axis=1))[0])
+            raise SimulationError(self._first_env_index + row, int(self._elapsed[row]), "action")
+        start = task.place(robot, fields).copy()
+        try:
+            self._physics.step(controls, task.frame_skip)
+        except UnstableWorldError as error:
+            step = int(self._elapsed[error.world])
+            raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
+        speed = (task.place(robot, fields) - start) / robot.dt
+        obs = task.observe(robot, fields)
+        rewards, terminated = task.outcome(robot, fields, controls, speed)
+        truncated = self._elapsed >= self._limit
+        final_ids = np.flatnonzero(terminated | truncated)
+        final_obs = obs[final_ids]
+        if final_ids.size:
+            self._start_episodes(final_ids)
+            obs[final_ids] = task.observe(robot, {name: field[final_ids] for name, field in fields.items()})
+        return RawStep(obs, rewards, terminated, truncated, final_ids, final_obs)
+
+    def _start_episodes(self, ids: NDArray[np.int64]) -> None:
+        self._elapsed[ids] = 0
+        self._episode[ids] += 1
+        starts = [self._task.draw_start(self._robot, self._generator(int(i))) for i in ids]
+        self._physics.restart(
+            ids, np.stack([qpos for qpos, _ in starts]), np.stack([qvel for _, qvel in starts])
+        )
+
+    def _generator(self, i: int) -> np.random.Generator:
+        key = np.array([self._seed % 2**64, self._first_env_index + i], dtype=np.uint64)
+        # The counter's top word is the episode: streams of 2**192 draws that never meet.
+        counter = np.array([0, 0, 0, self._episode[i]], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+    def state_dict(self) -> StateDict:
+        """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""
+        return {
+            "physics": self._physics.state_dict(),
+            "elapsed": self._elapsed.copy(),
+            "episode": self._episode.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Go on from a saved state of as many environments. Returns the observation to act on next."""
+        saved = len(state["elapsed"])
+        if saved != self.num_envs:
+            raise EnvironmentOptionError(
+                self.info.env_id,
+                f"the saved state holds {saved} environments, not {self.num_envs}; resume with num_envs={saved} per GMI",
+            )
+        self._physics.load_state_dict(state["physics"])
+        self._elapsed[:] = state["elapsed"]
+        self._episode[:] = state["episode"]
+        return _to_float32(self._task.observe(self._robot, self._physics.fields))
+
+    def close(self) -> None:
+        """Stop the threads and free the simulations."""
+        self._physics.close()
+
+
+def _to_float32(values: Array) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))

@@ -1,0 +1,76 @@
+"""Carts that balance: InvertedPendulum and InvertedDoublePendulum (v5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.task import Robot, Task, gaussian_speed_start, uniform_start
+
+_MAX_ANGLE_RAD = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertedPendulum(Task):
+    """One pole on a cart."""
+
+    xml_file: str = "inverted_pendulum.xml"
+    frame_skip: int = 2
+    reset_noise_scale: float = 0.01
+
+    description: ClassVar[str] = "a cart balances a pole"
+
+    def observe(self, robot: Robot, fields: Fields) -> Array:
+        """Positions and velocities."""
+        return np.concatenate((fields["qpos"], fields["qvel"]), axis=1)
+
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+        """One for every step upright; ends when the pole leans."""
+        finite = np.isfinite(fields["qpos"]).all(axis=1) & np.isfinite(fields["qvel"]).all(axis=1)
+        terminated = ~finite | (np.abs(fields["qpos"][:, 1]) > _MAX_ANGLE_RAD)
+        return (~terminated).astype(np.float64), terminated
+
+    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Noise around upright."""
+        return uniform_start(robot, rng, self.reset_noise_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertedDoublePendulum(Task):
+    """Two poles, one on the other, on a cart."""
+
+    xml_file: str = "inverted_double_pendulum.xml"
+    frame_skip: int = 5
+    healthy_reward: float = 10.0
+    reset_noise_scale: float = 0.1
+
+    derived_fields: ClassVar[tuple[str, ...]] = ("site_xpos", "qfrc_constraint")
+    description: ClassVar[str] = "a cart balances two poles"
+
+    def observe(self, robot: Robot, fields: Fields) -> Array:
+        """Cart position, angles as sine and cosine, clipped velocities, clipped force on the cart's rail."""
+        qpos = fields["qpos"]
+        parts = (
+            qpos[:, :1],
+            np.sin(qpos[:, 1:]),
+            np.cos(qpos[:, 1:]),
+            np.clip(fields["qvel"], -10, 10),
+            np.clip(fields["qfrc_constraint"][:, :1], -10, 10),
+        )
+        return np.concatenate(parts, axis=1)
+
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+        """Survival, less distance from upright and speed; ends when the tip sinks to 1 m."""
+        x, y = fields["site_xpos"][:, 0, 0], fields["site_xpos"][:, 0, 2]
+        v1, v2 = fields["qvel"][:, 1], fields["qvel"][:, 2]
+        terminated = y <= 1
+        distance_penalty = 0.01 * x**2 + (y - 2) ** 2
+        speed_penalty = 1e-3 * v1**2 + 5e-3 * v2**2
+        return self.healthy_reward * ~terminated - distance_penalty - speed_penalty, terminated
+
+    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Noise around upright."""
+        return gaussian_speed_start(robot, rng, self.reset_noise_scale)

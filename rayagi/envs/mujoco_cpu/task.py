@@ -1,0 +1,113 @@
+"""What a task is: pure functions of the simulations' fields, written once for any number of environments."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium
+import mujoco
+import numpy as np
+
+from rayagi.envs.mujoco_cpu.physics import Array, Fields
+
+_ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+
+@dataclass(frozen=True)
+class Robot:
+    """A compiled model and the constants that tasks read from it."""
+
+    model: mujoco.MjModel
+    frame_skip: int
+
+    @cached_property
+    def dt(self) -> float:
+        """Seconds between two actions."""
+        return float(self.model.opt.timestep * self.frame_skip)
+
+    @cached_property
+    def init_qpos(self) -> Array:
+        """Positions that resets add noise to, (nq,)."""
+        return np.array(mujoco.MjData(self.model).qpos)
+
+    @cached_property
+    def init_qvel(self) -> Array:
+        """Velocities that resets add noise to, (nv,)."""
+        return np.zeros(self.model.nv)
+
+    @cached_property
+    def mass_fractions(self) -> Array:
+        """Each body's share of the total mass, (nbody,)."""
+        mass = np.array(self.model.body_mass)
+        return mass / mass.sum()
+
+    def body(self, body: str | int) -> int:
+        """A body's index."""
+        return int(self.model.body(body).id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One of Gymnasium's MuJoCo v5 tasks; its fields are that environment's constructor arguments.
+
+    Methods take ``fields`` of N environments, (N, ...) each, and return (N, ...).
+    """
+
+    xml_file: str = ""
+    frame_skip: int = 1
+
+    derived_fields: ClassVar[tuple[str, ...]] = ()
+    """MjData fields that the task reads beside qpos and qvel."""
+    description: ClassVar[str] = ""
+
+    @property
+    def needs_contact_forces(self) -> bool:
+        """Whether the task reads cfrc_ext."""
+        return "cfrc_ext" in self.derived_fields
+
+    def load(self) -> Robot:
+        """Compile the model. Raises OSError where there is no such file, ValueError where MuJoCo refuses it."""
+        given = os.path.expanduser(self.xml_file)  # noqa: PTH111 - Path drops the leading "./" that is told apart below
+        path = Path(given) if given.startswith((".", "/")) else _ASSETS / given
+        if not path.exists():
+            raise FileNotFoundError(f"there is no model file {path}")
+        return Robot(mujoco.MjModel.from_xml_path(str(path)), self.frame_skip)
+
+    def place(self, robot: Robot, fields: Fields) -> Array:
+        """Where the robot is along the axis that it is paid to travel, (N,) metres."""
+        return np.zeros(len(fields["qpos"]))
+
+    @abstractmethod
+    def observe(self, robot: Robot, fields: Fields) -> Array:
+        """What the policy sees, (N, obs_dim)."""
+
+    @abstractmethod
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+        """Rewards (N,) and whether the task ended (N,) bool. ``speed``: change of ``place``, (N,) m/s."""
+
+    @abstractmethod
+    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+        """One random start: qpos (nq,) and qvel (nv,), drawn in Gymnasium's order and distributions."""
+
+
+def sum_of_squares(values: Array) -> Array:
+    """Per environment, (N, ...) to (N,)."""
+    flat = values.reshape(len(values), -1)
+    return np.einsum("ij,ij->i", flat, flat)
+
+
+def uniform_start(robot: Robot, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
+    """Uniform noise of ``scale`` on positions and velocities."""
+    qpos = robot.init_qpos + rng.uniform(-scale, scale, robot.model.nq)
+    return qpos, robot.init_qvel + rng.uniform(-scale, scale, robot.model.nv)
+
+
+def gaussian_speed_start(robot: Robot, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
+    """Uniform noise of ``scale`` on positions, Gaussian of that standard deviation on velocities."""
+    qpos = robot.init_qpos + rng.uniform(-scale, scale, robot.model.nq)
+    return qpos, robot.init_qvel + scale * rng.standard_normal(robot.model.nv)

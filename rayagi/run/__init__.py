@@ -1,0 +1,1 @@
+"""One run from start to end: its folder, its checkpoints, its limits and the loop that drives the GMIs."""

@@ -1,0 +1,214 @@
+"""Checkpoints of a run: written to a temporary folder, checksummed, flushed, then renamed; the best and the last two kept.
+
+    checkpoints/iteration_000123/shared.pt      what all replicas hold alike: weights, optimiser, normalisers
+                                 local.pt       what each GMI holds: environments, random numbers
+                                 counters.json  how far the run was
+                                 manifest.json  size and SHA-256 of each file
+    checkpoints/best.json, last.json            which folder is which
+
+A folder whose name starts with a dot was not finished and is removed when the run is next opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayagi.run.atomic import replace_json, sync_folder, write_bytes
+from rayagi.run.errors import CheckpointError, NoCheckpointError, disk_errors
+from rayagi.run.safe_load import load_tensors
+
+NUM_LAST = 2
+"""Newest checkpoints that are kept besides the best: a damaged last one still leaves one to fall back to."""
+_NAME = re.compile(r"iteration_(\d{6,})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint read back."""
+
+    name: str
+    state: dict[str, Any]
+    """``{"shared": ..., "local": ..., "num_gmis": ...}``; without ``local`` where only the policy was asked for."""
+    counters: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+    """Newer checkpoints that were passed over, and why."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        """Finished checkpoints, oldest first."""
+        if not self._folder.is_dir():
+            return []
+        found = [entry.name for entry in self._folder.iterdir() if _NAME.fullmatch(entry.name)]
+        return sorted(found, key=_iteration)
+
+    def pointer(self, which: str) -> dict[str, Any] | None:
+        """What ``best.json`` or ``last.json`` says; None where there is none or it cannot be read."""
+        try:
+            read = json.loads((self._folder / f"{which}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return read if isinstance(read, dict) and "checkpoint" in read else None
+
+    def save(
+        self, state: Mapping[str, Any], counters: Mapping[str, Any], *, best: Mapping[str, Any] | None = None
+    ) -> str:
+        """Write a checkpoint and make it the last; the best too, where ``best`` says by what.
+
+        Args:
+            state: of the session, ``{"shared", "local", "num_gmis"}``.
+            counters: how far the run is; ``iteration`` names the folder.
+            best: metric and value that make this the best checkpoint so far; None: it is not.
+
+        Returns:
+            Name of the checkpoint.
+
+        Raises:
+            DiskError: the disk is full or read-only; earlier checkpoints and both pointers stand.
+        """
+        name = f"iteration_{counters['iteration']:06d}"
+        if name not in self.names():
+            self._write_folder(name, state, counters)
+        if best is not None:
+            replace_json(self._folder / "best.json", {"checkpoint": name, **best})
+        replace_json(self._folder / "last.json", {"checkpoint": name})
+        self._prune()
+        return name
+
+    def load(self, which: str = "last", *, with_local: bool = True) -> Checkpoint:
+        """Read a checkpoint after checking it against its manifest.
+
+        Args:
+            which: ``best``, ``last``, or a checkpoint's name. ``last`` falls back to the newest one that is whole,
+                ``best`` to the last.
+            with_local: read the GMIs' own state too.
+
+        Raises:
+            NoCheckpointError: there is none that is whole.
+        """
+        damaged: list[str] = []
+        for name in self._candidates(which):
+            try:
+                return self._read(name, with_local=with_local, damaged=tuple(damaged))
+            except CheckpointError as error:
+                damaged.append(str(error))
+        usable = tuple(name for name in self.names() if not any(f"/{name} is" in text for text in damaged))
+        raise NoCheckpointError(str(self._folder.parent), which, usable, tuple(damaged))
+
+    def rewind(self, iteration: int) -> None:
+        """Set the store back to an iteration: remove unfinished folders, and put aside checkpoints after it."""
+        with disk_errors(self._folder):
+            for entry in self._folder.glob(".iteration_*"):
+                shutil.rmtree(entry)
+            for name in self.names():
+                if _iteration(name) > iteration:
+                    aside = self._folder / f"damaged_{name}"
+                    shutil.rmtree(aside, ignore_errors=True)
+                    (self._folder / name).rename(aside)
+            best = self.pointer("best")
+            if best is not None and best["checkpoint"] not in self.names():
+                (self._folder / "best.json").unlink()
+
+    def _candidates(self, which: str) -> list[str]:
+        newest_first = self.names()[::-1]
+        if which == "last":
+            return newest_first
+        if which == "best":
+            best = self.pointer("best")
+            first = [best["checkpoint"]] if best and best["checkpoint"] in newest_first else []
+            return first + [name for name in newest_first if name not in first]
+        return [which] if which in newest_first else []
+
+    def _write_folder(self, name: str, state: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        unfinished = self._folder / f".{name}.{os.getpid()}"
+        contents = {
+            "shared.pt": _serialised({"shared": state["shared"], "num_gmis": state["num_gmis"]}),
+            "local.pt": _serialised({"local": state["local"]}),
+            "counters.json": json.dumps(dict(counters), indent=2).encode(),
+        }
+        manifest = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
+        try:
+            with disk_errors(unfinished):
+                unfinished.mkdir(parents=True, exist_ok=True)
+            for file, data in contents.items():
+                write_bytes(unfinished / file, data)
+            write_bytes(unfinished / "manifest.json", json.dumps({"files": manifest}, indent=2).encode())
+            with disk_errors(unfinished):
+                sync_folder(unfinished)
+                unfinished.rename(self._folder / name)
+                sync_folder(self._folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _read(self, name: str, *, with_local: bool, damaged: tuple[str, ...]) -> Checkpoint:
+        folder = self._folder / name
+        files = _manifest(folder)
+        wanted = ["counters.json", "shared.pt", *(["local.pt"] if with_local else [])]
+        contents = {file: _checked_content(folder, file, files) for file in wanted}
+        state = load_tensors(contents["shared.pt"], folder / "shared.pt")
+        if with_local:
+            state |= load_tensors(contents["local.pt"], folder / "local.pt")
+        return Checkpoint(
+            name=name, state=state, counters=json.loads(contents["counters.json"]), damaged=damaged
+        )
+
+    def _prune(self) -> None:
+        best = self.pointer("best")
+        kept = {*self.names()[-NUM_LAST:], *([best["checkpoint"]] if best else [])}
+        for name in self.names():
+            if name not in kept:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _iteration(name: str) -> int:
+    return int(name.removeprefix("iteration_"))
+
+
+def _serialised(value: Any) -> bytes:
+    # Through memory: torch's own file writer reports a full disk as a RuntimeError without a reason.
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(str(folder), "manifest.json is missing or unreadable") from error
+    return dict(files)
+
+
+def _checked_content(folder: Path, file: str, files: Mapping[str, Mapping[str, Any]]) -> bytes:
+    try:
+        data = (folder / file).read_bytes()
+    except OSError as error:
+        raise CheckpointError(str(folder), f"{file} cannot be read ({error.strerror})") from error
+    expected = files.get(file)
+    if expected is None:
+        raise CheckpointError(str(folder), f"{file} is not in its manifest")
+    if len(data) != expected["bytes"]:
+        raise CheckpointError(str(folder), f"{file} has {len(data)} bytes where {expected['bytes']} were written")
+    if _digest(data) != expected["sha256"]:
+        raise CheckpointError(str(folder), f"{file} does not match its checksum")
+    return data

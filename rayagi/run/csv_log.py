@@ -1,0 +1,82 @@
+"""CSV files that survive a crash and a resume: one line per row, each written whole, rows of a lost future cut."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rayagi.run.atomic import replace_text
+from rayagi.run.errors import disk_errors
+
+Row = dict[str, float]
+"""One line by column; a missing or empty cell is left out."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a file written by ``CsvLog``; an unfinished last line is left out. A missing file has no rows."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    reader = csv.reader(io.StringIO(whole))
+    columns = next(reader, [])
+    return [
+        {column: float(cell) for column, cell in zip(columns, cells, strict=True) if cell}
+        for cells in reader
+        if len(cells) == len(columns)
+    ]
+
+
+def cell_text(value: float | None) -> str:
+    """A whole number without a point, other numbers with seven digits, nothing for what is not a number."""
+    if value is None or not math.isfinite(value):
+        return ""
+    if float(value).is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.7g}"
+
+
+class CsvLog:
+    """Appends rows keyed by the column ``iteration``."""
+
+    def __init__(self, path: Path, columns: Sequence[str], *, keep_through: int | None = None) -> None:
+        """Open the file.
+
+        Args:
+            path: the file; made where it is missing.
+            columns: its columns, ``iteration`` among them.
+            keep_through: keep rows up to this iteration and cut those after it; None starts anew.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        self._path, self._columns = path, tuple(columns)
+        kept = [] if keep_through is None else [row for row in read_rows(path) if row["iteration"] <= keep_through]
+        lines = [",".join(self._columns), *(self._line(row) for row in kept)]
+        replace_text(path, "\n".join(lines) + "\n")
+        with disk_errors(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Write rows at the end.
+
+        Raises:
+            DiskError: the disk is full; a row that was cut short is dropped when the file is next read.
+        """
+        content = "".join(self._line(row) + "\n" for row in rows).encode()
+        with disk_errors(self._path):
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+
+    def close(self) -> None:
+        """Wait until the disk has the rows."""
+        with disk_errors(self._path):
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+
+    def _line(self, row: Mapping[str, float | None]) -> str:
+        return ",".join(cell_text(row.get(column)) for column in self._columns)

@@ -1,0 +1,130 @@
+"""What can go wrong with a run, each naming the value, the limit and the way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_DISK_ERRNOS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+    }
+)
+"""What the system says when a file cannot be written: no space, quota, read-only, no permission, size limit."""
+
+
+class RunError(Exception):
+    """A run cannot start, go on or be read."""
+
+
+class DiskError(RunError):
+    """A file of the run cannot be written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"cannot write {self.path}: {self.reason}; free space there, or choose another folder with --out"
+
+
+class RunFolderError(RunError):
+    """A folder is not a run, or not one that this version reads."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class RunVersionError(RunError):
+    """A run folder was written by a version with another layout."""
+
+    def __init__(self, path: str, found: int | str, readable: int, written_by: str) -> None:
+        super().__init__(path, found, readable, written_by)
+        self.path, self.found, self.readable, self.written_by = path, found, readable, written_by
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has run folder layout {self.found}, written by rayagi {self.written_by}; this version reads "
+            f"layout {self.readable} only. Use that version of rayagi for it, or start a new run with its config.yaml: "
+            f"rayagi train TASK --config {self.path}/config.yaml"
+        )
+
+
+class CheckpointError(RunError):
+    """A checkpoint is damaged."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.path} is damaged: {self.reason}"
+
+
+class NoCheckpointError(RunError):
+    """A run holds no checkpoint that can be used."""
+
+    def __init__(self, path: str, wanted: str, available: tuple[str, ...], damaged: tuple[str, ...]) -> None:
+        super().__init__(path, wanted, available, damaged)
+        self.path, self.wanted, self.available, self.damaged = path, wanted, available, damaged
+
+    def __str__(self) -> str:
+        there = ", ".join(self.available) if self.available else "none"
+        text = f"{self.path} has no usable checkpoint '{self.wanted}'; usable ones: {there}"
+        return f"{text}; damaged: {'; '.join(self.damaged)}" if self.damaged else text
+
+
+class NonFiniteError(RunError):
+    """A loss, a gradient or a weight is not a number any more. Nothing is saved after that."""
+
+    def __init__(self, quantity: str, value: float, iteration: int, env_steps: int) -> None:
+        super().__init__(quantity, value, iteration, env_steps)
+        self.quantity, self.value, self.iteration, self.env_steps = quantity, value, iteration, env_steps
+
+    def __str__(self) -> str:
+        return (
+            f"{self.quantity} became {self.value} at iteration {self.iteration} ({self.env_steps:,} environment steps); "
+            "the run stopped and nothing was saved after it. Lower ppo.learning_rate or ppo.max_grad_norm, or check the "
+            "task's rewards"
+        )
+
+
+class LimitReachedError(RunError):
+    """A run that was resumed had already reached its limit."""
+
+    def __init__(self, run: str, limit: str) -> None:
+        super().__init__(run, limit)
+        self.run, self.limit = run, limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run} has already reached its limit ({self.limit}). Limits count from the start of the run: give a "
+            f"larger one, e.g. rayagi train --resume {self.run} --time 1h"
+        )
+
+
+@contextmanager
+def disk_errors(path: Path | str) -> Iterator[None]:
+    """Turn the system's refusal to write into a ``DiskError`` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRNOS:
+            raise
+        named = error.filename if isinstance(error.filename, str) else str(path)
+        raise DiskError(named, os.strerror(error.errno or 0)) from error

@@ -1,0 +1,196 @@
+"""The run folder: everything a run leaves behind, and what another command needs to go on from it.
+
+    config.yaml plan.txt plan.json versions.json    what was run, on what, with what
+    run.json                                        layout version, status, seed, limits, counters
+    progress.csv evaluations.csv tensorboard/       numbers, by iteration
+    checkpoints/                                    see rayagi.run.checkpoints
+    report.html *.png                               see rayagi.monitoring.report
+    error.log                                       traceback of an unexpected end
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from rayagi.run.atomic import replace_json, replace_text
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.errors import RunFolderError, RunVersionError, disk_errors
+
+SCHEMA_VERSION = 1
+"""Layout of the run folder. Raised when a folder written before cannot be read as it is."""
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What run.json holds."""
+
+    schema_version: int
+    rayagi_version: str
+    task: str
+    seed: int
+    created: str
+    status: Status = "running"
+    reason: str = ""
+    """Why the run ended; empty while it runs."""
+    limits: dict[str, Any] = field(default_factory=dict)
+    checkpoint_every: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, Any] = field(default_factory=dict)
+    """Of the last checkpoint, in brief: iteration, env_steps, train_s."""
+
+
+class RunFolder:
+    """One run's files. Open it with ``create_run`` or ``open_run``."""
+
+    def __init__(self, path: Path, record: RunRecord) -> None:
+        self.path, self.record = path, record
+        self.checkpoints = CheckpointStore(path / "checkpoints")
+        self._lock: int | None = None
+
+    @property
+    def progress_csv(self) -> Path:
+        """One row per iteration."""
+        return self.path / "progress.csv"
+
+    @property
+    def evaluations_csv(self) -> Path:
+        """One row per evaluation."""
+        return self.path / "evaluations.csv"
+
+    def lock(self) -> None:
+        """Keep other processes from writing here until ``unlock`` or the end of this process.
+
+        Raises:
+            RunFolderError: another process is training this run.
+        """
+        with disk_errors(self.path):
+            descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise RunFolderError(str(self.path), "another process is training this run; end it first") from None
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of run.json.
+
+        Raises:
+            DiskError: the disk is full or read-only; the old run.json stands.
+        """
+        record = replace(self.record, **changes)
+        replace_json(self.path / "run.json", asdict(record))
+        self.record = record
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write config.yaml."""
+        replace_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def read_config(self) -> dict[str, Any]:
+        """What config.yaml holds.
+
+        Raises:
+            RunFolderError: it is missing or no YAML mapping.
+        """
+        try:
+            config = yaml.safe_load((self.path / "config.yaml").read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise RunFolderError(str(self.path), f"config.yaml cannot be read ({error})") from error
+        if not isinstance(config, dict):
+            raise RunFolderError(str(self.path), "config.yaml is not a mapping")
+        return config
+
+
+def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None) -> RunFolder:
+    """Make a new run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it.
+
+    Raises:
+        DiskError: the folder cannot be made.
+        RunFolderError: a folder of the given name exists.
+    """
+    now = datetime.now().astimezone()
+    base = name or f"{_file_name(task)}-{now:%Y%m%d-%H%M%S}"
+    with disk_errors(out / base):
+        out.mkdir(parents=True, exist_ok=True)
+        path = _new_folder(out, base, exact=name is not None)
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        rayagi_version=rayagi_version,
+        task=task,
+        seed=seed,
+        created=now.isoformat(timespec="seconds"),
+    )
+    folder = RunFolder(path, record)
+    folder.lock()
+    with disk_errors(path):
+        (path / "checkpoints").mkdir()
+    folder.update()
+    return folder
+
+
+def open_run(path: Path) -> RunFolder:
+    """Open an existing run folder, without locking it.
+
+    Raises:
+        RunFolderError: there is no run here.
+        RunVersionError: it was written with another layout.
+    """
+    if not path.is_dir():
+        raise RunFolderError(str(path), f"there is no such run folder{_runs_nearby(path.parent)}")
+    try:
+        stored = json.loads((path / "run.json").read_text())
+    except FileNotFoundError:
+        raise RunFolderError(str(path), f"not a run folder: it has no run.json{_runs_nearby(path)}") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(str(path), f"run.json cannot be read ({error})") from error
+    found = stored.get("schema_version", "none") if isinstance(stored, dict) else "none"
+    if found != SCHEMA_VERSION:
+        written_by = stored.get("rayagi_version", "unknown") if isinstance(stored, dict) else "unknown"
+        raise RunVersionError(str(path), found, SCHEMA_VERSION, written_by)
+    try:
+        return RunFolder(path, RunRecord(**stored))
+    except TypeError as error:
+        raise RunFolderError(str(path), f"run.json is damaged ({error})") from error
+
+
+def _file_name(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", task).strip("._") or "run"
+
+
+def _new_folder(out: Path, base: str, *, exact: bool) -> Path:
+    number = 1
+    while True:
+        path = out / (base if number == 1 else f"{base}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if exact:
+                raise RunFolderError(
+                    str(path), "exists already; choose another --name, or go on with --resume"
+                ) from None
+            number += 1
+        else:
+            return path
+
+
+def _runs_nearby(folder: Path) -> str:
+    if not folder.is_dir():
+        return ""
+    runs = sorted(entry.parent for entry in folder.glob("*/run.json"))[-3:]
+    return f"; runs there: {', '.join(str(run) for run in runs)}" if runs else ""

@@ -1,0 +1,119 @@
+"""When a run ends: limits that the user gave, and one pure function that compares them with how far the run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rayagi.run.quantities import count_text, duration_text
+
+ReturnSource = Literal["evaluation", "training"]
+
+DEFAULT_TIME_S = 600.0
+"""Training time where neither the user nor the task's preset gives a limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What ends a run; the first one reached does. All count from the start of the run, resumed or not."""
+
+    time_s: float | None = None
+    """Training time: iterations, evaluations and checkpoints, without starting and stopping Ray."""
+    env_steps: int | None = None
+    """Environment steps of all GMIs."""
+    iterations: int | None = None
+    stop_return: float | None = None
+    """Mean return at which the run ends; of the evaluation where there is one, else of the last 100 episodes."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing ends the run."""
+        return self == Limits()
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """As stored in run.json."""
+        return {
+            "time_s": self.time_s,
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+            "stop_return": self.stop_return,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Limits:
+        """Read back what ``to_dict`` stored."""
+        return cls(**{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")})
+
+    def text(self, return_source: ReturnSource) -> str:
+        """For people: ``5 min, or evaluation return >= 900``."""
+        parts = []
+        if self.time_s is not None:
+            parts.append(f"{duration_text(self.time_s)} of training")
+        if self.env_steps is not None:
+            parts.append(f"{count_text(self.env_steps)} environment steps")
+        if self.iterations is not None:
+            parts.append(f"{self.iterations:,} iterations")
+        if self.stop_return is not None:
+            what = "evaluation return" if return_source == "evaluation" else "mean return of the last 100 episodes"
+            parts.append(f"{what} >= {self.stop_return:g}")
+        return ", or ".join(parts) if parts else "no limit; Ctrl-C ends it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a run is."""
+
+    iteration: int
+    env_steps: int
+    train_s: float
+    evaluation_return: float | None
+    """Of the last evaluation; None before the first."""
+    training_return: float | None
+    """Mean of the last 100 episodes; None before the first episode ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """A limit was reached."""
+
+    limit: str
+    """Name of the field of ``Limits``."""
+    reason: str
+
+
+def should_stop(limits: Limits, position: Position, return_source: ReturnSource) -> Stop | None:
+    """The first limit that the run has reached; None to go on."""
+    if limits.iterations is not None and position.iteration >= limits.iterations:
+        return Stop(limit="iterations", reason=f"{position.iteration:,} iterations done")
+    if limits.env_steps is not None and position.env_steps >= limits.env_steps:
+        return Stop(limit="env_steps", reason=f"{position.env_steps:,} environment steps done")
+    if limits.stop_return is not None:
+        measured = position.evaluation_return if return_source == "evaluation" else position.training_return
+        if measured is not None and measured >= limits.stop_return:
+            return Stop(
+                limit="stop_return", reason=f"{return_source} return {measured:.1f} reached {limits.stop_return:g}"
+            )
+    if limits.time_s is not None and position.train_s >= limits.time_s:
+        return Stop(limit="time_s", reason=f"{duration_text(limits.time_s)} of training done")
+    return None
+
+
+def seconds_left(limits: Limits, position: Position, *, steps_per_s: float, iteration_s: float) -> float | None:
+    """Time to the nearest limit that can be predicted, in seconds; None where only a return ends the run."""
+    left = []
+    if limits.time_s is not None:
+        left.append(limits.time_s - position.train_s)
+    if limits.env_steps is not None and steps_per_s > 0:
+        left.append((limits.env_steps - position.env_steps) / steps_per_s)
+    if limits.iterations is not None and iteration_s > 0:
+        left.append((limits.iterations - position.iteration) * iteration_s)
+    return max(0.0, min(left)) if left else None
+
+
+def iterations_until(limits: Limits, *, iteration: int, env_steps: int, steps_per_iteration: float) -> int | None:
+    """Iterations that may still be asked for without passing a counted limit; None where none is counted."""
+    left = []
+    if limits.iterations is not None:
+        left.append(limits.iterations - iteration)
+    if limits.env_steps is not None and steps_per_iteration > 0:
+        left.append(-int(-(limits.env_steps - env_steps) // steps_per_iteration))
+    return max(0, min(left)) if left else None

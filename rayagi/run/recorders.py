@@ -1,0 +1,94 @@
+"""Where a run's numbers go: CSV and TensorBoard here, the screen in rayagi.monitoring.progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
+from rayagi.run.csv_log import CsvLog
+from rayagi.run.folder import RunFolder
+from rayagi.run.limits import Position
+from rayagi.run.tensorboard import TensorBoardLog
+
+PROGRESS_COLUMNS = ("iteration", *(metric.name for metric in (*DERIVED, *CATALOGUE)))
+EVALUATION_COLUMNS = (
+    "iteration",
+    "env_steps_total",
+    "train_s",
+    "evaluation_return_mean",
+    "evaluation_return_std",
+    "evaluation_return_min",
+    "evaluation_return_max",
+    "evaluation_length_mean",
+    "evaluation_episodes",
+)
+_GROUPS = {metric.name: metric.group for metric in (*DERIVED, *CATALOGUE)}
+
+Values = Mapping[str, float | None]
+
+
+class Recorder(Protocol):
+    """Told what happens, as it happens."""
+
+    def iterated(self, rows: Sequence[Values], position: Position) -> None:
+        """Iterations were done; one row each, columns as ``PROGRESS_COLUMNS``."""
+        ...
+
+    def evaluated(self, row: Values, *, best: bool) -> None:
+        """The policy was evaluated; columns as ``EVALUATION_COLUMNS``."""
+        ...
+
+    def saved(self, checkpoint: str) -> None:
+        """A checkpoint was written."""
+        ...
+
+
+class FileRecorder:
+    """progress.csv, evaluations.csv and TensorBoard events of a run folder."""
+
+    def __init__(self, folder: RunFolder, *, resumed_at: Position | None = None) -> None:
+        """Open the files; on a resume, what they hold after the restored iteration is cut.
+
+        Raises:
+            DiskError: they cannot be written.
+        """
+        keep = None if resumed_at is None else resumed_at.iteration
+        self._progress = CsvLog(folder.progress_csv, PROGRESS_COLUMNS, keep_through=keep)
+        self._evaluations = CsvLog(folder.evaluations_csv, EVALUATION_COLUMNS, keep_through=keep)
+        steps = None if resumed_at is None else resumed_at.env_steps
+        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", resumed_at=steps)
+        self._flushed_at = time.monotonic()
+
+    def iterated(self, rows: Sequence[Values], position: Position) -> None:
+        """Write the rows."""
+        self._progress.append(rows)
+        for row in rows:
+            self._scalars(row)
+        if time.monotonic() - self._flushed_at > 5.0:
+            self._tensorboard.flush()
+            self._flushed_at = time.monotonic()
+
+    def evaluated(self, row: Values, *, best: bool) -> None:
+        """Write the row."""
+        self._evaluations.append([row])
+        self._scalars(row)
+
+    def saved(self, checkpoint: str) -> None:
+        """Let TensorBoard see what the checkpoint covers."""
+        self._tensorboard.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._progress.close()
+        self._evaluations.close()
+        self._tensorboard.close()
+
+    def _scalars(self, row: Values) -> None:
+        tagged = {
+            f"{_GROUPS.get(name, 'evaluation')}/{name}": value
+            for name, value in row.items()
+            if name not in ("iteration", "env_steps_total")
+        }
+        self._tensorboard.scalars(tagged, int(row["env_steps_total"] or 0))

@@ -1,0 +1,37 @@
+"""Reads saved states without running code from them: a run folder may come from somebody else."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayagi.run.errors import CheckpointError
+
+
+def _allowed() -> list[Any]:
+    """What a state may hold besides tensors and Python's own values: numpy arrays and scalars."""
+    array = np.zeros(1)
+    reconstruct = array.__reduce__()[0]
+    scalar = np.float64(0.0).__reduce__()[0]
+    dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
+    return [reconstruct, scalar, np.ndarray, np.dtype, *dtypes]
+
+
+def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
+    """What ``torch.save`` wrote, on the CPU.
+
+    Raises:
+        CheckpointError: the data holds something else than tensors, numpy arrays and Python's own values.
+    """
+    try:
+        with torch.serialization.safe_globals(_allowed()):
+            loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(str(path.parent), f"{path.name} cannot be read ({reason})") from error
+    return dict(loaded)

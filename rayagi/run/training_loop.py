@@ -1,0 +1,353 @@
+"""The driver's loop: asks the GMIs for iterations, accounts for them, evaluates, saves, and stops.
+
+It asks for as many iterations at a time as take about a second. Once the answer is in and nothing is due at that point (an
+evaluation, a checkpoint, a limit), the next request goes out before the answer is written to files and screen, so that
+the GMIs do not wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EvaluationResult, IterationResult
+from rayagi.run.checkpoints import Checkpoint, CheckpointStore
+from rayagi.run.errors import NonFiniteError
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.limits import Limits, Position, ReturnSource, Stop, iterations_until, should_stop
+from rayagi.run.recorders import Recorder, Values
+from rayagi.run.window import EpisodeWindow
+
+REPORT_S = 1.0
+"""About how often results come in."""
+_MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
+_EVALUATION_SEED_OFFSET = 1_000_003
+"""Evaluations of a run start from the same states each time, other than those it trains on."""
+
+
+class TrainingSession(Protocol):
+    """What the loop needs of rayagi.coordinator's Session."""
+
+    def submit(self, num_iterations: int, /) -> Any:
+        """Ask every GMI for iterations, without waiting."""
+        ...
+
+    def collect(self) -> list[IterationResult]:
+        """Wait for what was submitted; one merged result per iteration."""
+        ...
+
+    def evaluate(self, num_episodes: int, *, seed: int) -> EvaluationResult:
+        """Run whole episodes without learning."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"shared", "local", "num_gmis"}``."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Go on from a saved state."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """How often to save: by iterations or by time; with neither, at the end only."""
+
+    iterations: int | None = None
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """What the loop is told."""
+
+    limits: Limits
+    seed: int
+    evaluation_interval: int = 0
+    """Iterations between evaluations; 0: none."""
+    evaluation_episodes: int = 10
+    checkpoint_every: Interval = Interval(time_s=60.0)
+
+    @property
+    def return_source(self) -> ReturnSource:
+        """Which return ``stop_return`` and the best checkpoint refer to."""
+        return "evaluation" if self.evaluation_interval > 0 else "training"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    stop: Stop | None
+    """The limit reached; None where it was interrupted."""
+    position: Position
+    checkpoint: str
+    """Name of the last checkpoint."""
+    best_return: float | None
+
+
+class TrainingLoop:
+    """Drives one session from where it is to a limit."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        checkpoints: CheckpointStore,
+        recorders: Sequence[Recorder],
+        settings: LoopSettings,
+        *,
+        interrupt: Interrupt,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._session, self._checkpoints, self._recorders = session, checkpoints, recorders
+        self._settings, self._interrupt, self._clock = settings, interrupt, clock
+        self._window = EpisodeWindow()
+        self._iteration = 0
+        self._env_steps = 0
+        self._episodes = 0
+        self._train_s = 0.0
+        self._best_return: float | None = None
+        self._evaluation_return: float | None = None
+        self._evaluated_at = 0
+        self._saved_at = -1
+        self._saved_at_s = 0.0
+        self._iteration_s = 0.0
+        self._steps_per_iteration = 0.0
+        self._ticked_at = 0.0
+
+    @property
+    def position(self) -> Position:
+        """How far the run is."""
+        return Position(
+            iteration=self._iteration,
+            env_steps=self._env_steps,
+            train_s=self._train_s,
+            evaluation_return=self._evaluation_return,
+            training_return=self._window.return_mean(),
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: the session's state and the loop's counters."""
+        self._session.load_state_dict(checkpoint.state)
+        self.restore_counters(checkpoint.counters)
+
+    def restore_counters(self, counters: Mapping[str, Any]) -> None:
+        """Go on counting from a checkpoint's counters."""
+        self._iteration, self._env_steps = int(counters["iteration"]), int(counters["env_steps"])
+        self._episodes, self._train_s = int(counters["episodes"]), float(counters["train_s"])
+        self._best_return = counters["best_return"]
+        self._evaluation_return, self._evaluated_at = counters["evaluation_return"], int(counters["evaluated_at"])
+        self._window.load(counters["window"])
+        self._saved_at, self._saved_at_s = self._iteration, self._train_s
+
+    def run(self) -> Outcome:
+        """Train until a limit or an interrupt, and save.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite; the last good checkpoint stands.
+            DiskError: a file cannot be written; the last good checkpoint stands.
+        """
+        self._ticked_at = self._clock()
+        stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
+        waiting = stop is None
+        if waiting:
+            self._session.submit(self._request_size())
+        while waiting:
+            rows = self._account(self._session.collect())
+            stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
+            waiting = not (stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due())
+            if waiting:
+                self._session.submit(self._request_size())
+            self._tell_iterated(rows)
+            if not waiting:
+                stop = self._between_requests(stop)
+                waiting = not (stop or self._interrupt.requested)
+                if waiting:
+                    self._session.submit(self._request_size())
+        self._save()
+        return Outcome(
+            stop=stop, position=self.position, checkpoint=self._name(), best_return=self._best_return
+        )
+
+    def _between_requests(self, stop: Stop | None) -> Stop | None:
+        """What is due while no GMI is working: evaluate, save. Returns the reason to stop, if any."""
+        final = stop is not None and self._settings.evaluation_interval > 0
+        if (self._evaluation_due() or final) and not self._interrupt.requested and self._evaluated_at != self._iteration:
+            self._evaluate()
+            stop = stop or should_stop(self._settings.limits, self.position, self._settings.return_source)
+        if self._checkpoint_due():
+            self._save()
+        return stop
+
+    def _request_size(self) -> int:
+        """Iterations to ask for: about a report's worth, not past anything that is due."""
+        limits = self._settings.limits
+        per_report_s = REPORT_S
+        if limits.time_s is not None:
+            per_report_s = min(per_report_s, limits.time_s - self._train_s)
+        size = int(per_report_s / self._iteration_s) if self._iteration_s > 0 else 1
+        bounds = [
+            iterations_until(
+                limits,
+                iteration=self._iteration,
+                env_steps=self._env_steps,
+                steps_per_iteration=self._steps_per_iteration,
+            )
+        ]
+        for interval in (self._settings.evaluation_interval, self._settings.checkpoint_every.iterations):
+            if interval:
+                bounds.append(interval - self._iteration % interval)
+        return max(1, min([size, *(bound for bound in bounds if bound is not None)]))
+
+    def _account(self, results: Sequence[IterationResult]) -> list[Values]:
+        """Count what came in and turn it into rows; wall time is shared out in proportion to each iteration's own."""
+        elapsed_s = self._tick()
+        self._iteration_s = elapsed_s / len(results)
+        own_s = [max(result.metrics.get("iteration_s", 0.0), 1e-9) for result in results]
+        scale = elapsed_s / sum(own_s)
+        train_s = self._train_s - elapsed_s
+        rows: list[Values] = []
+        for result, result_s in zip(results, own_s, strict=True):
+            train_s += result_s * scale
+            rows.append(self._account_one(result, train_s=train_s, wall_s=result_s * scale))
+        return rows
+
+    def _account_one(self, result: IterationResult, *, train_s: float, wall_s: float) -> Values:
+        env_steps = int(result.metrics["env_steps"])
+        self._iteration += 1
+        self._env_steps += env_steps
+        self._steps_per_iteration = float(env_steps)
+        self._episodes += len(result.episode_returns)
+        for name in _MUST_BE_FINITE:
+            if not math.isfinite(result.metrics.get(name, 0.0)):
+                raise NonFiniteError(name, result.metrics[name], self._iteration, self._env_steps)
+        for value in result.episode_returns:
+            if not math.isfinite(value):
+                raise NonFiniteError("episode return", value, self._iteration, self._env_steps)
+        self._window.add(result.episode_returns, result.episode_lengths)
+        return {
+            "iteration": self._iteration,
+            **result.metrics,
+            "env_steps_total": self._env_steps,
+            "train_s": train_s,
+            "steps_per_second": env_steps / wall_s if wall_s > 0 else None,
+            "episode_return_mean": self._window.return_mean(),
+            "episode_length_mean": self._window.length_mean(),
+            "episodes_total": self._episodes,
+            "evaluation_return_mean": self._evaluation_return,
+        }
+
+    def _evaluate(self) -> None:
+        seed = self._settings.seed + _EVALUATION_SEED_OFFSET
+        result = self._session.evaluate(self._settings.evaluation_episodes, seed=seed)
+        self._tick()
+        mean = result.mean_return()
+        if not math.isfinite(mean):
+            raise NonFiniteError("evaluation return", mean, self._iteration, self._env_steps)
+        self._evaluation_return, self._evaluated_at = mean, self._iteration
+        better = self._best_return is None or mean > self._best_return
+        row = evaluation_row(result, self.position)
+        for recorder in self._recorders:
+            recorder.evaluated(row, best=better)
+        if better:
+            self._best_return = mean
+            self._save(best={"metric": "evaluation return", "value": mean})
+
+    def _save(self, *, best: Mapping[str, Any] | None = None) -> None:
+        """Save unless this iteration is saved already."""
+        if self._saved_at == self._iteration:
+            return
+        training_return = self._window.return_mean()
+        if (
+            best is None
+            and self._settings.return_source == "training"
+            and training_return is not None
+            and (self._best_return is None or training_return > self._best_return)
+        ):
+            self._best_return = training_return
+            best = {"metric": "mean return of the last 100 training episodes", "value": training_return}
+        state = self._session.state_dict()
+        bad = first_non_finite(state["shared"])
+        if bad is not None:
+            raise NonFiniteError(bad[0], bad[1], self._iteration, self._env_steps)
+        self._checkpoints.save(state, self._counters(), best=best)
+        self._tick()
+        self._saved_at, self._saved_at_s = self._iteration, self._train_s
+        for recorder in self._recorders:
+            recorder.saved(self._name())
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            "iteration": self._iteration,
+            "env_steps": self._env_steps,
+            "episodes": self._episodes,
+            "train_s": self._train_s,
+            "best_return": self._best_return,
+            "evaluation_return": self._evaluation_return,
+            "evaluated_at": self._evaluated_at,
+            "window": self._window.to_dict(),
+        }
+
+    def _evaluation_due(self) -> bool:
+        interval = self._settings.evaluation_interval
+        return interval > 0 and self._iteration % interval == 0 and self._evaluated_at != self._iteration
+
+    def _checkpoint_due(self) -> bool:
+        every = self._settings.checkpoint_every
+        if self._saved_at == self._iteration:
+            return False
+        if every.iterations is not None:
+            return self._iteration % every.iterations == 0
+        return every.time_s is not None and self._train_s - self._saved_at_s >= every.time_s
+
+    def _tell_iterated(self, rows: Sequence[Values]) -> None:
+        for recorder in self._recorders:
+            recorder.iterated(rows, self.position)
+
+    def _tick(self) -> float:
+        """Add the time since the last tick to the training time, and return it."""
+        now = self._clock()
+        elapsed, self._ticked_at = now - self._ticked_at, now
+        self._train_s += elapsed
+        return elapsed
+
+    def _name(self) -> str:
+        return f"iteration_{self._iteration:06d}"
+
+
+def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, float]:
+    """An evaluation as a row of evaluations.csv."""
+    returns = torch.tensor(result.episode_returns, dtype=torch.float64)
+    return {
+        "iteration": position.iteration,
+        "env_steps_total": position.env_steps,
+        "train_s": position.train_s,
+        "evaluation_return_mean": result.mean_return(),
+        "evaluation_return_std": float(returns.std(correction=0)),
+        "evaluation_return_min": float(returns.min()),
+        "evaluation_return_max": float(returns.max()),
+        "evaluation_length_mean": sum(result.episode_lengths) / max(1, len(result.episode_lengths)),
+        "evaluation_episodes": len(result.episode_returns),
+    }
+
+
+def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | None:
+    """Name and value of the first tensor entry that is not finite, depth first; None where all are."""
+    if isinstance(state, Tensor):
+        if state.is_floating_point() and not bool(torch.isfinite(state).all()):
+            return name, float(state[~torch.isfinite(state)].reshape(-1)[0])
+        return None
+    entries = (
+        state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list | tuple) else ()
+    )
+    for key, value in entries:
+        found = first_non_finite(value, f"{name}.{key}" if name != "state" else str(key))
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,80 @@
+"""What a run was made with: versions, the machine, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import rayagi
+
+PACKAGES = ("torch", "ray", "mujoco", "gymnasium", "numpy")
+
+
+def package_version(name: str) -> str:
+    """Installed version of a package; ``not installed`` where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def rayagi_version() -> str:
+    """Version of rayagi; read from pyproject.toml where it runs from its folder without an install."""
+    installed = package_version("rayagi")
+    if installed != "not installed":
+        return installed
+    project = Path(rayagi.__file__).parents[1] / "pyproject.toml"
+    for line in project.read_text().splitlines() if project.exists() else ():
+        if line.startswith("version"):
+            return line.split('"')[1]
+    return "unknown"
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout that rayagi runs from, ``+changes`` where files differ; None outside a checkout."""
+    root = Path(rayagi.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return f"{commit}+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_model() -> str:
+    """Name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def collect_versions() -> dict[str, str | int | None]:
+    """What goes into versions.json."""
+    return {
+        "rayagi": rayagi_version(),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu_model": cpu_model(),
+        "cores": usable_cores(),
+    }
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=5, check=True
+    )
+    return done.stdout.strip()

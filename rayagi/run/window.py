@@ -1,0 +1,41 @@
+"""The last training episodes of all GMIs, pooled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WINDOW = 100
+"""Episodes over which training returns are averaged."""
+
+
+class EpisodeWindow:
+    """Returns and lengths of the newest episodes."""
+
+    def __init__(self, size: int = WINDOW) -> None:
+        self._returns: deque[float] = deque(maxlen=size)
+        self._lengths: deque[int] = deque(maxlen=size)
+
+    def add(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Add the episodes of one iteration."""
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+
+    def return_mean(self) -> float | None:
+        """Mean return; None before the first episode ended."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
+
+    def length_mean(self) -> float | None:
+        """Mean length in steps; None before the first episode ended."""
+        return sum(self._lengths) / len(self._lengths) if self._lengths else None
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """For a checkpoint, so that the curve of a resumed run does not jump."""
+        return {"returns": list(self._returns), "lengths": [float(length) for length in self._lengths]}
+
+    def load(self, stored: Mapping[str, Any]) -> None:
+        """Go on from ``to_dict``."""
+        self._returns.clear()
+        self._lengths.clear()
+        self.add(stored["returns"], [int(length) for length in stored["lengths"]])

@@ -1,0 +1,60 @@
+"""Noise and minibatch order belong to environments, not to GMIs."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.noise import exploration_noise, minibatch_orders
+
+
+def noise(first, count, **change):
+    arguments = {"seed": 7, "iteration": 3, "num_steps": 5, "dim": 2, "gumbel": False} | change
+    return exploration_noise(first_env_index=first, num_envs=count, **arguments)
+
+
+def test_four_environments_draw_the_same_noise_on_one_gmi_or_two():
+    assert torch.equal(noise(0, 4), torch.cat([noise(0, 2), noise(2, 2)], dim=1))
+
+
+def test_noise_differs_between_iterations_seeds_and_environments():
+    base = noise(0, 2)
+    assert not torch.equal(base, noise(0, 2, iteration=4))
+    assert not torch.equal(base, noise(0, 2, seed=8))
+    assert not torch.equal(base[:, 0], base[:, 1])
+
+
+def test_noise_is_standard_normal_or_gumbel():
+    normal = noise(0, 8, num_steps=4000)
+    assert normal.mean().item() == pytest.approx(0.0, abs=0.02)
+    assert normal.std().item() == pytest.approx(1.0, abs=0.02)
+    gumbel = noise(0, 8, num_steps=4000, gumbel=True)
+    assert gumbel.mean().item() == pytest.approx(0.5772, abs=0.03)  # Euler's constant
+
+
+@given(envs=st.integers(1, 5), share=st.integers(1, 4), minibatches=st.integers(1, 4), epochs=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_every_sample_is_in_exactly_one_minibatch_of_each_epoch(envs, share, minibatches, epochs):
+    orders = minibatch_orders(
+        seed=1, first_env_index=0, num_envs=envs, iteration=0, num_steps=share * minibatches,
+        num_epochs=epochs, num_minibatches=minibatches,
+    )  # fmt: skip
+    assert orders.shape == (epochs, minibatches, share * envs)
+    for epoch in orders:
+        assert sorted(epoch.flatten().tolist()) == list(range(share * minibatches * envs))
+
+
+def test_minibatches_hold_the_same_samples_for_every_layout():
+    common = {"seed": 5, "iteration": 2, "num_steps": 6, "num_epochs": 2, "num_minibatches": 3}
+    whole = minibatch_orders(first_env_index=0, num_envs=4, **common)
+    halves = [minibatch_orders(first_env_index=first, num_envs=2, **common) for first in (0, 2)]
+    for epoch in range(2):
+        for m in range(3):
+            expected = {(int(i) // 4, int(i) % 4) for i in whole[epoch, m]}
+            found = {(int(i) // 2, int(i) % 2 + 2 * g) for g in range(2) for i in halves[g][epoch, m]}
+            assert found == expected
+
+
+def test_minibatches_that_do_not_divide_the_rollout_are_refused():
+    with pytest.raises(ValueError, match="num_minibatches=4 does not divide rollout_length=6"):
+        minibatch_orders(seed=0, first_env_index=0, num_envs=1, iteration=0, num_steps=6, num_epochs=1, num_minibatches=4)

@@ -1,0 +1,167 @@
+"""The whole synchronous loop in one process and spread over GMIs (threads), on a small exact environment."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.errors import NonFiniteError
+from actors.gmi import GmiContext, GmiIdentity
+from collectives.solo import SoloCommunicator
+from collectives.transports.inprocess import InProcessGroup
+from placement.types import Slice
+from rayagi.algorithms.policy import load_policy
+from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from tests.fakes.point import make_point, make_poisoned_point
+
+SPEC = RunSpec(
+    gmi=GmiSpec(num_envs=4),
+    network=NetworkSpec(hidden=(16, 8)),
+    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    evaluation=EvaluationSpec(),
+    seed=3,
+)
+
+
+def context(communicator):
+    identity = GmiIdentity(
+        index=communicator.rank, num_gmis=communicator.world_size, task="Point",
+        slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("simulator", "agent", "trainer"),
+    )  # fmt: skip
+    return GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
+
+
+def build(spec=SPEC, communicator=None, make_env=make_point):
+    return DpOnlyFactory(spec, make_env)(context(communicator or SoloCommunicator()))
+
+
+def run_gmis(spec, num_gmis, work):
+    """Run ``work(program)`` in one thread per GMI. Returns the results in rank order."""
+    group = InProcessGroup(num_gmis, timeout_s=60.0)
+    results, errors = [None] * num_gmis, []
+
+    def member(rank):
+        try:
+            results[rank] = work(build(spec, group.communicator(rank)))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(num_gmis)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors, errors
+    return results
+
+
+def first_gradient(program):
+    """The reduced gradient of the first minibatch, before clipping and stepping."""
+    seen = []
+    learner = program.training.learner
+    clip = learner.flat.clip_gradients
+    learner.flat.clip_gradients = lambda norm: (seen.append(learner.flat.gradients.clone()), clip(norm))[1]
+    program.iterate()
+    return seen
+
+
+def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():
+    whole = first_gradient(build(replace(SPEC, gmi=GmiSpec(num_envs=8))))
+    halves = run_gmis(SPEC, 2, first_gradient)
+    assert len(whole) == 4  # 2 epochs of 2 minibatches
+    scale = whole[0].abs().max()
+    # The first gradient differs by float32 rounding only; later ones add what rounding did to the parameters.
+    assert torch.allclose(whole[0], halves[0][0], rtol=0, atol=2e-6 * float(scale))
+    assert torch.allclose(whole[-1], halves[0][-1], rtol=0, atol=1e-4 * float(scale))
+    for a, b in zip(halves[0], halves[1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_training_does_not_depend_on_the_layout():
+    def three_iterations(program):
+        results = [program.iterate() for _ in range(3)]
+        return program.state_dict()["shared"], [value for result in results for value in result.episode_returns]
+
+    whole, whole_returns = three_iterations(build(replace(SPEC, gmi=GmiSpec(num_envs=8))))
+    halves = run_gmis(SPEC, 2, three_iterations)
+    for name, value in whole["learner"]["model"].items():
+        assert torch.allclose(value, halves[0][0]["learner"]["model"][name], atol=2e-4), name
+        assert torch.equal(halves[0][0]["learner"]["model"][name], halves[1][0]["learner"]["model"][name]), name
+    assert whole["obs_normaliser"]["count"] == halves[0][0]["obs_normaliser"]["count"] == 3 * 8 * 8
+    assert torch.allclose(whole["obs_normaliser"]["mean"], halves[0][0]["obs_normaliser"]["mean"], atol=1e-4)
+    assert sorted(whole_returns) == pytest.approx(sorted(halves[0][1] + halves[1][1]), abs=1e-3)
+
+
+def test_a_resumed_run_continues_to_the_last_bit():
+    straight = build()
+    for _ in range(2):
+        straight.iterate()
+    saved = straight.state_dict()
+    resumed = build()
+    resumed.load_state_dict(saved)
+    expected, found = straight.iterate(), resumed.iterate()
+    assert found.iteration == expected.iteration == 2
+    assert found.episode_returns == expected.episode_returns
+    assert found.metrics["policy_loss"] == expected.metrics["policy_loss"]
+    for a, b in zip(straight.training.learner.model.parameters(), resumed.training.learner.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_saved_state_does_not_change_while_training_goes_on():
+    program = build()
+    program.iterate()
+    saved = program.state_dict()
+    weights = {name: value.clone() for name, value in saved["shared"]["learner"]["model"].items()}
+    moments = {k: v["exp_avg"].clone() for k, v in saved["shared"]["learner"]["optimiser"]["state"].items()}
+    program.iterate()
+    for name, value in weights.items():
+        assert torch.equal(saved["shared"]["learner"]["model"][name], value), name
+    for key, value in moments.items():
+        assert torch.equal(saved["shared"]["learner"]["optimiser"]["state"][key]["exp_avg"], value)
+
+
+def test_a_nan_reward_stops_the_iteration_before_the_update():
+    program = build(make_env=make_poisoned_point)
+    for _ in range(2):
+        program.iterate()
+    before = program.training.learner.flat.parameters.detach().clone()
+    # step 20 of the environment is step 3 of the third rollout of 8
+    with pytest.raises(NonFiniteError, match=r"a reward became NaN or infinite in iteration 2 \(rollout step 3, environment 0\)"):
+        program.iterate()
+    assert torch.equal(before, program.training.learner.flat.parameters)
+
+
+def test_training_improves_the_point():
+    program = build(replace(SPEC, gmi=GmiSpec(num_envs=16), ppo=replace(SPEC.ppo, learning_rate=3e-3)))
+    before = program.evaluate(20, seed=99).mean_return()
+    for _ in range(60):
+        program.iterate()
+    after = program.evaluate(20, seed=99).mean_return()
+    # Pushing against the displacement at full strength instead of not at all: the mean cost falls by well over a tenth.
+    assert after > before + 0.1 * abs(before)
+
+
+def test_evaluation_uses_the_wanted_number_of_episodes_and_a_loaded_policy_agrees():
+    program = build()
+    program.iterate()
+    result = program.evaluate(5, seed=1)
+    assert len(result.episode_returns) == len(result.episode_lengths) == 5
+    policy = load_policy(program.state_dict()["shared"], SPEC, program.simulator.env.info)
+    obs = program.simulator.obs
+    assert torch.equal(policy.mode(policy.outputs(policy.observe(obs))), program.agent.act_greedily(obs))
+
+
+def test_kl_adaptive_steps_stay_equal_on_all_gmis():
+    spec = replace(SPEC, ppo=replace(SPEC.ppo, lr_schedule="kl_adaptive", target_kl=1e-9))
+    rates = run_gmis(spec, 2, lambda program: [program.iterate().metrics["learning_rate"] for _ in range(4)])
+    assert rates[0] == rates[1]
+    assert rates[0] == pytest.approx([1e-3 / 1.5**k for k in range(4)])
+
+
+def test_the_linear_schedule_ends_at_zero():
+    spec = replace(SPEC, total_env_steps=4 * 8 * 2, ppo=replace(SPEC.ppo, lr_schedule="linear"))
+    program = build(spec)
+    # 32 steps an iteration of 64 in all
+    assert [program.iterate().metrics["learning_rate"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0.0])
