@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 
-from actors.protocols import Program
+from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
 from collectives.communicator import Communicator
+from collectives.connect import Transport, connect
+from collectives.rendezvous import Rendezvous, this_member
+from collectives.solo import SoloCommunicator
+from placement.backends import get_backend
 from placement.types import Slice
 
 
@@ -54,3 +63,136 @@ class ProgramFactory(Protocol):
     def __call__(self, context: GmiContext) -> Program:
         """Build the program."""
         ...
+
+
+class Gmi:
+    """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
+
+    Calls come in this order: ``land``, ``join`` (with more than one GMI), ``build``, then any of the others. When the
+    program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
+    """
+
+    def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
+        self.identity = identity
+        self._backend = get_backend(backend_name)
+        self._communicator: Communicator | None = None
+        self._program: Program | None = None
+
+    def land(self) -> Landing:
+        """Enter the slice, and say where that is.
+
+        Raises:
+            SliceError: its cores or its device are not here.
+        """
+        self._backend.enter(self.identity.slice)
+        return Landing(
+            index=self.identity.index,
+            node_id="",
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            cores=tuple(sorted(os.sched_getaffinity(0))),
+            num_threads=torch.get_num_threads(),
+            gpu_ids=(),
+        )
+
+    def join(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        timeout_s: float,
+        transport: Transport = "auto",
+        address: str = "127.0.0.1",
+        generation: int = 0,
+    ) -> str:
+        """Meet the other GMIs and connect to them. ``address``: this host's, for GMIs elsewhere.
+
+        Returns:
+            name of the communicator that came of it.
+
+        Raises:
+            RendezvousError: a GMI is missing, or two claim one rank.
+            CommunicatorError: they met but could not connect.
+        """
+        self._communicator = connect(
+            rendezvous,
+            this_member(self.identity.index, address),
+            world_size=self.identity.num_gmis,
+            timeout_s=timeout_s,
+            transport=transport,
+            generation=generation,
+        )
+        return type(self._communicator).__name__
+
+    def build(self, factory: ProgramFactory) -> None:
+        """Build the program on this slice.
+
+        Raises:
+            RuntimeError: there are other GMIs and this one has not joined them.
+        """
+        if self._communicator is None:
+            if self.identity.num_gmis > 1:
+                raise RuntimeError(f"{self} must join the other GMIs before its program is built")
+            self._communicator = SoloCommunicator()
+        device = torch.device(self._backend.device(self.identity.slice))
+        with self._leaving_on_error():
+            self._program = factory(
+                GmiContext(identity=self.identity, communicator=self._communicator, device=device)
+            )
+
+    def iterate(self, num_iterations: int) -> list[IterationResult]:
+        """Run iterations; one result each."""
+        with self._leaving_on_error():
+            return [self._built().iterate() for _ in range(num_iterations)]
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Run whole episodes without learning."""
+        with self._leaving_on_error():
+            return self._built().evaluate(num_episodes, seed)
+
+    def state_dict(self, *, shared: bool = True) -> StateDict:
+        """``{"shared": ..., "local": ...}``; without what all GMIs hold alike where that is not asked for."""
+        state = self._built().state_dict()
+        return state if shared else {"local": state["local"]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; ``local`` may be missing."""
+        with self._leaving_on_error():
+            self._built().load_state_dict(state)
+
+    def close(self) -> None:
+        """Release the program and leave the group. Safe to call twice."""
+        program, self._program = self._program, None
+        try:
+            if program is not None:
+                program.close()
+        finally:
+            self._leave()
+
+    def _built(self) -> Program:
+        if self._program is None:
+            raise RuntimeError(f"{self} has no program: it was not built yet, or is closed")
+        return self._program
+
+    @contextmanager
+    def _leaving_on_error(self) -> Iterator[None]:
+        """Leave the group when the block raises: the others must not wait for one that will not come."""
+        try:
+            yield
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._communicator is not None:
+            self._communicator.close()
+
+    def __repr__(self) -> str:
+        return str(self.identity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

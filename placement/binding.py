@@ -1,4 +1,4 @@
-"""From planned nodes to the nodes that Ray really gave: slices get their cores and GPUs anew, without overlap."""
+"""From planned nodes to those that Ray really gave: slices get their cores and GPUs anew, without overlap."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
     Args:
         plan: what was planned
         bundle_node_ids: Ray's node id of each GMI's bundle, in slice order
-        pinned: False where others share the nodes unseen, as trials of one Tune run do: two of them would pin to the
-            same first cores. Slices then have threads but no cores.
+        pinned: False where others share the nodes unseen, as trials of one Tune run do: two of them would
+            pin to the same first cores. Slices then have threads but no cores.
 
     Raises:
         PlanError: a node is not in the plan's machine, or does not have enough cores or GPUs.

@@ -1,10 +1,15 @@
 """What can go wrong when fitting work onto machines. Every text names the value, the limit and the way out.
 
-Constructors hand their fields to ``Exception`` unchanged and the text is built in ``__str__``, so that the errors
-survive pickling on their way out of a Ray task.
+Constructors hand their fields to ``Exception`` unchanged and the text is built in ``__str__``, so that the
+errors survive pickling on their way out of a Ray task.
 """
 
 from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 core``, ``3 cores``, ``no cores``: for texts that people read."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 class PlacementError(Exception):
@@ -12,7 +17,7 @@ class PlacementError(Exception):
 
 
 class InventoryError(PlacementError):
-    """A machine could not be read: a driver that answers with an error, a bad file, a node that stays silent."""
+    """A machine could not be read: a driver that answers with an error, a bad file, a silent node."""
 
     def __init__(self, source: str, problem: str, way_out: str) -> None:
         super().__init__(source, problem, way_out)

@@ -1,4 +1,4 @@
-"""The plan: which slices, on which nodes, for which roles, and why. A pure function of the machine and what was asked."""
+"""The plan: which slices, on which nodes, for which roles, and why. Pure function of machine and request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import floor
 from typing import Any, Literal
 
 from placement.backends import get_backend
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.types import BackendName, Machine, Node, Slice
 
 ROLES: dict[str, tuple[str, ...]] = {"dp_only": ("simulator", "agent", "trainer")}
@@ -44,7 +44,7 @@ class Plan:
         return ROLES[self.template]
 
     def memory_bytes(self, index: int) -> int:
-        """Even share of GMI ``index`` in its GPU's memory, or, without a GPU, in its node's. A share, not a limit."""
+        """Even share of GMI ``index`` in its GPU's memory, or its node's without a GPU. Not a limit."""
         piece = self.slices[index]
         node = self.machine.node(piece.node)
         for gpu in node.gpus:
@@ -70,9 +70,8 @@ class Plan:
             for row in rows
         ]
         total = self.num_gmis * self.num_envs
-        lines.append(
-            f"{self.template} on {self.backend}: {self.num_gmis} GMIs, {total} environments. {self.reason}."
-        )
+        summary = f"{counted(self.num_gmis, 'GMI')}, {counted(total, 'environment')}"
+        lines.append(f"{self.template} on {self.backend}: {summary}. {self.reason}.")
         return "\n".join(lines)
 
     def _row(self, index: int) -> tuple[str, ...]:
@@ -116,8 +115,8 @@ def make_plan(
         machine: what there is
         backend: ``cpu``, ``direct``, or ``auto``: direct where there is a GPU, else cpu
         template: which roles share a GMI
-        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, ``gmis_per_gpu`` on every GPU on ``direct``
-        gmis_per_gpu: GMIs on one GPU; None: 1. GPUs are filled in order where ``num_gmis`` needs fewer than all
+        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, every GPU's share on ``direct``
+        gmis_per_gpu: GMIs on one GPU; None: 1. GPUs are filled in order where ``num_gmis`` needs not all
         num_envs: environments of one GMI
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
 
@@ -221,17 +220,15 @@ def _cut_gpus(
             )
             for part, uuid in zip(_deal(node, len(uuids), width), uuids, strict=True)
         ]
-    return (
-        slices,
-        f"{_count(shares, 'GMI')} per GPU on {len({piece.gpu_uuid for piece in slices})} of {machine.num_gpus}",
-    )
+    used = len({piece.gpu_uuid for piece in slices})
+    return slices, f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
 
 
 def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
-    """Share ``count`` GMIs of at least ``width`` cores among nodes so that the poorest GMI gets the most cores.
+    """Share ``count`` GMIs of at least ``width`` cores among nodes: the poorest GMI gets the most cores.
 
-    One GMI at a time to the node where it gets the largest share, the earlier node on a tie: synchronous GMIs wait for
-    the slowest. Returns GMIs per node. ``count`` must fit.
+    One GMI at a time to the node where it gets the largest share, the earlier node on a tie: synchronous GMIs
+    wait for the slowest. Returns GMIs per node. ``count`` must fit.
     """
     shares = [0] * len(cores)
     for _ in range(count):
@@ -242,7 +239,7 @@ def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
 
 
 def _deal(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
-    """``share`` disjoint runs of ``width`` of the node's cores; empty runs where its cores are only counted."""
+    """``share`` disjoint runs of ``width`` of the node's cores; empty where its cores are only counted."""
     if not node.pinnable:
         return [()] * share
     cores = node.usable_cores
@@ -253,14 +250,15 @@ def _explain_cores(machine: Machine, slices: list[Slice], *, asked: bool) -> str
     used = sum(piece.num_threads for piece in slices)
     why = "as many GMIs as asked" if asked else f"one GMI per core, at most {MAX_DEFAULT_GMIS}"
     rest = machine.num_cores - used
-    left = f", {_count(rest, 'core')} left for Ray and the driver" if rest else ""
-    return f"{why}, {_count(used, 'core')} shared evenly{left}"
+    left = f", {counted(rest, 'core')} left for Ray and the driver" if rest else ""
+    return f"{why}, {counted(used, 'core')} shared evenly{left}"
 
 
 def _too_many_for_cores(machine: Machine, num_gmis: int, threads: int | None, fits: int) -> PlanError:
     each = f" with threads_per_gmi={threads}" if threads is not None else ""
     asked = f"num_gmis={num_gmis}{each}"
-    limit = f"there {_are(machine.num_cores, 'core')} on {_count(len(machine.nodes), 'node')}, which hold {_count(fits, 'GMI')}{each}"
+    where = counted(len(machine.nodes), "node")
+    limit = f"there {_are(machine.num_cores, 'core')} on {where}, enough for {counted(fits, 'GMI')}{each}"
     logical = sum(node.ray_cpus or 0 for node in machine.nodes)
     if logical > machine.num_cores:
         limit += f" (Ray was started with {logical:g} CPUs, more than the cores that exist)"
@@ -283,15 +281,11 @@ def _too_few_cores_beside_gpus(node: Node, share: int, threads: int | None) -> P
         else f"Set threads_per_gmi to {cores} or less"
     )
     return PlanError(
-        f"{_count(share, 'GMI')} of {_count(each, 'core')} each on node {node.name}",
-        f"it has {_count(cores, 'core')}",
+        f"{counted(share, 'GMI')} of {counted(each, 'core')} each on node {node.name}",
+        f"it has {counted(cores, 'core')}",
         way_out,
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _are(number: int, noun: str) -> str:
-    return f"{'is' if number == 1 else 'are'} {_count(number, noun) if number else f'no {noun}'}"
+    return f"{'is' if number == 1 else 'are'} {counted(number, noun)}"

@@ -1,4 +1,4 @@
-"""Values that describe machines and shares of them. Frozen; units are in the names; no driver handle survives in them."""
+"""Values that describe machines and shares of them. Frozen; units are in the names; no driver handles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 BackendName = Literal["cpu", "direct"]
-"""How a device is shared. ``cpu``: a slice is a set of cores. ``direct``: processes share a whole GPU, no limits."""
+"""How a device is shared. ``cpu``: slices are sets of cores. ``direct``: processes share a GPU, no limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class Node:
     memory_total_bytes: int
     gpus: tuple[Gpu, ...] = ()
     pinnable: bool = True
-    """False where a quota or a neighbour, not a set of cores, limits the node: cores are then only counted."""
+    """False where a quota or a neighbour, not a set of cores, limits the node: cores then only count."""
     ray_node_id: str | None = None
     """Set when the inventory came from a Ray cluster."""
     ray_cpus: float | None = None
-    """CPUs that Ray can grant here; None where Ray was not asked. More than cores on a purely logical node."""
+    """CPUs that Ray can grant here; None where Ray was not asked. May exceed the cores that exist."""
     ray_gpus: float | None = None
     """GPUs that Ray can grant here; None where Ray was not asked."""
 

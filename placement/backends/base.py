@@ -1,4 +1,4 @@
-"""What every way of sharing a device can do: name a slice's environment, and confine a process to the slice."""
+"""What every way of sharing a device can do: name a slice's environment, and confine a process to it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class SliceBackend(Protocol):
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Variables that hold every native thread pool to ``num_threads``.
 
-    OMP_WAIT_POLICY=PASSIVE, since libgomp's idle threads otherwise spin, which makes small torch updates several times
-    slower as soon as a neighbour uses the same cores.
+    OMP_WAIT_POLICY=PASSIVE, since libgomp's idle threads otherwise spin, which makes small torch updates
+    several times slower as soon as a neighbour uses the same cores.
     """
     count = str(num_threads)
     return {
@@ -48,7 +48,7 @@ def thread_environment(num_threads: int) -> dict[str, str]:
 
 
 def pin_to_cores(cores: tuple[int, ...]) -> None:
-    """Confine this process, and every thread it starts from now on, to ``cores``. No cores: leave it as it is.
+    """Confine this process, and every thread it starts from now on, to ``cores``. No cores: no change.
 
     Raises:
         SliceError: a core does not exist here or is not granted to this process.
@@ -78,6 +78,6 @@ def limit_torch_threads(num_threads: int) -> None:
 
     torch.set_num_threads(num_threads)
     if torch.get_num_interop_threads() != 1:
-        # torch accepts this once, before its first parallel work; a later call changes nothing and is no harm.
+        # torch accepts this once, before its first parallel work; a later call changes nothing.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)

@@ -1,4 +1,4 @@
-"""Processes share a whole GPU as the driver does by default: time slicing, no limits. ``[unverified on GPU]``."""
+"""Processes share a whole GPU as the driver does by default: time slicing, no limits. [unverified on GPU]"""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class DirectBackend:
     def environment(self, piece: Slice) -> dict[str, str]:
         """Thread counts, and the one GPU by UUID.
 
-        By UUID, since an index means another device as soon as someone sets CUDA_DEVICE_ORDER. Ray is told to leave
-        the variable alone: it would write its own index over it.
+        By UUID, since an index means another device as soon as someone sets CUDA_DEVICE_ORDER. Ray is told to
+        leave the variable alone: it would write its own index over it.
         """
         if piece.gpu_uuid is None:
             raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
@@ -38,9 +38,10 @@ class DirectBackend:
         import torch  # the slice's environment has to be in place before this import
 
         if not torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             raise SliceError(
                 f"GPU {piece.gpu_uuid}",
-                f"no CUDA device in process {os.getpid()} "
-                f"(torch {torch.__version__}, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})",
+                f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
+                f"CUDA_VISIBLE_DEVICES={visible!r})",
                 "Install a CUDA build of torch, or use the cpu backend",
             )

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from placement.errors import InventoryError
 from placement.inventory.local import local_node
-from placement.types import Gpu, Machine, Node
+from placement.types import Machine, Node
 
 KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Lets a task without GPUs see those its node was started with; Ray hides them otherwise."""
@@ -23,10 +23,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def cluster_machine(timeout_s: float = 10.0) -> Machine:
-    """Every live node that can run work, as its own process sees it, limited to what Ray grants there.
+    """Every live node that can run work, as a process there sees it, limited to what Ray grants.
 
-    Nodes that share one host (containers, or a cluster simulated on one machine) get disjoint cores and GPUs of it as
-    far as they go. Logical GPUs that no driver knows, as in ``ray.init(num_gpus=8)``, do not become Gpu values.
+    Nodes that share one host (containers, or a cluster simulated on one machine) get disjoint cores and GPUs
+    of it as far as they go. Logical GPUs that no driver knows, as in ``ray.init(num_gpus=8)``, are left out.
 
     Raises:
         InventoryError: Ray is not connected, has no node that can run work, or a node did not answer in time.
@@ -70,16 +70,16 @@ def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:
     for node, host_id in zip(nodes, host_ids, strict=True):
         taken = taken_cores.setdefault(host_id, set())
         own = tuple(core for core in node.cores if core not in taken)
-        wanted = len(node.usable_cores)
-        gpus: tuple[Gpu, ...] = tuple(gpu for gpu in node.gpus if gpu.uuid not in taken_gpus)
-        if len(own) >= wanted:
-            node = replace(node, cores=own)
-        else:
-            node = replace(node, pinnable=False)
-        node = replace(node, gpus=gpus)
-        taken.update(node.usable_cores)
-        taken_gpus.update(gpu.uuid for gpu in node.usable_gpus)
-        divided.append(node)
+        enough = len(own) >= len(node.usable_cores)
+        mine = replace(
+            node,
+            cores=own if enough else node.cores,
+            pinnable=node.pinnable and enough,
+            gpus=tuple(gpu for gpu in node.gpus if gpu.uuid not in taken_gpus),
+        )
+        taken.update(mine.usable_cores)
+        taken_gpus.update(gpu.uuid for gpu in mine.usable_gpus)
+        divided.append(mine)
     return tuple(divided)
 
 
@@ -123,7 +123,7 @@ def _answer(entry: dict[str, Any], ref: ray.ObjectRef) -> tuple[Node, str]:
     try:
         answer: tuple[Node, str] = ray.get(ref)
     except (RayError, InventoryError) as error:
-        # A task's own error arrives as a mix of RayTaskError and its class; its cause is the sentence to read.
+        # A task's own error arrives wrapped in a RayTaskError; its cause is the sentence to read.
         cause = getattr(error, "cause", None) or error
         last_line = str(cause).strip().splitlines()[-1]
         raise InventoryError(

@@ -1,4 +1,4 @@
-"""What the kernel lets this process use: cores by affinity and CPU quota, memory by size and control group."""
+"""What the kernel lets this process use: cores by affinity and quota, memory by size and control group."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = Path("/")
 def allowed_cores(root: Path = ROOT) -> tuple[tuple[int, ...], bool]:
     """Ids of the cores this process may use, and whether they may be pinned to.
 
-    A CPU quota (a container's ``--cpus=2``) grants time on all cores rather than cores: as many as the quota pays for
-    are counted, and not pinned to, since every container of the host would choose the same ones.
+    A CPU quota (a container's ``--cpus=2``) grants time on all cores rather than cores: as many as it
+    pays for are counted, and not pinned to, since every container of the host would choose the same ones.
     """
     cores = tuple(sorted(os.sched_getaffinity(0)))
     quota = cpu_quota_cores(root)

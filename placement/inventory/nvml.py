@@ -1,7 +1,7 @@
 """GPUs as NVML reports them. The only module that imports pynvml.
 
-No library and no driver mean no GPUs. A driver that is there and answers with an error is an InventoryError: a broken
-GPU must not quietly become a run on the CPU.
+No library and no driver mean no GPUs. A driver that answers with an error is an InventoryError: a broken GPU
+must not quietly become a run on the CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CORES_PER_SM = {
     (7, 5): 64,
     (8, 0): 64,
 }
-"""CUDA cores of one multiprocessor by compute capability, where not 128 (CUDA C++ programming guide, technical
-specifications per compute capability). NVML counts cores only."""
+"""CUDA cores of one multiprocessor by compute capability, where not 128 (CUDA C++ programming guide,
+technical specifications per compute capability). NVML counts cores only."""
 
 
 def visible_gpus(*, host_memory_bytes: int) -> tuple[Gpu, ...]:
@@ -33,7 +33,7 @@ def visible_gpus(*, host_memory_bytes: int) -> tuple[Gpu, ...]:
         host_memory_bytes: taken as the GPU's memory where the two are one and NVML has no number of its own
 
     Raises:
-        InventoryError: the driver is there and does not answer properly, or CUDA_VISIBLE_DEVICES names MIG instances.
+        InventoryError: the driver does not answer properly, or CUDA_VISIBLE_DEVICES names MIG instances.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1"):
@@ -43,7 +43,7 @@ def visible_gpus(*, host_memory_bytes: int) -> tuple[Gpu, ...]:
 
 
 def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
-    """Apply CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs; as in CUDA, the first that fits nothing ends it."""
+    """Apply CUDA_VISIBLE_DEVICES: indices or UUID prefixes. As in CUDA, the first that fits none ends it."""
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         if entry.startswith("MIG-"):

@@ -32,7 +32,7 @@ def load_machine(path: str | Path) -> Machine:
     """Read a machine from a JSON file.
 
     Raises:
-        InventoryError: no such file, not JSON, another schema, or a field that is missing, unknown or of a wrong type.
+        InventoryError: no such file, not JSON, another schema, or a field missing, unknown or of wrong type.
     """
     source = str(path)
     try:

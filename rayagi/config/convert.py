@@ -1,4 +1,4 @@
-"""RunSpec to and from plain data, strictly: an unknown key or a wrong type is an error that names its path."""
+"""RunSpec to and from plain data, strictly: unknown keys and wrong types are errors that name their path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayagi.config.yaml_text import parse_yaml
 
 
 def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
-    """Nested plain data (dict, list, str, numbers, None) that ``run_spec_from_dict`` turns into an equal RunSpec."""
+    """Nested plain data (dict, list, str, numbers, None); ``run_spec_from_dict`` makes an equal RunSpec of it."""
     return cast("dict[str, Any]", _plain(spec))
 
 
@@ -84,7 +84,9 @@ def setting_path(key: str) -> str:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise ConfigError(key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}")
+            raise ConfigError(
+                key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}"
+            )
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
 
 
@@ -106,7 +108,7 @@ def setting_paths() -> dict[str, Literal["value", "mapping", "section"]]:
 
 
 def nearest(key: str, names: Iterable[str]) -> str:
-    """A sentence that offers the names nearest to ``key``, by full path or by last part; else lists the first few."""
+    """Offers the names nearest to ``key``, by full path or by last part; else lists the first few."""
     names = list(names)
     by_leaf = {name.rpartition(".")[2]: name for name in names}
     leaf = key.rpartition(".")[2]
@@ -140,7 +142,9 @@ def _replaced(data: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict
 
 def _build(cls: type, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
-        raise ConfigError(path or "configuration", data, "must be a mapping of settings", f"with keys {_keys(cls)}")
+        raise ConfigError(
+            path or "configuration", data, "must be a mapping of settings", f"with keys {_keys(cls)}"
+        )
     hints = _hints(cls)
     values: dict[str, Any] = {}
     for key, value in data.items():
@@ -149,9 +153,14 @@ def _build(cls: type, data: Any, path: str) -> Any:
             prefix = f"{path}." if path else ""
             siblings = [prefix + name for name in hints]
             close = difflib.get_close_matches(where, siblings, n=3, cutoff=0.6)
-            raise ConfigError(where, value, "no such setting", nearest(where, siblings if close else setting_paths()))
+            raise ConfigError(
+                where, value, "no such setting", nearest(where, siblings if close else setting_paths())
+            )
         wanted = hints[key]
-        values[key] = _build(wanted, value, where) if is_dataclass(wanted) else _convert(wanted, value, where)
+        is_section = is_dataclass(wanted)
+        values[key] = (
+            _build(cast("type", wanted), value, where) if is_section else _convert(wanted, value, where)
+        )
     return cls(**values)
 
 

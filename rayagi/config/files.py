@@ -25,8 +25,8 @@ def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
     """Read a run's configuration, checked.
 
     A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``) and is laid over the task's preset.
-    A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig``, or a function without arguments that
-    returns one.
+    A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig``, or a function without arguments
+    that returns one.
 
     Args:
         path: a .yaml, .yml or .py file
@@ -48,7 +48,10 @@ def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
     spec = _from_python(file, source, env_id) if file.suffix == ".py" else _from_yaml(file, source, env_id)
     if env_id is not None and spec.env.id != env_id:
         raise ConfigError(
-            f"{path}: env.id", spec.env.id, f"is not the task that was asked for, {env_id!r}", "give one of them only"
+            f"{path}: env.id",
+            spec.env.id,
+            f"is not the task that was asked for, {env_id!r}",
+            "give one of them only",
         )
     return spec
 
@@ -60,7 +63,9 @@ def _from_yaml(file: Path, source: str, env_id: str | None) -> RunSpec:
         raise ConfigError(str(file), NO_VALUE, f"is not YAML ({' '.join(str(error).split())})") from error
     data = {} if data is None else data
     try:
-        given = run_spec_from_dict(data)  # refuses what is not a mapping, and unknown keys, before anything else
+        given = run_spec_from_dict(
+            data
+        )  # refuses what is not a mapping, and unknown keys, before anything else
         said = "id" in _section(data, "env")
         base = preset(given.env.id if said or env_id is None else env_id)
         return checked(run_spec_from_dict(merged(run_spec_to_dict(base), data)))
@@ -94,7 +99,9 @@ def _defined_config(file: Path, source: str) -> Any:
     finally:
         sys.path.remove(str(file.resolve().parent))
     if not hasattr(module, "config"):
-        raise ConfigError(str(file), NO_VALUE, "does not define `config`", "set config = rayagi.PPOConfig()...")
+        raise ConfigError(
+            str(file), NO_VALUE, "does not define `config`", "set config = rayagi.PPOConfig()..."
+        )
     return module.config
 
 
@@ -109,7 +116,10 @@ def _as_run_spec(file: Path, config: Any, env_id: str | None) -> RunSpec:
         assert isinstance(spec, RunSpec)
         return spec
     raise ConfigError(
-        f"{file}: config", NO_VALUE, f"is a {type(config).__name__}", "make it a RunSpec, a rayagi.PPOConfig, or a function that returns one"
+        f"{file}: config",
+        NO_VALUE,
+        f"is a {type(config).__name__}",
+        "make it a RunSpec, a rayagi.PPOConfig, or a function that returns one",
     )
 
 
@@ -130,5 +140,7 @@ def _guarded(file: Path, call: Any) -> Any:
 
 
 def _place(file: Path, error: BaseException) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+    ]
     return f"{file}:{lines[-1]}" if lines else str(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rayagi.config.spec import Activation, EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
-from rayagi.envs import default_hidden
+from rayagi.envs.registry import default_hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,9 @@ _CLASSIC = TaskPreset(
     num_envs=16,
     hidden=(64, 64),
     activation="tanh",
-    ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False),
+    ppo=PPOSpec(
+        rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False
+    ),
 )
 """Small tasks with short episodes: cheap steps, so many epochs; bounded rewards, so no scaling."""
 

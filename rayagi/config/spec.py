@@ -43,6 +43,8 @@ class GmiSpec:
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs."""
+    transport: Literal["auto", "shm", "gloo"] = "auto"
+    """What gradients travel by. auto: shared memory where all GMIs share a host, else Gloo over TCP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,9 +59,9 @@ class SimulationError(EnvError):
 
     def __str__(self) -> str:
         return (
-            f"environment {self.env_index} became unstable in step {self.step} of its episode: {self.quantity} is NaN, "
-            f"infinite or above 1e10; if it is the action, look at the policy (learning rate, loss), otherwise at "
-            f"the environment's options (model file, frame_skip)"
+            f"environment {self.env_index} became unstable in step {self.step} of its episode: "
+            f"{self.quantity} is NaN, infinite or above 1e10; if it is the action, look at the policy "
+            f"(learning rate, loss), otherwise at the environment's options (model file, frame_skip)"
         )
 
 
@@ -74,6 +74,7 @@ class RenderingError(EnvError):
 
     def __str__(self) -> str:
         return (
-            f"{self.env_id} cannot be rendered here: {self.reason}. On a machine without a display, install EGL or "
-            f"OSMesa and set MUJOCO_GL=egl or MUJOCO_GL=osmesa; evaluation without --video needs neither"
+            f"{self.env_id} cannot be rendered here: {self.reason}. On a machine without a display, "
+            f"install EGL or OSMesa and set MUJOCO_GL=egl or MUJOCO_GL=osmesa; "
+            f"evaluation without --video needs neither"
         )

@@ -119,8 +119,8 @@ def _action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
 class GymnasiumVecEnv:
     """Implements VecEnv on a SyncVectorEnv that resets in the same step.
 
-    Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes from
-    (seed, global index), so an environment's course does not depend on which GMI hosts it.
+    Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes
+    from (seed, global index), so an environment's course does not depend on which GMI hosts it.
     """
 
     def __init__(
@@ -200,12 +200,13 @@ class GymnasiumVecEnv:
         return {"episode": self._episode.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes after the saved ones, seeded unlike any before. Returns their first observation."""
+        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
         saved = len(state["episode"])
         if saved != self.num_envs:
             raise EnvironmentOptionError(
                 self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; resume with num_envs={saved} per GMI",
+                f"the saved state holds {saved} environments, not {self.num_envs}; "
+                f"resume with num_envs={saved} per GMI",
             )
         self._episode[:] = state["episode"]
         return self.reset()

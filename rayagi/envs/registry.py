@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -77,7 +78,7 @@ class RegisteredEnvFactory:
 def make_env_factory(
     env_id: str, *, engine: str = "auto", kwargs: Mapping[str, Any] | None = None
 ) -> RegisteredEnvFactory:
-    """A picklable factory of batched environments; nothing is simulated yet, but names and options are checked.
+    """A picklable factory of batched environments; names and options are checked, nothing is simulated yet.
 
     Args:
         env_id: one of ``list_envs()``, or any id of Gymnasium's registry.
@@ -124,7 +125,7 @@ def list_envs() -> list[EnvListing]:
 
 
 def default_hidden(env_id: str) -> tuple[int, ...]:
-    """Hidden layers of the task's policy: GMI-DRL (ATC'25) Table 4 for its tasks and their Gymnasium namesakes."""
+    """Hidden layers of a task's policy: GMI-DRL (ATC'25) Table 4 for its tasks and Gymnasium's namesakes."""
     name = env_id.rsplit("/", 1)[-1].rsplit("-v", 1)[0]
     if name in _TABLE_4_HIDDEN:
         return _TABLE_4_HIDDEN[name]
@@ -150,7 +151,11 @@ def _choose_engine(env_id: str, engine: str) -> Engine:
 
 
 def _nearest(env_id: str) -> tuple[str, ...]:
-    known = sorted({*TASKS, *gymnasium.registry})
+    # Gymnasium keeps retired ids, whose entry point is a function that raises, to say where they went.
+    alive = [
+        name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
+    ]
+    known = sorted({*TASKS, *alive})
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
     # "ant" alone is nearer to nothing by edit distance than to names that it is a part of.
@@ -161,7 +166,7 @@ def _nearest(env_id: str) -> tuple[str, ...]:
 
 
 def _time_limit(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """The time limit, registered or asked for (-1: none, as in ``gymnasium.make``), and the remaining options."""
+    """The time limit, registered or asked for (-1: none, as in ``gymnasium.make``), and the other options."""
     options = dict(kwargs)
     limit = options.pop("max_episode_steps", None)
     if limit is None:

@@ -12,10 +12,10 @@ from rayagi.envs.gymnasium_adapter import make_one
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
-    """Gymnasium's own environment with ``render_mode="rgb_array"``; its steps equal those that rayagi trains on.
+    """Gymnasium's own environment with ``render_mode="rgb_array"``; it steps as what rayagi trains on does.
 
-    Observations are flat vectors, as policies get them. One frame is drawn on the spot, so that a machine that
-    cannot draw says so before an episode has run.
+    Observations are flat vectors, as policies get them. One frame is drawn on the spot, so that a machine
+    that cannot draw says so before an episode has run.
 
     Raises:
         RenderingError: the environment has no frames, or this machine cannot draw them.

@@ -1,11 +1,12 @@
 """Every metric, declared once: its name, unit, how GMIs' values merge, and what it means.
 
-Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports read this table; none has names of its own.
+Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports read this table; none has names of
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,38 +28,142 @@ class Metric:
 
 
 CATALOGUE: tuple[Metric, ...] = (
-    Metric(name="env_steps", unit="steps", merge="sum", group="progress", help="environment steps of this iteration"),
-    Metric(name="episodes", unit="episodes", merge="sum", group="progress", help="episodes that ended in this iteration"),
+    Metric(
+        name="env_steps",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps of this iteration",
+    ),
+    Metric(
+        name="episodes",
+        unit="episodes",
+        merge="sum",
+        group="progress",
+        help="episodes that ended in this iteration",
+    ),
     Metric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
     Metric(name="simulate_s", unit="s", merge="mean", group="time", help="time in the simulator"),
     Metric(name="act_s", unit="s", merge="mean", group="time", help="time in policy inference and sampling"),
-    Metric(name="update_s", unit="s", merge="mean", group="time", help="time in the learner, without synchronisation"),
-    Metric(name="sync_s", unit="s", merge="mean", group="time", help="time in collectives, waiting for other GMIs included"),
+    Metric(
+        name="update_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in the learner, without synchronisation",
+    ),
+    Metric(
+        name="sync_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in collectives, waiting for other GMIs included",
+    ),
     Metric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
-    Metric(name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"),
+    Metric(
+        name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
+    ),
     Metric(name="entropy", unit="nats", merge="mean", group="learning", help="mean policy entropy"),
-    Metric(name="approx_kl", unit="nats", merge="mean", group="learning", help="estimate of KL(old, new), mean((r - 1) - log r)"),
-    Metric(name="clip_fraction", unit="", merge="mean", group="learning", help="share of samples whose ratio was clipped"),
-    Metric(name="explained_variance", unit="", merge="mean", group="learning", help="1 - Var(returns - values) / Var(returns)"),
-    Metric(name="grad_norm", unit="", merge="mean", group="learning", help="global gradient norm before clipping"),
+    Metric(
+        name="approx_kl",
+        unit="nats",
+        merge="mean",
+        group="learning",
+        help="estimate of KL(old, new), mean((r - 1) - log r)",
+    ),
+    Metric(
+        name="clip_fraction",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="share of samples whose ratio was clipped",
+    ),
+    Metric(
+        name="explained_variance",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="1 - Var(returns - values) / Var(returns)",
+    ),
+    Metric(
+        name="grad_norm", unit="", merge="mean", group="learning", help="global gradient norm before clipping"
+    ),
     Metric(name="learning_rate", unit="", merge="mean", group="learning", help="step size of this iteration"),
-    Metric(name="action_std", unit="", merge="mean", group="learning", help="mean standard deviation of a Gaussian policy"),
-    Metric(name="resident_bytes", unit="bytes", merge="max", group="resources", help="resident memory of the largest GMI process"),
+    Metric(
+        name="action_std",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="mean standard deviation of a Gaussian policy",
+    ),
+    Metric(
+        name="resident_bytes",
+        unit="bytes",
+        merge="max",
+        group="resources",
+        help="resident memory of the largest GMI process",
+    ),
 )
 """What a GMI reports in IterationResult.metrics."""
 
 DERIVED: tuple[Metric, ...] = (
-    Metric(name="env_steps_total", unit="steps", merge="sum", group="progress", help="environment steps since the run began"),
-    Metric(name="train_s", unit="s", merge="max", group="progress", help="training time since the run began, evaluations and checkpoints included"),
-    Metric(name="steps_per_second", unit="steps/s", merge="sum", group="progress", help="environment steps of all GMIs per wall second"),
-    Metric(name="episode_return_mean", unit="", merge="mean", group="progress", help="mean undiscounted return of the last 100 training episodes"),
-    Metric(name="episode_length_mean", unit="steps", merge="mean", group="progress", help="mean length of the last 100 training episodes"),
-    Metric(name="episodes_total", unit="episodes", merge="sum", group="progress", help="training episodes that ended since the run began"),
-    Metric(name="evaluation_return_mean", unit="", merge="mean", group="progress", help="mean return of the policy's mode, without exploration"),
+    Metric(
+        name="env_steps_total",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps since the run began",
+    ),
+    Metric(
+        name="train_s",
+        unit="s",
+        merge="max",
+        group="progress",
+        help="training time since the run began, evaluations and checkpoints included",
+    ),
+    Metric(
+        name="steps_per_second",
+        unit="steps/s",
+        merge="sum",
+        group="progress",
+        help="environment steps of all GMIs per wall second",
+    ),
+    Metric(
+        name="episode_return_mean",
+        unit="",
+        merge="mean",
+        group="progress",
+        help="mean undiscounted return of the last 100 training episodes",
+    ),
+    Metric(
+        name="episode_length_mean",
+        unit="steps",
+        merge="mean",
+        group="progress",
+        help="mean length of the last 100 training episodes",
+    ),
+    Metric(
+        name="episodes_total",
+        unit="episodes",
+        merge="sum",
+        group="progress",
+        help="training episodes that ended since the run began",
+    ),
+    Metric(
+        name="evaluation_return_mean",
+        unit="",
+        merge="mean",
+        group="progress",
+        help="mean return of the policy's mode, without exploration",
+    ),
 )
 """What the driver adds from those values."""
 
-_MERGE = {"sum": sum, "max": max, "mean": lambda values: sum(values) / len(values)}
+_MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
+    "sum": sum,
+    "max": max,
+    "mean": lambda values: sum(values) / len(values),
+}
 
 
 def merge(results: Sequence[IterationResult]) -> IterationResult:

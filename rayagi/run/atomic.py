@@ -32,7 +32,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file's content in one step: a reader, or a crash, sees the old content or the new, never a part.
+    """Replace a file in one step: a reader, or a crash, sees the old content or the new, never a part.
 
     Raises:
         DiskError: the disk is full or read-only; the old content stands.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written to a temporary folder, checksummed, flushed, then renamed; the best and the last two kept.
+"""Checkpoints: written to a temporary folder, checksummed, flushed, then renamed; the best and the last two kept.
 
     checkpoints/iteration_000123/shared.pt      what all replicas hold alike: weights, optimiser, normalisers
                                  local.pt       what each GMI holds: environments, random numbers
@@ -39,7 +39,7 @@ class Checkpoint:
 
     name: str
     state: dict[str, Any]
-    """``{"shared": ..., "local": ..., "num_gmis": ...}``; without ``local`` where only the policy was asked for."""
+    """``{"shared", "local", "num_gmis"}``; without ``local`` where only the policy was asked for."""
     counters: dict[str, Any]
     damaged: tuple[str, ...] = ()
     """Newer checkpoints that were passed over, and why."""
@@ -95,8 +95,8 @@ class CheckpointStore:
         """Read a checkpoint after checking it against its manifest.
 
         Args:
-            which: ``best``, ``last``, or a checkpoint's name. ``last`` falls back to the newest one that is whole,
-                ``best`` to the last.
+            which: ``best``, ``last``, or a checkpoint's name. ``last`` falls back to the newest one that is
+                whole, ``best`` to the last.
             with_local: read the GMIs' own state too.
 
         Raises:
@@ -112,7 +112,7 @@ class CheckpointStore:
         raise NoCheckpointError(str(self._folder.parent), which, usable, tuple(damaged))
 
     def rewind(self, iteration: int) -> None:
-        """Set the store back to an iteration: remove unfinished folders, and put aside checkpoints after it."""
+        """Go back to an iteration: remove unfinished folders, put aside checkpoints after it."""
         with disk_errors(self._folder):
             for entry in self._folder.glob(".iteration_*"):
                 shutil.rmtree(entry)
@@ -208,7 +208,9 @@ def _checked_content(folder: Path, file: str, files: Mapping[str, Mapping[str, A
     if expected is None:
         raise CheckpointError(str(folder), f"{file} is not in its manifest")
     if len(data) != expected["bytes"]:
-        raise CheckpointError(str(folder), f"{file} has {len(data)} bytes where {expected['bytes']} were written")
+        raise CheckpointError(
+            str(folder), f"{file} has {len(data)} bytes where {expected['bytes']} were written"
+        )
     if _digest(data) != expected["sha256"]:
         raise CheckpointError(str(folder), f"{file} does not match its checksum")
     return data

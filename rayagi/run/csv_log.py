@@ -1,4 +1,4 @@
-"""CSV files that survive a crash and a resume: one line per row, each written whole, rows of a lost future cut."""
+"""CSV files that survive a crash and a resume: one line per row, rows of a lost future cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a file written by ``CsvLog``; an unfinished last line is left out. A missing file has no rows."""
+    """Rows that ``CsvLog`` wrote; an unfinished last line is left out. A missing file has no rows."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -55,7 +55,11 @@ class CsvLog:
             DiskError: the file cannot be written.
         """
         self._path, self._columns = path, tuple(columns)
-        kept = [] if keep_through is None else [row for row in read_rows(path) if row["iteration"] <= keep_through]
+        kept = (
+            []
+            if keep_through is None
+            else [row for row in read_rows(path) if row["iteration"] <= keep_through]
+        )
         lines = [",".join(self._columns), *(self._line(row) for row in kept)]
         replace_text(path, "\n".join(lines) + "\n")
         with disk_errors(path):

@@ -21,7 +21,7 @@ _DISK_ERRNOS = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""What the system says when a file cannot be written: no space, quota, read-only, no permission, size limit."""
+"""What the system says when a file cannot be written: no space, quota, read-only, no permission."""
 
 
 class RunError(Exception):
@@ -36,7 +36,9 @@ class DiskError(RunError):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"cannot write {self.path}: {self.reason}; free space there, or choose another folder with --out"
+        return (
+            f"cannot write {self.path}: {self.reason}; free space there, or choose another folder with --out"
+        )
 
 
 class RunFolderError(RunError):
@@ -59,8 +61,8 @@ class RunVersionError(RunError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} has run folder layout {self.found}, written by rayagi {self.written_by}; this version reads "
-            f"layout {self.readable} only. Use that version of rayagi for it, or start a new run with its config.yaml: "
+            f"{self.path} has run folder layout {self.found}, written by rayagi {self.written_by}; this version "
+            f"reads layout {self.readable} only. Use that version for it, or start a new run with its settings: "
             f"rayagi train TASK --config {self.path}/config.yaml"
         )
 
@@ -89,7 +91,7 @@ class NoCheckpointError(RunError):
         return f"{text}; damaged: {'; '.join(self.damaged)}" if self.damaged else text
 
 
-class NonFiniteError(RunError):
+class NonFiniteResultError(RunError):
     """A loss, a gradient or a weight is not a number any more. Nothing is saved after that."""
 
     def __init__(self, quantity: str, value: float, iteration: int, env_steps: int) -> None:
@@ -98,9 +100,9 @@ class NonFiniteError(RunError):
 
     def __str__(self) -> str:
         return (
-            f"{self.quantity} became {self.value} at iteration {self.iteration} ({self.env_steps:,} environment steps); "
-            "the run stopped and nothing was saved after it. Lower ppo.learning_rate or ppo.max_grad_norm, or check the "
-            "task's rewards"
+            f"{self.quantity} became {self.value} at iteration {self.iteration} ({self.env_steps:,} environment "
+            "steps); the run stopped and nothing was saved after it. Lower ppo.learning_rate or ppo.max_grad_norm, "
+            "or check the task's rewards"
         )
 
 
@@ -113,8 +115,8 @@ class LimitReachedError(RunError):
 
     def __str__(self) -> str:
         return (
-            f"{self.run} has already reached its limit ({self.limit}). Limits count from the start of the run: give a "
-            f"larger one, e.g. rayagi train --resume {self.run} --time 1h"
+            f"{self.run} has already reached its limit ({self.limit}). Limits count from the start of the run: "
+            f"give a larger one, e.g. rayagi train --resume {self.run} --time 1h"
         )
 
 

@@ -1,11 +1,11 @@
 """The run folder: everything a run leaves behind, and what another command needs to go on from it.
 
-    config.yaml plan.txt plan.json versions.json    what was run, on what, with what
-    run.json                                        layout version, status, seed, limits, counters
-    progress.csv evaluations.csv tensorboard/       numbers, by iteration
-    checkpoints/                                    see rayagi.run.checkpoints
-    report.html *.png                               see rayagi.monitoring.report
-    error.log                                       traceback of an unexpected end
+config.yaml plan.txt plan.json versions.json    what was run, on what, with what
+run.json                                        layout version, status, seed, limits, counters
+progress.csv evaluations.csv tensorboard/       numbers, by iteration
+checkpoints/                                    see rayagi.run.checkpoints
+report.html *.png                               see rayagi.monitoring.report
+error.log                                       traceback of an unexpected end
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class RunFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise RunFolderError(str(self.path), "another process is training this run; end it first") from None
+            raise RunFolderError(
+                str(self.path), "another process is training this run; end it first"
+            ) from None
         self._lock = descriptor
 
     def unlock(self) -> None:

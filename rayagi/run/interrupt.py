@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """Catches SIGINT and SIGTERM while it is entered. Outside the main thread signals cannot be caught, and are not."""
+    """Catches SIGINT and SIGTERM while it is entered; not outside the main thread, where Python cannot."""
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self._on_first = on_first

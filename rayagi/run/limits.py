@@ -1,4 +1,4 @@
-"""When a run ends: limits that the user gave, and one pure function that compares them with how far the run is."""
+"""When a run ends: the user's limits, and one pure function that compares them with how far the run is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limits:
     """Environment steps of all GMIs."""
     iterations: int | None = None
     stop_return: float | None = None
-    """Mean return at which the run ends; of the evaluation where there is one, else of the last 100 episodes."""
+    """Mean return at which the run ends: of the evaluation where that is on, else of the last 100 episodes."""
 
     def is_empty(self) -> bool:
         """Whether nothing ends the run."""
@@ -41,7 +41,9 @@ class Limits:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Limits:
         """Read back what ``to_dict`` stored."""
-        return cls(**{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")})
+        return cls(
+            **{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")}
+        )
 
     def text(self, return_source: ReturnSource) -> str:
         """For people: ``5 min, or evaluation return >= 900``."""
@@ -53,7 +55,11 @@ class Limits:
         if self.iterations is not None:
             parts.append(f"{self.iterations:,} iterations")
         if self.stop_return is not None:
-            what = "evaluation return" if return_source == "evaluation" else "mean return of the last 100 episodes"
+            what = (
+                "evaluation return"
+                if return_source == "evaluation"
+                else "mean return of the last 100 episodes"
+            )
             parts.append(f"{what} >= {self.stop_return:g}")
         return ", or ".join(parts) if parts else "no limit; Ctrl-C ends it"
 
@@ -90,14 +96,17 @@ def should_stop(limits: Limits, position: Position, return_source: ReturnSource)
         measured = position.evaluation_return if return_source == "evaluation" else position.training_return
         if measured is not None and measured >= limits.stop_return:
             return Stop(
-                limit="stop_return", reason=f"{return_source} return {measured:.1f} reached {limits.stop_return:g}"
+                limit="stop_return",
+                reason=f"{return_source} return {measured:.1f} reached {limits.stop_return:g}",
             )
     if limits.time_s is not None and position.train_s >= limits.time_s:
         return Stop(limit="time_s", reason=f"{duration_text(limits.time_s)} of training done")
     return None
 
 
-def seconds_left(limits: Limits, position: Position, *, steps_per_s: float, iteration_s: float) -> float | None:
+def seconds_left(
+    limits: Limits, position: Position, *, steps_per_s: float, iteration_s: float
+) -> float | None:
     """Time to the nearest limit that can be predicted, in seconds; None where only a return ends the run."""
     left = []
     if limits.time_s is not None:
@@ -109,7 +118,9 @@ def seconds_left(limits: Limits, position: Position, *, steps_per_s: float, iter
     return max(0.0, min(left)) if left else None
 
 
-def iterations_until(limits: Limits, *, iteration: int, env_steps: int, steps_per_iteration: float) -> int | None:
+def iterations_until(
+    limits: Limits, *, iteration: int, env_steps: int, steps_per_iteration: float
+) -> int | None:
     """Iterations that may still be asked for without passing a counted limit; None where none is counted."""
     left = []
     if limits.iterations is not None:

@@ -20,7 +20,7 @@ class TensorBoardLog:
 
         Args:
             folder: where event files lie.
-            resumed_at: environment steps of the restored checkpoint: TensorBoard drops what older files hold after it.
+            resumed_at: environment steps of the restored checkpoint; what older files hold after it is dropped.
 
         Raises:
             DiskError: the file cannot be written.

@@ -1,8 +1,8 @@
 """The driver's loop: asks the GMIs for iterations, accounts for them, evaluates, saves, and stops.
 
-It asks for as many iterations at a time as take about a second. Once the answer is in and nothing is due at that point (an
-evaluation, a checkpoint, a limit), the next request goes out before the answer is written to files and screen, so that
-the GMIs do not wait for them.
+It asks for as many iterations at a time as take about a second. Once the answer is in and nothing is due at that
+point (an evaluation, a checkpoint, a limit), the next request goes out before the answer is written to files and
+screen, so that the GMIs do not wait for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actors.protocols import EvaluationResult, IterationResult
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
-from rayagi.run.errors import NonFiniteError
+from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits, Position, ReturnSource, Stop, iterations_until, should_stop
 from rayagi.run.recorders import Recorder, Values
@@ -142,7 +142,10 @@ class TrainingLoop:
         self._iteration, self._env_steps = int(counters["iteration"]), int(counters["env_steps"])
         self._episodes, self._train_s = int(counters["episodes"]), float(counters["train_s"])
         self._best_return = counters["best_return"]
-        self._evaluation_return, self._evaluated_at = counters["evaluation_return"], int(counters["evaluated_at"])
+        self._evaluation_return, self._evaluated_at = (
+            counters["evaluation_return"],
+            int(counters["evaluated_at"]),
+        )
         self._window.load(counters["window"])
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
 
@@ -150,7 +153,7 @@ class TrainingLoop:
         """Train until a limit or an interrupt, and save.
 
         Raises:
-            NonFiniteError: a loss, a gradient or a weight is not finite; the last good checkpoint stands.
+            NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stands.
             DiskError: a file cannot be written; the last good checkpoint stands.
         """
         self._ticked_at = self._clock()
@@ -161,7 +164,9 @@ class TrainingLoop:
         while waiting:
             rows = self._account(self._session.collect())
             stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
-            waiting = not (stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due())
+            waiting = not (
+                stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due()
+            )
             if waiting:
                 self._session.submit(self._request_size())
             self._tell_iterated(rows)
@@ -178,7 +183,11 @@ class TrainingLoop:
     def _between_requests(self, stop: Stop | None) -> Stop | None:
         """What is due while no GMI is working: evaluate, save. Returns the reason to stop, if any."""
         final = stop is not None and self._settings.evaluation_interval > 0
-        if (self._evaluation_due() or final) and not self._interrupt.requested and self._evaluated_at != self._iteration:
+        if (
+            (self._evaluation_due() or final)
+            and not self._interrupt.requested
+            and self._evaluated_at != self._iteration
+        ):
             self._evaluate()
             stop = stop or should_stop(self._settings.limits, self.position, self._settings.return_source)
         if self._checkpoint_due():
@@ -200,13 +209,12 @@ class TrainingLoop:
                 steps_per_iteration=self._steps_per_iteration,
             )
         ]
-        for interval in (self._settings.evaluation_interval, self._settings.checkpoint_every.iterations):
-            if interval:
-                bounds.append(interval - self._iteration % interval)
+        intervals = (self._settings.evaluation_interval, self._settings.checkpoint_every.iterations)
+        bounds += [interval - self._iteration % interval for interval in intervals if interval]
         return max(1, min([size, *(bound for bound in bounds if bound is not None)]))
 
     def _account(self, results: Sequence[IterationResult]) -> list[Values]:
-        """Count what came in and turn it into rows; wall time is shared out in proportion to each iteration's own."""
+        """Count what came in, as rows; wall time is shared out in proportion to each iteration's own."""
         elapsed_s = self._tick()
         self._iteration_s = elapsed_s / len(results)
         own_s = [max(result.metrics.get("iteration_s", 0.0), 1e-9) for result in results]
@@ -226,10 +234,10 @@ class TrainingLoop:
         self._episodes += len(result.episode_returns)
         for name in _MUST_BE_FINITE:
             if not math.isfinite(result.metrics.get(name, 0.0)):
-                raise NonFiniteError(name, result.metrics[name], self._iteration, self._env_steps)
+                raise NonFiniteResultError(name, result.metrics[name], self._iteration, self._env_steps)
         for value in result.episode_returns:
             if not math.isfinite(value):
-                raise NonFiniteError("episode return", value, self._iteration, self._env_steps)
+                raise NonFiniteResultError("episode return", value, self._iteration, self._env_steps)
         self._window.add(result.episode_returns, result.episode_lengths)
         return {
             "iteration": self._iteration,
@@ -249,7 +257,7 @@ class TrainingLoop:
         self._tick()
         mean = result.mean_return()
         if not math.isfinite(mean):
-            raise NonFiniteError("evaluation return", mean, self._iteration, self._env_steps)
+            raise NonFiniteResultError("evaluation return", mean, self._iteration, self._env_steps)
         self._evaluation_return, self._evaluated_at = mean, self._iteration
         better = self._best_return is None or mean > self._best_return
         row = evaluation_row(result, self.position)
@@ -275,7 +283,7 @@ class TrainingLoop:
         state = self._session.state_dict()
         bad = first_non_finite(state["shared"])
         if bad is not None:
-            raise NonFiniteError(bad[0], bad[1], self._iteration, self._env_steps)
+            raise NonFiniteResultError(bad[0], bad[1], self._iteration, self._env_steps)
         self._checkpoints.save(state, self._counters(), best=best)
         self._tick()
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
@@ -321,6 +329,19 @@ class TrainingLoop:
         return f"iteration_{self._iteration:06d}"
 
 
+def position_of(counters: Mapping[str, Any]) -> Position:
+    """How far a run was when a checkpoint was saved."""
+    window = EpisodeWindow()
+    window.load(counters["window"])
+    return Position(
+        iteration=int(counters["iteration"]),
+        env_steps=int(counters["env_steps"]),
+        train_s=float(counters["train_s"]),
+        evaluation_return=counters["evaluation_return"],
+        training_return=window.return_mean(),
+    )
+
+
 def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, float]:
     """An evaluation as a row of evaluations.csv."""
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
@@ -344,7 +365,11 @@ def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | Non
             return name, float(state[~torch.isfinite(state)].reshape(-1)[0])
         return None
     entries = (
-        state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list | tuple) else ()
+        state.items()
+        if isinstance(state, Mapping)
+        else enumerate(state)
+        if isinstance(state, list | tuple)
+        else ()
     )
     for key, value in entries:
         found = first_non_finite(value, f"{name}.{key}" if name != "state" else str(key))

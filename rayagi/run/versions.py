@@ -34,7 +34,7 @@ def rayagi_version() -> str:
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout that rayagi runs from, ``+changes`` where files differ; None outside a checkout."""
+    """Commit that rayagi runs from, ``+changes`` where files differ from it; None outside a checkout."""
     root = Path(rayagi.__file__).parents[1]
     if not (root / ".git").exists():
         return None

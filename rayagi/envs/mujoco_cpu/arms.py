@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 from rayagi.envs.mujoco_cpu.task import Robot, Task, sum_of_squares
 
 _SPEED_NOISE = 0.005
@@ -29,7 +29,7 @@ class Reacher(Task):
         return fields["xpos"][:, robot.body("fingertip")] - fields["xpos"][:, robot.body("target")]
 
     def observe(self, robot: Robot, fields: Fields) -> Array:
-        """Joint angles as cosine and sine, target, joint speeds, vector from target to fingertip in the plane."""
+        """Joint angles as cosine and sine, target, joint speeds, planar vector from target to fingertip."""
         angles = fields["qpos"][:, :2]
         parts = (
             np.cos(angles),
@@ -40,7 +40,7 @@ class Reacher(Task):
         )
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Minus distance, minus control; never ends."""
         rewards = -np.sqrt(sum_of_squares(self._to_target(robot, fields))) * self.reward_dist_weight
         return rewards - sum_of_squares(actions) * self.reward_control_weight, np.zeros(
@@ -79,7 +79,7 @@ class Pusher(Task):
         points = fields["xpos"][:, bodies].reshape(len(fields["qpos"]), -1)
         return np.concatenate((fields["qpos"][:, :7], fields["qvel"][:, :7], points), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Minus the distances tip to cylinder and cylinder to goal, minus control; never ends."""
         tip, cylinder, goal = (fields["xpos"][:, robot.body(name)] for name in ("tips_arm", "object", "goal"))
         near = np.sqrt(sum_of_squares(cylinder - tip)) * self.reward_near_weight

@@ -29,7 +29,7 @@ TASKS: Mapping[str, type[Task]] = {
 
 
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
-    """The task with Gymnasium's constructor arguments. Raises EnvironmentOptionError for one that it does not have."""
+    """The task with Gymnasium's constructor arguments; EnvironmentOptionError for one that it lacks."""
     task_class = TASKS[env_id]
     known = [field.name for field in fields(task_class)]
     unknown = sorted(set(options) - set(known))
@@ -41,4 +41,5 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     if not isinstance(frame_skip, int) or frame_skip < 1:
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
     # Configuration files give lists where Gymnasium's signatures have tuples.
-    return task_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return task_class(**values)

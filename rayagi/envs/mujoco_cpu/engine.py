@@ -16,9 +16,9 @@ from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.mujoco_cpu.physics import (
     Array,
     BatchPhysics,
+    ContactPhysics,
     Physics,
     UnstableWorldError,
-    WorldsPhysics,
     route_warnings_to_logging,
 )
 from rayagi.envs.mujoco_cpu.task import Robot, Task
@@ -50,7 +50,7 @@ def load_robot(env_id: str, task: Task) -> Robot:
 def make_physics(robot: Robot, task: Task, num_envs: int, num_threads: int) -> Physics:
     """The fastest physics that computes what the task reads."""
     names = ("qpos", "qvel", *task.derived_fields)
-    kind = WorldsPhysics if task.needs_contact_forces else BatchPhysics
+    kind = ContactPhysics if task.needs_contact_forces else BatchPhysics
     return kind(robot.model, num_envs, num_threads, names)
 
 
@@ -70,8 +70,8 @@ def describe(env_id: str, robot: Robot, task: Task, max_episode_steps: int | Non
 class MujocoVecEnv:
     """Implements VecEnv for a task.
 
-    An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode), so its
-    course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
+    An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode),
+    so its course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
     """
 
     def __init__(
@@ -174,7 +174,8 @@ class MujocoVecEnv:
         if saved != self.num_envs:
             raise EnvironmentOptionError(
                 self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; resume with num_envs={saved} per GMI",
+                f"the saved state holds {saved} environments, not {self.num_envs}; "
+                f"resume with num_envs={saved} per GMI",
             )
         self._physics.load_state_dict(state["physics"])
         self._elapsed[:] = state["elapsed"]

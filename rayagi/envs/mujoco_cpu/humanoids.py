@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 from rayagi.envs.mujoco_cpu.task import Robot, Task, sum_of_squares, uniform_start
 
 _FREE_JOINT_DOFS = 6
@@ -66,7 +66,7 @@ class Humanoid(_HumanoidBody):
         """The centre of mass's x."""
         return fields["xipos"][:, :, 0] @ robot.mass_fractions
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Speed and survival, less control and contact costs; ends when it falls."""
         low, high = self.healthy_z_range
         z = fields["qpos"][:, 2]
@@ -91,7 +91,7 @@ class HumanoidStandup(_HumanoidBody):
 
     description: ClassVar[str] = "a humanoid stands up from lying"
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Height, less control and impact costs; never ends."""
         height = fields["qpos"][:, 2] / robot.model.opt.timestep
         impact_cost = self.impact_cost_weight * sum_of_squares(fields["cfrc_ext"])

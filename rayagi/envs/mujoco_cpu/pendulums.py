@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 from rayagi.envs.mujoco_cpu.task import Robot, Task, gaussian_speed_start, uniform_start
 
 _MAX_ANGLE_RAD = 0.2
@@ -27,7 +27,7 @@ class InvertedPendulum(Task):
         """Positions and velocities."""
         return np.concatenate((fields["qpos"], fields["qvel"]), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """One for every step upright; ends when the pole leans."""
         finite = np.isfinite(fields["qpos"]).all(axis=1) & np.isfinite(fields["qvel"]).all(axis=1)
         terminated = ~finite | (np.abs(fields["qpos"][:, 1]) > _MAX_ANGLE_RAD)
@@ -62,7 +62,7 @@ class InvertedDoublePendulum(Task):
         )
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Survival, less distance from upright and speed; ends when the tip sinks to 1 m."""
         x, y = fields["site_xpos"][:, 0, 0], fields["site_xpos"][:, 0, 2]
         v1, v2 = fields["qvel"][:, 1], fields["qvel"][:, 2]

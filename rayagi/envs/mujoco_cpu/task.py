@@ -13,7 +13,7 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -71,8 +71,8 @@ class Task(ABC):
         return "cfrc_ext" in self.derived_fields
 
     def load(self) -> Robot:
-        """Compile the model. Raises OSError where there is no such file, ValueError where MuJoCo refuses it."""
-        given = os.path.expanduser(self.xml_file)  # noqa: PTH111 - Path drops the leading "./" that is told apart below
+        """Compile the model. Raises OSError where there is no file, ValueError where MuJoCo refuses it."""
+        given = os.path.expanduser(self.xml_file)  # not Path's: it drops a leading "./"
         path = Path(given) if given.startswith((".", "/")) else _ASSETS / given
         if not path.exists():
             raise FileNotFoundError(f"there is no model file {path}")
@@ -87,7 +87,7 @@ class Task(ABC):
         """What the policy sees, (N, obs_dim)."""
 
     @abstractmethod
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Rewards (N,) and whether the task ended (N,) bool. ``speed``: change of ``place``, (N,) m/s."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, Fields
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 from rayagi.envs.mujoco_cpu.task import Robot, Task, gaussian_speed_start, sum_of_squares, uniform_start
 
 
@@ -46,7 +46,7 @@ class Ant(Task):
             parts.append(self._contact_forces(fields)[:, 1:].reshape(len(parts[0]), -1))
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Speed and survival, less control and contact costs; ends when it falls or jumps too high."""
         low, high = self.healthy_z_range
         z = fields["qpos"][:, 2]
@@ -84,7 +84,7 @@ class HalfCheetah(Task):
         skip = int(self.exclude_current_positions_from_observation)
         return np.concatenate((fields["qpos"][:, skip:], fields["qvel"]), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Speed less control cost; never ends."""
         rewards = self.forward_reward_weight * speed - self.ctrl_cost_weight * sum_of_squares(actions)
         return rewards, np.zeros(len(speed), dtype=bool)
@@ -140,11 +140,11 @@ class Walker2d(Task):
         skip = int(self.exclude_current_positions_from_observation)
         return np.concatenate((fields["qpos"][:, skip:], np.clip(fields["qvel"], -10, 10)), axis=1)
 
-    def _healthy(self, fields: Fields) -> Array:
+    def _healthy(self, fields: Fields) -> BoolArray:
         z, angle = fields["qpos"][:, 1], fields["qpos"][:, 2]
         return _inside(z, self.healthy_z_range) & _inside(angle, self.healthy_angle_range)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, Array]:
+    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
         """Speed and survival, less control cost; ends when it falls."""
         healthy = self._healthy(fields)
         rewards = self.forward_reward_weight * speed + healthy * self.healthy_reward
@@ -168,11 +168,11 @@ class Hopper(Walker2d):
 
     description: ClassVar[str] = "a one-legged planar robot hops forward without falling"
 
-    def _healthy(self, fields: Fields) -> Array:
+    def _healthy(self, fields: Fields) -> BoolArray:
         state = np.concatenate((fields["qpos"][:, 2:], fields["qvel"]), axis=1)
         return _inside(state, self.healthy_state_range).all(axis=1) & super()._healthy(fields)
 
 
-def _inside(values: Array, limits: tuple[float, float]) -> Array:
+def _inside(values: Array, limits: tuple[float, float]) -> BoolArray:
     """Strictly between the limits, as Gymnasium's planar walkers have it."""
     return (limits[0] < values) & (values < limits[1])

@@ -1,0 +1,207 @@
+"""GMIs as Ray actors: start them on a reservation, ask all of them at once, stop them. The edge between roles and Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+
+from actors.collective import Collective
+from actors.gmi import Gmi, GmiIdentity, Landing
+from collectives.connect import Transport
+from collectives.errors import CommunicatorError, RendezvousError
+from collectives.rendezvous import Member, Rendezvous
+from placement.plan import Plan
+from placement.ray_groups import Reservation, scheduling
+
+ROOT_CAUSE_GRACE_S = 2.0
+"""After one GMI failed, how long the others get to tell what really happened."""
+
+_CONTROL_TIMEOUT_S = 30.0
+"""For one small call to the collective actor."""
+
+
+class GmiLostError(RuntimeError):
+    """A GMI's process ended, or its node did, while something was asked of it."""
+
+    def __init__(self, index: int, gmi: str, asked: str, known: str) -> None:
+        super().__init__(index, gmi, asked, known)
+        self.index, self.gmi, self.asked, self.known = index, gmi, asked, known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gmi} was lost during {self.asked}: {self.known}. "
+            "Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
+        )
+
+
+class GmiSilentError(RuntimeError):
+    """A GMI lives but did not answer in time."""
+
+    def __init__(self, gmi: str, asked: str, waited_s: float) -> None:
+        super().__init__(gmi, asked, waited_s)
+        self.gmi, self.asked, self.waited_s = gmi, asked, waited_s
+
+    def __str__(self) -> str:
+        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; it was asked: {self.asked}"
+
+
+class GmiActor(Gmi):
+    """A GMI as Ray hosts it: it knows its node, and meets the others through an actor handle."""
+
+    def land(self) -> Landing:
+        """Enter the slice, and say where that is in Ray's terms."""
+        context = ray.get_runtime_context()
+        gpu_ids = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ()))
+        return replace(super().land(), node_id=context.get_node_id(), gpu_ids=gpu_ids)
+
+    def join_through(self, collective: Any, *, timeout_s: float, transport: Transport) -> str:
+        """Meet the other GMIs at the collective actor. Returns the communicator's name."""
+        return self.join(
+            _RemoteRendezvous(collective),
+            timeout_s=timeout_s,
+            transport=transport,
+            address=ray.util.get_node_ip_address(),
+        )
+
+
+class _RemoteRendezvous(Rendezvous):
+    """A collective actor's handle as the object that ``collectives.connect`` calls."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def register(self, generation: int, member: Member) -> None:
+        self._call(generation, self._handle.register.remote(generation, member))
+
+    def members(self, generation: int) -> tuple[Member, ...]:
+        members: tuple[Member, ...] = self._call(generation, self._handle.members.remote(generation))
+        return members
+
+    def publish(self, generation: int, endpoint: str) -> None:
+        self._call(generation, self._handle.publish.remote(generation, endpoint))
+
+    def endpoint(self, generation: int) -> str | None:
+        endpoint: str | None = self._call(generation, self._handle.endpoint.remote(generation))
+        return endpoint
+
+    def _call(self, generation: int, ref: Any) -> Any:
+        try:
+            return ray.get(ref, timeout=_CONTROL_TIMEOUT_S)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise RendezvousError(generation, f"the collective actor does not answer: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GmiGroup:
+    """Running GMIs, by index, and where they meet."""
+
+    identities: tuple[GmiIdentity, ...]
+    handles: tuple[Any, ...]
+    collective: Any | None
+    """Handle of the collective actor; None for a GMI that is alone."""
+
+    def ask(self, question: Callable[[int, Any], Any]) -> list[Any]:
+        """Send one call to every GMI: ``question(index, handle)`` gives the reference. Does not wait."""
+        return [question(index, handle) for index, handle in enumerate(self.handles)]
+
+    def answers(self, refs: Sequence[Any], asked: str, timeout_s: float) -> list[Any]:
+        """Every GMI's answer, by index.
+
+        Raises:
+            GmiLostError: a process or node ended.
+            GmiSilentError: an answer did not come within ``timeout_s``.
+            Exception: what a GMI raised, as itself. Of several, the one that is not just a consequence of another.
+        """
+        begin = time.monotonic()
+        waiting = list(refs)
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=max(0.0, timeout_s - (time.monotonic() - begin)))
+            if not ready:
+                silent = refs.index(waiting[0])
+                raise GmiSilentError(str(self.identities[silent]), asked, timeout_s)
+            failure = self._failure(refs.index(ready[0]), ready[0], asked)
+            if failure is not None:
+                raise self._root_cause(failure, refs, waiting, asked)
+        return list(ray.get(list(refs)))
+
+    def _root_cause(self, first: Exception, refs: Sequence[Any], waiting: list[Any], asked: str) -> Exception:
+        """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
+        if not isinstance(first, CommunicatorError) or not waiting:
+            return first
+        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
+        failures = [self._failure(refs.index(ref), ref, asked) for ref in ready]
+        return next((f for f in failures if f is not None and not isinstance(f, CommunicatorError)), first)
+
+    def _failure(self, index: int, ref: Any, asked: str) -> Exception | None:
+        """What a finished call raised, in our terms."""
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            cause.__cause__ = error  # carries the traceback of the GMI's process
+            return cause if isinstance(cause, Exception) else error
+        except ray.exceptions.RayError as error:  # actor died, node died, out of memory
+            return GmiLostError(index, str(self.identities[index]), asked, _brief(error))
+        return None
+
+
+def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
+    """Start one actor per GMI, and the collective actor where there are several. Does not wait: ask them to land.
+
+    Environment variables of a slice are set before its process starts. An actor is never restarted by Ray: a
+    restarted one would come back with fresh weights and tell nobody.
+    """
+    token = reservation.group.id.hex()[:8]
+    handles: list[Any] = []
+    collective = None
+    identities = tuple(
+        GmiIdentity(index=index, num_gmis=plan.num_gmis, slice=piece, roles=plan.roles, task=task)
+        for index, piece in enumerate(plan.slices)
+    )
+    try:
+        for identity, bundle in zip(identities, plan.bundles(), strict=True):
+            actor = ray.remote(GmiActor).options(
+                name=f"gmi-{identity.index}-{token}-{time.time_ns():x}",
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0.0),
+                max_restarts=0,
+                scheduling_strategy=scheduling(reservation, identity.index),
+                runtime_env={"env_vars": dict(identity.slice.environment)},
+            )
+            handles.append(actor.remote(identity, plan.backend))
+        if plan.num_gmis > 1:
+            collective = ray.remote(Collective).options(num_cpus=0, max_restarts=0).remote(plan.num_gmis)
+    except BaseException:
+        stop(GmiGroup(identities, tuple(handles), None), timeout_s=0.0)
+        raise
+    return GmiGroup(identities, tuple(handles), collective)
+
+
+def stop(group: GmiGroup, timeout_s: float) -> None:
+    """Ask every GMI to close, wait up to ``timeout_s``, then end the processes. Safe to call twice."""
+    if not ray.is_initialized():
+        return
+    with contextlib.suppress(ray.exceptions.RayError):
+        if timeout_s > 0:
+            refs = group.ask(lambda index, gmi: gmi.close.remote())
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    for handle in (*group.handles, group.collective):
+        if handle is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(handle, no_restart=True)
+
+
+def _brief(error: ray.exceptions.RayError) -> str:
+    """The telling lines of Ray's text on a dead actor, as one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))]
+    return "; ".join(kept)[:600].rstrip(".")

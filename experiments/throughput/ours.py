@@ -1,0 +1,66 @@
+"""rayagi on the peers' task, measured like the peers: environment steps per second after the first iteration.
+
+    python -m experiments.throughput.ours --gmis 2 --threads 1 --seconds 20
+
+Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from experiments.throughput.settings import run_spec
+from rayagi.coordinator import Session
+from rayagi.run.versions import rayagi_version
+
+
+def measure(num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float) -> dict[str, object]:
+    """Train for ``seconds`` after the first iteration; where the time went is the mean over GMIs and iterations."""
+    phases = ("simulate_s", "act_s", "update_s", "sync_s")
+    with Session(run_spec(num_gmis, threads_per_gmi, seed)) as session:
+        first = session.train(1)[0]
+        began = time.time()
+        startup_s = began - started
+        results = [first]
+        while time.time() - began < seconds:
+            # Four iterations a request, about two seconds: the driver stays out of the way.
+            results += session.train(4)
+        elapsed_s = time.time() - began
+    counted = results[1:]
+    steps = sum(result.metrics["env_steps"] for result in counted)
+    total_s = sum(result.metrics["iteration_s"] for result in counted)
+    returns = [value for result in results for value in result.episode_returns][-100:]
+    return {
+        "peer": f"rayagi-{num_gmis}x{threads_per_gmi}",
+        "version": rayagi_version(),
+        "gmis": num_gmis,
+        "threads_per_gmi": threads_per_gmi,
+        "env_steps": int(steps),
+        "train_seconds": round(elapsed_s, 2),
+        "steps_per_s": round(steps / elapsed_s, 1),
+        "mean_return_last": round(sum(returns) / len(returns), 2) if returns else None,
+        "iterations": len(counted),
+        "startup_s": round(startup_s, 2),
+        "resident_mb_per_gmi": round(max(r.metrics["resident_bytes"] for r in counted) / 2**20),
+        "time_split": {name: round(sum(r.metrics[name] for r in counted) / total_s, 4) for name in phases},
+        "iteration_share_of_wall": round(total_s / elapsed_s, 4),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    started = time.time()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gmis", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="cores and threads of one GMI")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--started", type=float, default=started, help="time.time() of the caller, for start-up time")
+    given = parser.parse_args()
+    print(json.dumps(measure(given.gmis, given.threads, given.seconds, given.seed, given.started)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

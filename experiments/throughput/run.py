@@ -1,0 +1,142 @@
+"""rayagi against its peers, one at a time, interleaved over several repeats, with the perfect-overlap limit in the same run.
+
+    python -m experiments.throughput.run --peers PEERS --repeats 5 --seconds 20
+
+PEERS is a folder of runners as described in README.md beside this file; without it, only rayagi and the limit are measured.
+Writes results/<date>.json (raw lines and origin) and results/<date>.md (medians and spread).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from experiments.origin import origin
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to run; prints a JSON line last."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def our_cases(seconds: float) -> list[Case]:
+    """rayagi with two layouts, and the limit of its own work."""
+    module = (sys.executable, "-m", "experiments.throughput.ours", "--seconds", str(seconds))
+    limit = (sys.executable, "-m", "experiments.throughput.limits", "--seconds", str(seconds / 3), "--cores", "2")
+    return [
+        Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1")),
+        Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2")),
+        Case("limit", ("taskset", "-c", "0", *limit)),
+    ]
+
+
+def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
+    """Peers as the folder's compare.sh lists them: name, virtual environment, runner and flags."""
+    listed = (folder / "compare.sh").read_text().split("PEERS'\n")[1].split("\nPEERS")[0].splitlines()
+    cases = []
+    for line in listed:
+        name, venv, *arguments = line.split()
+        if name in names:
+            python = str(folder / "venv" / "base" / "bin" / "python")
+            cases.append(Case(name, (python, str(folder / "measure.py"), venv, *arguments, "--seconds", str(seconds))))
+    return cases
+
+
+def busy_share() -> float:
+    """Share of all cores that something used during the last second."""
+
+    def read() -> tuple[int, int]:
+        fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+    busy, total = read()
+    time.sleep(1)
+    busy_now, total_now = read()
+    return (busy_now - busy) / max(1, total_now - total)
+
+
+def wait_until_quiet(limit_s: float = 30.0) -> None:
+    """Wait until the machine is nearly idle, so that one case's leftovers do not slow the next."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until and busy_share() > 0.08:
+        pass
+
+
+def run_case(case: Case) -> dict[str, object]:
+    """Run one case. Returns its JSON line, or what went wrong."""
+    wait_until_quiet()
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [*case.command, "--started", str(time.time())] if "ours" in " ".join(case.command) else [*case.command]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return {"case": case.name, "failed": f"no end within {TIMEOUT_S:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return {"case": case.name, "failed": (done.stderr or done.stdout)[-500:]}
+    return {"case": case.name, **json.loads(lines[-1])}
+
+
+def summarise(rows: list[dict[str, object]]) -> str:
+    """A Markdown table: median steps per second and range, and the ratio to rayagi-2x1 of the same repeat."""
+    rates: dict[str, list[float]] = {}
+    for row in rows:
+        value = row.get("steps_per_s", row.get("limit_steps_per_s"))
+        if isinstance(value, (int, float)):
+            rates.setdefault(str(row["case"]), []).append(float(value))
+    ours = rates.get("rayagi-2x1", [])
+    lines = ["| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case, median |", "|---|---|---|---|---|"]
+    for name, values in sorted(rates.items(), key=lambda item: -statistics.median(item[1])):
+        ratios = [mine / other for mine, other in zip(ours, values, strict=False)]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        lines.append(
+            f"| {name} | {len(values)} | {statistics.median(values):.0f} | {min(values):.0f} - {max(values):.0f} | {ratio} |"
+        )
+    failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
+    return "\n".join([*lines, "", *failed])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="folder with the peers' runners and virtual environments")
+    parser.add_argument("--names", nargs="*", default=["sb3-envpool", "cleanrl", "sf-async", "pufferlib", "rl_games"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    given = parser.parse_args()
+    cases = our_cases(given.seconds)
+    if given.peers is not None:
+        cases += peer_cases(given.peers, given.seconds, given.names)
+    rows: list[dict[str, object]] = []
+    for repeat in range(given.repeats):
+        for case in cases:
+            row = {"repeat": repeat, **run_case(case)}
+            rows.append(row)
+            print(json.dumps(row)[:200], flush=True)
+    name = datetime.now(UTC).strftime("ant_v5_%Y-%m-%d_%H%M")
+    header = origin()
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+    told = "\n".join(f"- {key}: {value}" for key, value in header.items())
+    table = summarise(rows)
+    (given.out / f"{name}.md").write_text(f"# Ant-v5, peers' settings\n\n{told}\n\n{table}\n")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The peers' settings as a RunSpec: Ant-v5, 64 environments x 32 steps, 4 epochs x 4 minibatches of 512."""
+
+from __future__ import annotations
+
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+
+TOTAL_ENVS, ROLLOUT_LENGTH = 64, 32
+
+
+def run_spec(num_gmis: int, threads_per_gmi: int, seed: int = 1) -> RunSpec:
+    """64 environments spread over ``num_gmis``; everything else as in every peer."""
+    return RunSpec(
+        env=EnvSpec(id="Ant-v5"),
+        gmi=GmiSpec(
+            backend="cpu", num_gmis=num_gmis, num_envs=TOTAL_ENVS // num_gmis, threads_per_gmi=threads_per_gmi
+        ),
+        network=NetworkSpec(hidden=(256, 128, 64), activation="elu", initial_log_std=0.0),
+        ppo=PPOSpec(
+            rollout_length=ROLLOUT_LENGTH,
+            num_epochs=4,
+            num_minibatches=4,
+            gamma=0.99,
+            gae_lambda=0.95,
+            clip_ratio=0.2,
+            value_coef=0.5,
+            entropy_coef=0.0,
+            learning_rate=3e-4,
+            max_grad_norm=0.5,
+            normalize_obs=False,
+            normalize_rewards=False,
+        ),
+        seed=seed,
+    )

@@ -1,0 +1,126 @@
+"""Whether a plan fits a Ray cluster, and what to say when not. Pure functions of numbers that Ray gave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from placement.errors import ReservationError, counted
+from placement.plan import Plan, bundle_of
+
+ROUNDING = 1e-6
+"""Ray counts resources in steps of 1e-4; sums of floats may miss them by less than this."""
+
+MAX_NODES_IN_TEXT = 8
+"""Nodes that an error lists before it only counts the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeResources:
+    """What one live node has, and what of it nobody holds right now. Keys are Ray's: CPU, GPU."""
+
+    name: str
+    node_id: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+    def text(self) -> str:
+        """As in ``box1: 16 CPU (4 free), 2 GPU (0 free)``."""
+        kinds = [kind for kind in ("CPU", "GPU") if self.total.get(kind)]
+        parts = [f"{self.total[kind]:g} {kind} ({self.free.get(kind, 0.0):g} free)" for kind in kinds]
+        return f"{self.name}: {', '.join(parts) or 'no CPU'}"
+
+
+def planned_node_ids(plan: Plan) -> list[str] | None:
+    """Ray's node id of each GMI, in GMI order; None where the machine was not read from a Ray cluster."""
+    ids = [plan.machine.node(piece.node).ray_node_id for piece in plan.slices]
+    known = [node_id for node_id in ids if node_id is not None]
+    return known if len(known) == len(ids) else None
+
+
+def fits(plan: Plan, nodes: Sequence[NodeResources]) -> bool:
+    """Whether these nodes, with nothing else on them, hold the plan as Ray will be asked for it."""
+    bundles = plan.bundles()
+    rooms = {node.node_id: _Room(node.total) for node in nodes}
+    planned = planned_node_ids(plan)
+    if planned is not None:
+        wanted = zip(planned, bundles, strict=True)
+        return all(node_id in rooms and rooms[node_id].take(bundle) for node_id, bundle in wanted)
+    if plan.strategy() == "STRICT_PACK":
+        return any(all(room.take(bundle) for bundle in bundles) for room in rooms.values())
+    largest_first = sorted(bundles, key=lambda bundle: (bundle.get("GPU", 0.0), bundle["CPU"]), reverse=True)
+    return all(any(room.take(bundle) for room in rooms.values()) for bundle in largest_first)
+
+
+def refusal(plan: Plan, nodes: Sequence[NodeResources], *, waited_s: float) -> ReservationError:
+    """The error for a plan that does not fit: what was asked, what there is, what would fit.
+
+    Args:
+        plan: what was asked
+        nodes: what there is
+        waited_s: 0 where even the empty cluster is too small; else the wait, and only what is free counts
+    """
+    here = {node.node_id for node in nodes}
+    gone = [node_id for node_id in dict.fromkeys(planned_node_ids(plan) or ()) if node_id not in here]
+    listed = [node.text() for node in nodes[:MAX_NODES_IN_TEXT]]
+    if len(nodes) > MAX_NODES_IN_TEXT:
+        listed.append(f"{len(nodes) - MAX_NODES_IN_TEXT} more nodes")
+    listed += [f"planned node {node_id} is gone" for node_id in gone]
+    way_out = _would_fit(plan, nodes, only_free=waited_s > 0)
+    if gone:
+        way_out = f"Plan again, since the cluster has changed. {way_out}"
+    return ReservationError(
+        bundles_text(plan.bundles()), "; ".join(listed) or "no live node", way_out, waited_s
+    )
+
+
+def bundles_text(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Equal bundles counted, as in ``2 x {1 CPU, 0.5 GPU} + 1 x {2 CPU}``."""
+    texts = Counter(", ".join(f"{amount:g} {kind}" for kind, amount in bundle.items()) for bundle in bundles)
+    return " + ".join(f"{count} x {{{text}}}" for text, count in texts.items())
+
+
+def _would_fit(plan: Plan, nodes: Sequence[NodeResources], *, only_free: bool) -> str:
+    rooms = [node.free if only_free else node.total for node in nodes]
+    largest = bundle_of(max(plan.slices, key=lambda piece: piece.num_threads))
+    per_node = [_how_many(room, largest) for room in rooms]
+    most = max(per_node, default=0) if plan.strategy() == "STRICT_PACK" else sum(per_node)
+    now, wait = (" now", ", or wait until others have finished") if only_free else ("", "")
+    if most > 0:
+        ways = [f"num_gmis={min(most, plan.num_gmis)}"] if most < plan.num_gmis else []
+        ways += ["threads_per_gmi lower"] if largest["CPU"] > 1 else []
+        return f"{counted(most, 'GMI')} of this size would fit{now}: set {' or '.join(ways) or 'fewer'}{wait}"
+    cores = max((int(room.get("CPU", 0.0)) for room in rooms), default=0)
+    if "GPU" in largest and not any(room.get("GPU", 0.0) + ROUNDING >= largest["GPU"] for room in rooms):
+        return f"No {largest['GPU']:g} of one GPU is there{now}: use backend='cpu'{wait}"
+    if cores > 0:
+        return f"No GMI of this size would fit{now}: set threads_per_gmi to {cores} or less{wait}"
+    return f"Nothing would fit{now}: no CPU is left{wait}" if only_free else "Start Ray with at least one CPU"
+
+
+class _Room:
+    """CPUs and GPUs of a node that nothing has taken. A fraction of a GPU never spans two."""
+
+    def __init__(self, amounts: Mapping[str, float]) -> None:
+        self.cpus = amounts.get("CPU", 0.0)
+        # Ray gives one sum per node: as many whole GPUs as are in it, and one that is partly taken.
+        whole, partly = divmod(amounts.get("GPU", 0.0) + ROUNDING, 1.0)
+        self.gpus = [1.0] * int(whole) + [partly]
+
+    def take(self, bundle: Mapping[str, float]) -> bool:
+        """Take the bundle if it fits."""
+        share = bundle.get("GPU", 0.0)
+        gpu = next((i for i, left in enumerate(self.gpus) if left + ROUNDING >= share), None)
+        if gpu is None or self.cpus + ROUNDING < bundle["CPU"]:
+            return False
+        self.gpus[gpu] -= share
+        self.cpus -= bundle["CPU"]
+        return True
+
+
+def _how_many(amounts: Mapping[str, float], bundle: Mapping[str, float]) -> int:
+    room, count = _Room(amounts), 0
+    while room.take(bundle):
+        count += 1
+    return count

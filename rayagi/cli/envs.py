@@ -1,0 +1,58 @@
+"""``rayagi envs``: the environments there are."""
+
+from __future__ import annotations
+
+import argparse
+
+import gymnasium
+
+from rayagi.envs import UnknownEnvironmentError, list_envs
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list; returns the exit code.
+
+    Raises:
+        UnknownEnvironmentError: nothing matches the pattern.
+    """
+    pattern = (arguments.pattern or "").lower()
+    rows = [
+        (
+            listing.env_id,
+            listing.engine,
+            str(listing.obs_dim),
+            listing.action,
+            str(listing.max_episode_steps or "-"),
+            listing.description,
+        )
+        for listing in list_envs()
+        if pattern in listing.env_id.lower()
+    ]
+    own = {row[0] for row in rows}
+    others = sorted(name for name in gymnasium.registry if pattern in name.lower() and name not in own)
+    if pattern and not rows and not others:
+        raise UnknownEnvironmentError(arguments.pattern, _nearest(arguments.pattern))
+    if rows:
+        _print_table([("environment", "engine", "observation", "action", "time limit", "what it is"), *rows])
+    if pattern and others:
+        print(f"\nthrough Gymnasium's own environments: {', '.join(others)}")
+    elif not pattern:
+        print(
+            f"\nAny other Gymnasium id works too ({len(others)} installed): `rayagi envs PATTERN` finds them."
+        )
+    return 0
+
+
+def _nearest(pattern: str) -> tuple[str, ...]:
+    import difflib
+
+    names = {
+        name.lower(): name for name in (*gymnasium.registry, *(listing.env_id for listing in list_envs()))
+    }
+    return tuple(names[match] for match in difflib.get_close_matches(pattern.lower(), names, n=3, cutoff=0.4))
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,104 @@
+"""``rayagi evaluate``: whole episodes with a saved policy, in this process, without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from actors.agent import Agent
+from actors.collecting import evaluate
+from rayagi.algorithms.policy import load_policy
+from rayagi.cli.failures import UsageError
+from rayagi.config.convert import run_spec_from_dict
+from rayagi.config.spec import RunSpec
+from rayagi.envs import env_info, make_env_factory, render_env
+from rayagi.monitoring.progress import return_text
+from rayagi.run.errors import DiskError, disk_errors
+from rayagi.run.folder import open_run
+from rayagi.run.versions import usable_cores
+
+_MOST_ENVS = 64
+_VIDEO_SUFFIXES = (".mp4", ".gif", ".webm", ".mkv")
+_MOST_FRAMES = 10_000
+"""Of a film, for tasks whose episodes need not end."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate; returns the exit code."""
+    if arguments.video is not None:
+        _check_video(arguments.video)
+    folder = open_run(arguments.run)
+    spec = run_spec_from_dict(folder.read_config())
+    checkpoint = folder.checkpoints.load(arguments.checkpoint, with_local=False)
+    for reason in checkpoint.damaged:
+        print(f"{reason}; using {checkpoint.name}.")
+    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    agent = Agent(load_policy(checkpoint.state["shared"], spec, info))
+    make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    env = make_envs(
+        num_envs=min(arguments.episodes, _MOST_ENVS),
+        first_env_index=0,
+        seed=arguments.seed,
+        num_threads=usable_cores(),
+    )
+    try:
+        result = evaluate(env, agent, arguments.episodes)
+    finally:
+        env.close()
+    returns = torch.tensor(result.episode_returns, dtype=torch.float64)
+    lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
+    steps = checkpoint.counters["env_steps"]
+    print(f"{spec.env.id}, {checkpoint.name} ({steps:,} environment steps), seed {arguments.seed}")
+    spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
+    mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
+    print(
+        f"return {mean} over {len(returns)} episodes ({spread}); mean length {float(lengths.mean()):,.1f} steps"
+    )
+    if arguments.video is not None:
+        num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)
+        print(f"{arguments.video}: {num_frames} frames of an episode with return {film_return:,.1f}")
+    return 0
+
+
+def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, float]:
+    """Film one episode; returns its frames and its return.
+
+    Raises:
+        RenderingError: the task or this machine cannot draw.
+        DiskError: the file cannot be written.
+    """
+    import imageio.v2 as imageio
+
+    if "DISPLAY" not in os.environ:
+        # Without a screen, MuJoCo draws with EGL; its default would look for a window.
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    env = render_env(spec.env.id, spec.env.kwargs)
+    fps = env.metadata.get("render_fps", 30)
+    total, frames, done = 0.0, 0, False
+    try:
+        obs, _ = env.reset(seed=seed)
+        with disk_errors(path), imageio.get_writer(path, fps=fps) as writer:
+            while not done and frames < _MOST_FRAMES:
+                writer.append_data(env.render())
+                frames += 1
+                action = agent.act_greedily(torch.as_tensor(obs, dtype=torch.float32).reshape(1, -1))[
+                    0
+                ].numpy()
+                obs, reward, terminated, truncated, _ = env.step(action)
+                total += float(reward)
+                done = terminated or truncated
+    finally:
+        env.close()
+    return frames, total
+
+
+def _check_video(path: Path) -> None:
+    if path.suffix.lower() not in _VIDEO_SUFFIXES:
+        raise UsageError(f"--video {path}: write one of {', '.join(_VIDEO_SUFFIXES)}, e.g. out.mp4")
+    if not path.parent.is_dir():
+        raise UsageError(f"--video {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise DiskError(str(path), "the folder is read-only")

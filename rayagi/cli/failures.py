@@ -1,0 +1,67 @@
+"""The one place that says which exceptions are known, and with which exit code they end a command.
+
+Classes are looked up by name: a command that never imported Ray does not import it to say what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+KNOWN: dict[str, int] = {
+    "rayagi.config.errors.ConfigError": BAD_INPUT,
+    "rayagi.envs.errors.SimulationError": FAILED,
+    "rayagi.envs.errors.EnvError": BAD_INPUT,
+    "rayagi.run.errors.RunFolderError": BAD_INPUT,
+    "rayagi.run.errors.RunVersionError": BAD_INPUT,
+    "rayagi.run.errors.NoCheckpointError": BAD_INPUT,
+    "rayagi.run.errors.LimitReachedError": BAD_INPUT,
+    "rayagi.run.errors.RunError": FAILED,
+    "rayagi.cli.failures.UsageError": BAD_INPUT,
+    "rayagi.coordinator.errors.ClusterUnreachableError": BAD_INPUT,
+    "rayagi.coordinator.errors.GmiLostError": FAILED,
+    "placement.errors.PlanError": BAD_INPUT,
+    "placement.errors.InventoryError": BAD_INPUT,
+    "placement.errors.PlacementError": FAILED,
+    "actors.errors.NonFiniteError": FAILED,
+    "collectives.errors.CommunicatorError": FAILED,
+    "collectives.errors.RendezvousError": FAILED,
+}
+"""Exit code by class; the nearest base class that is named here counts."""
+
+
+class UsageError(Exception):
+    """Options that cannot be used together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """What to tell the user."""
+
+    message: str
+    exit_code: int
+
+
+def explain(error: BaseException) -> Explanation | None:
+    """Message and exit code of a known error, or of the known one behind it; None where nobody expected it."""
+    for candidate in _chain(error):
+        for cls in type(candidate).__mro__:
+            code = KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
+            if code is not None:
+                return Explanation(message=str(candidate), exit_code=code)
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and its causes. Ray wraps a remote error with its whole traceback: the inner one comes first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        inner = getattr(current, "cause", None)
+        if isinstance(inner, BaseException):
+            yield inner
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

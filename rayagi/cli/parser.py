@@ -1,0 +1,199 @@
+"""What the commands take, and the help that teaches them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rayagi.run.quantities import parse_count, parse_duration_s
+from rayagi.run.versions import rayagi_version
+
+_TRAIN_EXAMPLES = """\
+examples:
+  rayagi train Ant-v5                                 with the task's preset, on all cores
+  rayagi train Ant-v5 --time 5m --gmis 2              two GMIs, five minutes
+  rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
+  rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
+  rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
+  rayagi train --resume runs/Ant-v5-20260102-030405   go on after Ctrl-C or a crash
+  rayagi train --resume runs/ant-seed3 --time 1h      go on until one hour of training in all
+
+limits count from the start of the run, resumed or not; the first one reached ends it. Without any, the
+configuration's total_env_steps decides, or ten minutes. --stop-return is compared with the evaluation's mean
+return where --evaluate-every is on, else with the mean return of the last 100 training episodes.
+
+Ctrl-C finishes what is being computed, saves, and says how to resume; a second Ctrl-C quits at once.
+"""
+_EPILOG = """\
+start here:
+  rayagi envs                      which tasks there are
+  rayagi plan Ant-v5               how this machine would be cut, without starting anything
+  rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
+  rayagi evaluate runs/NAME --video out.mp4
+
+exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C (saved). Ray's cluster is taken from
+RAY_ADDRESS where that is set; else a local one is started.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = argparse.ArgumentParser(
+        prog="rayagi",
+        description="Train robots with reinforcement learning on shared or sliced devices, on Ray.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_train(commands)
+    _add_evaluate(commands)
+    _add_plan(commands)
+    _add_envs(commands)
+    _add_report(commands)
+    return parser
+
+
+class _VersionAction(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"rayagi {rayagi_version()}")
+        parser.exit()
+
+
+def _add_train(commands: Any) -> None:
+    parser = _command(commands, "train", "train a policy, save it, and report", _TRAIN_EXAMPLES)
+    parser.add_argument("task", nargs="?", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    _add_spec_options(parser)
+    limits = parser.add_argument_group("when to end")
+    limits.add_argument("--time", type=_duration, metavar="TIME", help="training time: 90s, 5m, 1h30m")
+    limits.add_argument(
+        "--env-steps", type=_count, metavar="N", help="environment steps of all GMIs: 500k, 2M"
+    )
+    limits.add_argument("--iterations", type=_count, metavar="N", help="iterations (rollout and update)")
+    limits.add_argument("--stop-return", type=float, metavar="R", help="mean return at which to end")
+    during = parser.add_argument_group("while it runs")
+    during.add_argument("--evaluate-every", type=_count, metavar="N", help="evaluate every N iterations")
+    during.add_argument(
+        "--checkpoint-every",
+        type=_interval,
+        metavar="N|TIME",
+        help="save every N iterations or every TIME (default 60s); always at the end too",
+    )
+    folder = parser.add_argument_group("where it goes")
+    folder.add_argument("--out", type=Path, default=Path("runs"), help="folder of run folders (default runs)")
+    folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
+    folder.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
+
+
+def _add_evaluate(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi evaluate runs/NAME --episodes 20\n  rayagi evaluate runs/NAME --video out.mp4\n"
+        "  rayagi evaluate runs/NAME --checkpoint last --seed 7\n"
+    )
+    parser = _command(
+        commands, "evaluate", "run whole episodes with a trained policy, without noise", examples
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--episodes", type=_count, default=10, metavar="N", help="episodes (default 10)")
+    parser.add_argument("--seed", type=_seed, default=0, help="seed of the episodes' starts (default 0)")
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
+    )
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE", help="also film one episode, e.g. out.mp4 or out.gif"
+    )
+
+
+def _add_plan(commands: Any) -> None:
+    examples = "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
+    parser = _command(
+        commands, "plan", "show how a machine would be cut, without starting anything", examples
+    )
+    parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    _add_spec_options(parser)
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE", help="a recorded machine (JSON) instead of this one"
+    )
+
+
+def _add_envs(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi envs\n  rayagi envs ant        what has 'ant' in its name, Gymnasium's own too\n"
+    )
+    parser = _command(commands, "envs", "list the environments there are", examples)
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="part of a name, in any case")
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(
+        commands, "report", "write a run's report.html and plots anew, and print its numbers", ""
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+
+
+def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _add_spec_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to run")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
+    )
+    group.add_argument("--gmis", type=_count, metavar="N", help="GMIs in all (default: one per core or GPU)")
+    group.add_argument("--num-envs", type=_count, metavar="N", help="environments of each GMI")
+    group.add_argument("--backend", choices=("auto", "cpu", "direct"), help="how devices are shared")
+    group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and wins over --config",
+    )
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+_duration = _checked(parse_duration_s)
+_count = _checked(parse_count)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+    return int(text)
+
+
+def _interval(text: str) -> tuple[str, float]:
+    """``("iterations", 50)`` for a plain number, ``("time_s", 60.0)`` for one with a unit of time."""
+    if text.strip().isdecimal():
+        return "iterations", _count(text)
+    return "time_s", _duration(text)
+
+
+def _name(text: str) -> str:
+    if not text.strip() or "/" in text or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a folder name; --out says where it goes")
+    return text

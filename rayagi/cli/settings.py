@@ -1,0 +1,94 @@
+"""From options to a RunSpec and the limits of a run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from rayagi.cli.failures import UsageError
+from rayagi.config.convert import with_settings
+from rayagi.config.files import load_config_file
+from rayagi.config.presets import preset
+from rayagi.config.rules import checked
+from rayagi.config.spec import RunSpec
+from rayagi.envs import env_info
+from rayagi.run.limits import DEFAULT_TIME_S, Limits
+
+_FIXED_ON_RESUME = {
+    "config": "--config",
+    "gmis": "--gmis",
+    "num_envs": "--num-envs",
+    "backend": "--backend",
+    "seed": "--seed",
+    "settings": "--set",
+    "name": "--name",
+}
+
+
+def spec_from(arguments: argparse.Namespace) -> RunSpec:
+    """Preset, then config file, then options, then ``--set``; checked, and the task exists.
+
+    Raises:
+        UsageError, ConfigError, UnknownEnvironmentError: what was given cannot be run.
+    """
+    if arguments.task is None and arguments.config is None:
+        raise UsageError("which task? e.g. rayagi train Ant-v5; `rayagi envs` lists what there is")
+    if arguments.config is not None:
+        spec = load_config_file(arguments.config, env_id=arguments.task)
+    else:
+        # Before the preset, so that a wrong name is said to be one and nothing else.
+        env_info(arguments.task)
+        spec = preset(arguments.task)
+    gmi = {"num_gmis": arguments.gmis, "num_envs": arguments.num_envs, "backend": arguments.backend}
+    spec = replace(
+        spec, gmi=replace(spec.gmi, **{name: value for name, value in gmi.items() if value is not None})
+    )
+    if arguments.seed is not None:
+        spec = replace(spec, seed=arguments.seed)
+    spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
+    checked(spec)
+    env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    return spec
+
+
+def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
+    """The spec of a run that goes on: only what does not change what it learns may be given anew.
+
+    Raises:
+        UsageError: an option was given that a resumed run cannot change.
+    """
+    given = [option for name, option in _FIXED_ON_RESUME.items() if getattr(arguments, name)]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot change on --resume: the run goes on as its config.yaml says. "
+            f"Start a new run for other settings, e.g. rayagi train {spec.env.id} --config {arguments.resume}/config.yaml {given[0]} ..."
+        )
+    if arguments.task is not None and arguments.task != spec.env.id:
+        raise UsageError(f"{arguments.resume} is a run of {spec.env.id}, not of {arguments.task}")
+    return checked(_with_training_options(spec, arguments))
+
+
+def limits_from(arguments: argparse.Namespace, spec: RunSpec) -> Limits:
+    """What ends the run: the options; the spec's own number of steps too, where it gives one."""
+    limits = typed_limits(arguments)
+    if spec.total_env_steps is not None:
+        limits = replace(limits, env_steps=spec.total_env_steps)
+    return Limits(time_s=DEFAULT_TIME_S) if limits.is_empty() else limits
+
+
+def typed_limits(arguments: argparse.Namespace) -> Limits:
+    """What the user typed as limits."""
+    return Limits(
+        time_s=arguments.time,
+        env_steps=arguments.env_steps,
+        iterations=arguments.iterations,
+        stop_return=arguments.stop_return,
+    )
+
+
+def _with_training_options(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
+    if getattr(arguments, "env_steps", None) is not None:
+        spec = replace(spec, total_env_steps=arguments.env_steps)
+    if getattr(arguments, "evaluate_every", None) is not None:
+        spec = replace(spec, evaluation=replace(spec.evaluation, interval=arguments.evaluate_every))
+    return spec

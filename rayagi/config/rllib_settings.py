@@ -1,0 +1,252 @@
+"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, and what to use for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from rayagi.config.convert import nearest
+from rayagi.config.errors import NO_VALUE, ConfigError
+
+
+class Unset(Enum):
+    """Stands for "the task's preset decides" where RLlib has a default of its own; survives pickling."""
+
+    PRESET = "preset"
+
+    def __repr__(self) -> str:
+        return "<preset>"
+
+
+PRESET = Unset.PRESET
+
+SPEC_PATHS: dict[str, tuple[str, str]] = {
+    "env": ("env.id", "environment(env=)"),
+    "env_engine": ("env.engine", "environment(engine=)"),
+    "env_config": ("env.kwargs", "environment(env_config=)"),
+    "gmi_backend": ("gmi.backend", "gmi(backend=)"),
+    "gmi_template": ("gmi.template", "gmi(template=)"),
+    "num_gmis": ("gmi.num_gmis", "gmi(num_gmis=)"),
+    "gmis_per_gpu": ("gmi.gmis_per_gpu", "gmi(gmis_per_gpu=)"),
+    "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
+    "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
+    "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),
+    "collective_timeout_s": ("gmi.collective_timeout_s", "gmi(collective_timeout_s=)"),
+    "rollout_length": ("ppo.rollout_length", "training(rollout_length=)"),
+    "num_minibatches": ("ppo.num_minibatches", "training(num_minibatches=)"),
+    "num_epochs": ("ppo.num_epochs", "training(num_epochs=)"),
+    "gamma": ("ppo.gamma", "training(gamma=)"),
+    "lambda_": ("ppo.gae_lambda", "training(lambda_=)"),
+    "clip_param": ("ppo.clip_ratio", "training(clip_param=)"),
+    "vf_clip_param": ("ppo.value_clip", "training(vf_clip_param=)"),
+    "vf_loss_coeff": ("ppo.value_coef", "training(vf_loss_coeff=)"),
+    "entropy_coeff": ("ppo.entropy_coef", "training(entropy_coeff=)"),
+    "lr": ("ppo.learning_rate", "training(lr=)"),
+    "lr_schedule": ("ppo.lr_schedule", "training(lr_schedule=)"),
+    "kl_target": ("ppo.target_kl", "training(kl_target=)"),
+    "grad_clip": ("ppo.max_grad_norm", "training(grad_clip=)"),
+    "adam_eps": ("ppo.adam_eps", "training(adam_eps=)"),
+    "normalize_advantages": ("ppo.normalize_advantages", "training(normalize_advantages=)"),
+    "normalize_obs": ("ppo.normalize_obs", "training(normalize_obs=)"),
+    "normalize_rewards": ("ppo.normalize_rewards", "training(normalize_rewards=)"),
+    "obs_clip": ("ppo.obs_clip", "training(obs_clip=)"),
+    "total_env_steps": ("total_env_steps", "training(total_env_steps=)"),
+    "evaluation_interval": ("evaluation.interval", "evaluation(evaluation_interval=)"),
+    "evaluation_duration": ("evaluation.num_episodes", "evaluation(evaluation_duration=)"),
+    "seed": ("seed", "debugging(seed=)"),
+}
+"""Attribute of PPOConfig: (its place in a RunSpec, how a user writes it)."""
+
+MODEL_PATHS: dict[str, str] = {
+    "fcnet_hiddens": "network.hidden",
+    "fcnet_activation": "network.activation",
+    "initial_log_std": "network.initial_log_std",
+}
+"""Key of rl_module(model_config=): its place in a RunSpec. ``initial_log_std`` is rayagi's own."""
+
+FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": True, "head_fcnet_hiddens": []}
+"""Keys of model_config with the one value that says what rayagi does."""
+
+BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")
+"""Become rollout_length and num_minibatches together with num_envs (rayagi.config.batch_sizes)."""
+
+FIXED_SETTINGS: dict[str, Any] = {
+    "use_kl_loss": False,
+    "kl_coeff": 0.0,
+    "normalize_actions": False,
+    "clip_actions": False,
+}
+"""Settings whose RLlib default does not say what rayagi does: unset, or exactly this value."""
+
+RLLIB_HONOURED = frozenset(
+    {
+        "_model_config",
+        "num_cpus_for_main_process",
+        "callbacks",
+        "callbacks_on_algorithm_init",
+        "callbacks_on_checkpoint_loaded",
+        "callbacks_on_evaluate_start",
+        "callbacks_on_evaluate_end",
+        "callbacks_on_train_result",
+        "disable_env_checking",
+        "log_level",
+        "metrics_num_episodes_for_smoothing",
+        "min_time_s_per_iteration",
+        "min_sample_timesteps_per_iteration",
+        "min_train_timesteps_per_iteration",
+    }
+)
+"""Settings that rayagi.PPO itself honours, as RLlib's own algorithms do."""
+
+UNSET_BY_RAYAGI = (
+    *(name for name in SPEC_PATHS if name not in ("env", "env_config", "evaluation_interval", "seed")),
+    *BATCH_SETTINGS,
+    *FIXED_SETTINGS,
+    "num_envs_per_env_runner",
+    "rollout_fragment_length",
+    "num_cpus_for_main_process",
+)
+"""Attributes that PPOConfig() sets to PRESET, so that a value the user gives is told from RLlib's default."""
+
+_INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen"})
+_DICT_NAMES = {"lambda": "lambda_"}
+
+_SUGGESTIONS: tuple[tuple[str, str], ...] = (
+    (r"num_env_runners|num_learners|num_aggregator_actors_per_learner", "use gmi(num_gmis=)"),
+    (r"num_envs_per_env_runner|gym_env_vectorize_mode|remote_worker_envs", "use gmi(num_envs=)"),
+    (r"num_gpus.*|_fake_gpus|local_gpu_idx", 'use gmi(backend="direct", gmis_per_gpu=)'),
+    (r"num_cpus_per_.*", "use gmi(threads_per_gmi=)"),
+    (r"custom_resources_.*|placement_strategy", "rayagi reserves what the plan of gmi(...) needs"),
+    (r"rollout_fragment_length|batch_mode", "use training(rollout_length=)"),
+    (r"observation_filter|.*worker_filter_stats|sync_filters.*", "use training(normalize_obs=)"),
+    (r"clip_rewards", "use training(normalize_rewards=)"),
+    (
+        r"normalize_actions|clip_actions",
+        "the environment gets the policy's actions as they are; wrap it to change them",
+    ),
+    (r"use_kl_loss|kl_coeff", 'use training(lr_schedule="kl_adaptive", kl_target=)'),
+    (r"use_critic|use_gae", "rayagi's PPO has a critic and GAE; training(lambda_=1.0) is the plain return"),
+    (r"grad_clip_by", "only 'global_norm' is offered: training(grad_clip=)"),
+    (r"entropy_coeff_schedule", "use training(entropy_coeff=) with one number"),
+    (r"shuffle_batch_per_epoch", "every epoch shuffles"),
+    (
+        r"model|_rl_module_spec|algorithm_config_overrides_per_module",
+        "use rl_module(model_config={'fcnet_hiddens': ...})",
+    ),
+    (r"framework|tf_.*|local_tf_.*|eager_.*|enable_tf1.*", "rayagi is torch only"),
+    (r"torch_.*|_torch_.*", "rayagi has a learner of its own: training(...)"),
+    (r".*polic(y|ies).*|count_steps_by|observation_fn|_per_module.*", "rayagi trains one policy"),
+    (
+        r".*connector.*|preprocessor_pref|env_runner_cls",
+        "wrap the environment and give it to gymnasium.register",
+    ),
+    (r"callbacks_on_.*", "the loop runs inside the GMIs: use callbacks_on_train_result"),
+    (r"(observation|action)_space", "they are read from the environment"),
+    (r"evaluation_duration_unit", "only 'episodes' is offered: evaluation(evaluation_duration=)"),
+    (
+        r"evaluation_.*|custom_eval.*|in_evaluation",
+        "use evaluation(evaluation_interval=, evaluation_duration=)",
+    ),
+    (
+        r".*(input|output|offline|off_policy|ope_|prelearner|materialize|iter_batches|dataset).*",
+        "rayagi learns online",
+    ),
+    (
+        r".*(restart|failure|health_probe|restore_timeout).*",
+        "rayagi ends the run and restores its last checkpoint",
+    ),
+    (
+        r"explore|exploration_config|_prior_exploration.*",
+        "actions are sampled; evaluate() takes the policy's mode",
+    ),
+    (r"_?learner_.*|_?optimizer", "rayagi has a learner of its own: training(lr=, adam_eps=)"),
+)
+
+
+def refuse_unhonoured(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
+    """Raise for the first setting of ``config`` that differs from ``pristine`` and that nothing would honour.
+
+    Args:
+        config: ``PPOConfig.to_dict()``
+        pristine: the same of a config that nobody touched
+
+    Raises:
+        ConfigError: the setting, and what to use instead.
+    """
+    for key, value in config.items():
+        if key in _INTERNAL_KEYS:
+            continue
+        if key not in pristine:
+            known = [name for name in pristine if not name.startswith("_")]
+            raise ConfigError(key, value, "PPOConfig has no such setting", nearest(key, known))
+        if _same(value, pristine[key]) or is_honoured(key):
+            continue
+        if key in FIXED_SETTINGS and _same(value, FIXED_SETTINGS[key]):
+            continue
+        raise ConfigError(
+            _user_key(key), value, "rayagi does not honour this RLlib setting", _instead(key, pristine[key])
+        )
+
+
+def is_honoured(key: str) -> bool:
+    """Whether a key of ``PPOConfig.to_dict()`` has an effect in rayagi."""
+    return _DICT_NAMES.get(key, key) in SPEC_PATHS or key in RLLIB_HONOURED or key in BATCH_SETTINGS
+
+
+def user_name(path: str) -> str:
+    """How a user of PPOConfig writes the setting at ``path`` of a RunSpec."""
+    for spec_path, written in SPEC_PATHS.values():
+        if path == spec_path or path.startswith((f"{spec_path}.", f"{spec_path}[")):
+            return written
+    for key, spec_path in MODEL_PATHS.items():
+        if path == spec_path or path.startswith(f"{spec_path}["):
+            return f"rl_module(model_config={{{key!r}: }})"
+    return path
+
+
+def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``rl_module(model_config=)`` changes in a RunSpec: {path: value}.
+
+    Raises:
+        ConfigError: a key that rayagi's networks do not have.
+    """
+    changes: dict[str, Any] = {}
+    for key, value in model_config.items():
+        where = f"rl_module(model_config={{{key!r}: }})"
+        if key in MODEL_PATHS:
+            changes[MODEL_PATHS[key]] = "silu" if value == "swish" else value
+        elif key not in FIXED_MODEL_KEYS:
+            honoured = [*MODEL_PATHS, *FIXED_MODEL_KEYS]
+            raise ConfigError(where, value, "rayagi's networks have no such setting", nearest(key, honoured))
+        elif not _same(value, FIXED_MODEL_KEYS[key]):
+            raise ConfigError(
+                where, value, f"rayagi's networks have {FIXED_MODEL_KEYS[key]!r} here", "leave it out"
+            )
+    return changes
+
+
+def _user_key(key: str) -> str:
+    return {"_rl_module_spec": "rl_module(rl_module_spec=)", "_learner_class": "learner_class"}.get(key, key)
+
+
+def _instead(key: str, default: Any) -> str:
+    for pattern, suggestion in _SUGGESTIONS:
+        if re.fullmatch(pattern, key):
+            return suggestion
+    return f"leave it at {default!r}" if default is not PRESET else "leave it out"
+
+
+def _same(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    try:
+        return bool(value == default)
+    except (TypeError, ValueError):  # arrays and the like: not one of RLlib's defaults
+        return False
+
+
+def no_environment() -> ConfigError:
+    """The error for a config without a task."""
+    return ConfigError("environment(env=)", NO_VALUE, "is not given", 'for example .environment("Ant-v5")')

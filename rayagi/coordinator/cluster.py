@@ -1,0 +1,110 @@
+"""The connection to Ray: to a cluster that is named or already there, or to one started here for this run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import ray
+
+from placement.inventory import local_machine
+from placement.types import Machine
+
+OBJECT_STORE_BYTES = 200 * 2**20
+"""Only checkpoints and small results pass through the object store."""
+
+_PROBE_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 10
+
+Origin = Literal["present", "address", "local"]
+
+
+class ClusterUnreachableError(ConnectionError):
+    """No Ray cluster answers at the address that was given."""
+
+    def __init__(self, address: str, source: str, problem: str) -> None:
+        super().__init__(address, source, problem)
+        self.address, self.source, self.problem = address, source, problem
+
+    def __str__(self) -> str:
+        return (
+            f"no Ray cluster answers at {self.address} (from {self.source}): {self.problem}. "
+            "Check that the cluster runs and that this machine reaches it, "
+            "or unset RAY_ADDRESS to run on this machine alone"
+        )
+
+
+@contextmanager
+def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[Origin]:
+    """Be connected to Ray inside the block; undone after it only if it was done here.
+
+    In this order: the connection that this process already has; ``ray_address``; RAY_ADDRESS; else a Ray of this
+    machine alone, with as many CPUs as cores that this process may use. ``dashboard`` concerns only the last.
+
+    Raises:
+        ClusterUnreachableError: the address does not answer.
+    """
+    if ray.is_initialized():
+        yield "present"
+        return
+    address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
+    source = "ray_address" if ray_address else "RAY_ADDRESS"
+    try:
+        if address == "local":
+            _start_local(local_machine(), dashboard=dashboard)
+        else:
+            _connect(address, source)
+        yield "local" if address == "local" else "address"
+    finally:
+        ray.shutdown()
+
+
+def starts_local(ray_address: str | None = None) -> bool:
+    """Whether ``connected`` would start a Ray of this machine alone."""
+    address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
+    return not ray.is_initialized() and address == "local"
+
+
+def _start_local(machine: Machine, *, dashboard: bool) -> None:
+    ray.init(
+        address="local",
+        num_cpus=machine.num_cores,
+        num_gpus=machine.num_gpus,
+        include_dashboard=dashboard,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        # GMIs need processes of their own environment: idle ones started ahead would only delay them.
+        _system_config={"prestart_worker_first_driver": False},
+    )
+
+
+def _connect(address: str, source: str) -> None:
+    if address.startswith("ray://"):
+        raise ClusterUnreachableError(
+            address,
+            source,
+            "Ray Client addresses are not supported; give host:port of the cluster's head, or submit with "
+            "`ray job submit --working-dir . -- ...`",
+        )
+    if address != "auto":
+        _probe(address, source)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterUnreachableError(address, source, str(error).splitlines()[0]) from error
+
+
+def _probe(address: str, source: str) -> None:
+    """Fail fast where nothing listens: Ray itself would try again for a long time."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterUnreachableError(address, source, "an address has the form host:port")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterUnreachableError(address, source, str(error)) from error

@@ -1,0 +1,144 @@
+"""Plots of a run from its CSV rows: learning curve, throughput, where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from rayagi.run.csv_log import Row
+
+TIME_PARTS = (
+    ("simulate_s", "simulate", "#4477aa"),
+    ("act_s", "act", "#66ccee"),
+    ("update_s", "update", "#228833"),
+    ("sync_s", "synchronise", "#ee6677"),
+    ("other_s", "other", "#bbbbbb"),
+)
+"""Shares of an iteration's wall time: column, label, colour."""
+_MOST_POINTS = 2000
+
+
+def column(rows: Sequence[Row], name: str) -> np.ndarray:
+    """One column as float64, NaN where a cell is empty. Shape (len(rows),)."""
+    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
+
+
+def time_shares(rows: Sequence[Row]) -> dict[str, float]:
+    """Share of the iterations' wall time that each of ``TIME_PARTS`` took, mean over GMIs; adds up to 1.
+
+    ``other`` is what no part claims: the wall time of the slowest GMI less the mean of the parts.
+    """
+    wall_s = float(np.nansum(column(rows, "iteration_s")))
+    if wall_s <= 0:
+        return {label: 0.0 for _, label, _ in TIME_PARTS}
+    parts = {
+        label: float(np.nansum(column(rows, name))) / wall_s
+        for name, label, _ in TIME_PARTS
+        if name != "other_s"
+    }
+    return parts | {"other": max(0.0, 1.0 - sum(parts.values()))}
+
+
+def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path, title: str) -> list[Path]:
+    """Draw learning_curve.png, throughput.png and time_split.png into ``folder``; returns their paths.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not progress:
+        raise ValueError("a plot needs at least one iteration")
+    rows = _thinned(progress)
+    drawings: tuple[tuple[str, Callable[[Figure], None]], ...] = (
+        ("learning_curve.png", lambda figure: draw_learning_curve(figure, rows, evaluations, title)),
+        ("throughput.png", lambda figure: draw_throughput(figure, rows, title)),
+        ("time_split.png", lambda figure: draw_time_split(figure, rows, title)),
+    )
+    paths = []
+    for name, draw in drawings:
+        figure = Figure(figsize=(10, 3.8), layout="constrained")
+        draw(figure)
+        path = folder / name
+        figure.savefig(path, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+        paths.append(path)
+    return paths
+
+
+def draw_learning_curve(figure: Figure, rows: Sequence[Row], evaluations: Sequence[Row], title: str) -> None:
+    """Training return and evaluations, against environment steps and against training time."""
+    axes = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(title)
+    for axis, name, label, scale in (
+        (axes[0], "env_steps_total", "environment steps", 1.0),
+        (axes[1], "train_s", "training time (min)", 60.0),
+    ):
+        axis.plot(
+            column(rows, name) / scale,
+            column(rows, "episode_return_mean"),
+            color="#4477aa",
+            label="training, mean of 100 episodes",
+        )
+        if evaluations:
+            axis.errorbar(
+                column(evaluations, name) / scale,
+                column(evaluations, "evaluation_return_mean"),
+                yerr=column(evaluations, "evaluation_return_std"),
+                fmt="o-",
+                markersize=4,
+                capsize=2,
+                color="#ee6677",
+                label="evaluation, mean and standard deviation",
+            )
+        _finish(axis, label)
+    axes[0].set_ylabel("return")
+    axes[0].legend(loc="best", fontsize=8)
+
+
+def draw_throughput(figure: Figure, rows: Sequence[Row], title: str) -> None:
+    """Environment steps per second against training time."""
+    axis = figure.subplots()
+    speed = column(rows, "steps_per_second")
+    minutes = column(rows, "train_s") / 60
+    axis.plot(minutes, speed, color="#4477aa", linewidth=0.6, alpha=0.5, label="each iteration")
+    window = max(1, len(rows) // 50)
+    if len(rows) >= 2 * window and window > 1:
+        smooth = np.convolve(speed, np.ones(window) / window, mode="valid")
+        axis.plot(minutes[window - 1 :], smooth, color="#4477aa", label=f"mean of {window}")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("environment steps per second")
+    axis.set_title(title)
+    axis.legend(loc="best", fontsize=8)
+    _finish(axis, "training time (min)")
+
+
+def draw_time_split(figure: Figure, rows: Sequence[Row], title: str) -> None:
+    """Where each iteration's wall time goes, stacked, mean over GMIs."""
+    axis = figure.subplots()
+    wall_ms = column(rows, "iteration_s") * 1e3
+    parts = [np.nan_to_num(column(rows, name)) * 1e3 for name, _, _ in TIME_PARTS if name != "other_s"]
+    parts.append(np.maximum(0.0, wall_ms - np.sum(parts, axis=0)))
+    axis.stackplot(
+        column(rows, "iteration"),
+        parts,
+        labels=[label for _, label, _ in TIME_PARTS],
+        colors=[colour for _, _, colour in TIME_PARTS],
+    )
+    axis.set_ylim(0, float(np.nanpercentile(wall_ms, 98)) * 1.2 or 1.0)
+    axis.set_ylabel("ms per iteration")
+    axis.set_title(title)
+    axis.legend(loc="upper right", fontsize=8, ncols=5)
+    _finish(axis, "iteration")
+
+
+def _finish(axis: Any, label: str) -> None:
+    axis.set_xlabel(label)
+    axis.grid(visible=True, alpha=0.3)
+
+
+def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
+    step = -(-len(rows) // _MOST_POINTS)
+    return rows[::step] if step > 1 else rows

@@ -1,0 +1,214 @@
+"""A run on the screen: a panel that redraws itself on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rayagi.run.limits import Limits, Position, ReturnSource, seconds_left
+from rayagi.run.quantities import bytes_text, count_text, duration_text
+from rayagi.run.recorders import Values
+
+PLAIN_EVERY_S = 5.0
+"""Least time between two lines where the output is no terminal."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SMOOTHING_S = 10.0
+"""Time constant over which speed is averaged for the screen."""
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of ``values`` in ``width`` characters at most, each the mean of its share."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    means = []
+    for column in range(width):
+        share = values[column * len(values) // width : (column + 1) * len(values) // width]
+        means.append(sum(share) / len(share))
+    low, high = min(means), max(means)
+    span = high - low
+    return "".join(
+        _SPARKS[round((value - low) / span * (len(_SPARKS) - 1)) if span else 0] for value in means
+    )
+
+
+class Tracker:
+    """Running figures of a run that every display shows."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._iteration_s = 0.0
+        self.steps_per_s = 0.0
+        """Environment steps per second of training, averaged over about ten seconds."""
+        self.best_evaluation: float | None = None
+        self.last: Values = {}
+        """The newest iteration's row."""
+        self.returns: deque[float] = deque(maxlen=4096)
+        """Mean training return, one value per iteration."""
+
+    def iterated(self, rows: Sequence[Values]) -> None:
+        """Take in new rows."""
+        for row in rows:
+            speed, steps = row["steps_per_second"] or 0.0, row["env_steps"] or 0.0
+            iteration_s = steps / speed if speed else 0.0
+            weight = 1.0 if self.steps_per_s == 0 else min(1.0, iteration_s / _SMOOTHING_S)
+            self.steps_per_s += weight * (speed - self.steps_per_s)
+            self._iteration_s += weight * (iteration_s - self._iteration_s)
+            if (value := row["episode_return_mean"]) is not None:
+                self.returns.append(value)
+        self.last = rows[-1]
+
+    def evaluated(self, row: Values) -> None:
+        """Take in an evaluation."""
+        value = row["evaluation_return_mean"]
+        if value is not None and (self.best_evaluation is None or value > self.best_evaluation):
+            self.best_evaluation = value
+
+    def left(self, position: Position) -> str:
+        """Time to the nearest limit, for people; empty where none can be predicted."""
+        seconds = seconds_left(
+            self._limits, position, steps_per_s=self.steps_per_s, iteration_s=self._iteration_s
+        )
+        return "" if seconds is None else duration_text(seconds)
+
+    def share_done(self, position: Position) -> float | None:
+        """How far the run is towards its nearest predictable limit, 0 to 1; None without one."""
+        limits = self._limits
+        shares = [
+            done / limit
+            for done, limit in (
+                (position.train_s, limits.time_s),
+                (position.env_steps, limits.env_steps),
+                (position.iteration, limits.iterations),
+            )
+            if limit
+        ]
+        return min(1.0, max(shares)) if shares else None
+
+
+class PlainProgress:
+    """One line at most every few seconds, and one for every evaluation."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        write: Callable[[str], object],
+        *,
+        every_s: float = PLAIN_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tracker, self._write = Tracker(limits), write
+        self._every_s, self._clock = every_s, clock
+        self._next_at = -1.0
+
+    def iterated(self, rows: Sequence[Values], position: Position) -> None:
+        """Write a line if the last one is old enough."""
+        self._tracker.iterated(rows)
+        now = self._clock()
+        if now < self._next_at:
+            return
+        self._next_at = now + self._every_s
+        parts = [
+            f"iteration {position.iteration}",
+            f"{count_text(position.env_steps)} steps",
+            f"{self._tracker.steps_per_s:,.0f} steps/s",
+            f"return {return_text(position.training_return)}",
+        ]
+        if left := self._tracker.left(position):
+            parts.append(f"{left} left")
+        self._write("  ".join(parts))
+
+    def evaluated(self, row: Values, *, best: bool) -> None:
+        """Write a line."""
+        self._tracker.evaluated(row)
+        mean, std = row["evaluation_return_mean"], row["evaluation_return_std"] or 0.0
+        suffix = "  best so far" if best else ""
+        self._write(
+            f"iteration {row['iteration']:g}  evaluation return {return_text(mean)} +- {std:.1f}{suffix}"
+        )
+
+    def saved(self, checkpoint: str) -> None:
+        """Nothing: checkpoints are routine."""
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class LiveProgress:
+    """A panel at the bottom of the terminal."""
+
+    def __init__(self, title: str, limits: Limits, source: ReturnSource, console: Console) -> None:
+        self._title, self._limits, self._source, self._console = title, limits, source, console
+        self._tracker = Tracker(limits)
+        self._evaluation: float | None = None
+        self._checkpoint = "none yet"
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> LiveProgress:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def iterated(self, rows: Sequence[Values], position: Position) -> None:
+        """Redraw."""
+        self._tracker.iterated(rows)
+        self._live.update(self.panel(position), refresh=True)
+
+    def evaluated(self, row: Values, *, best: bool) -> None:
+        """Remember; drawn with the next iterations."""
+        self._tracker.evaluated(row)
+        self._evaluation = row["evaluation_return_mean"]
+
+    def saved(self, checkpoint: str) -> None:
+        """Remember; drawn with the next iterations."""
+        self._checkpoint = checkpoint
+
+    def panel(self, position: Position) -> Panel:
+        """What is drawn."""
+        tracker = self._tracker
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in range(3):
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(no_wrap=True)
+        evaluation = "off"
+        if self._source == "evaluation":
+            best = "" if tracker.best_evaluation is None else f" (best {tracker.best_evaluation:,.1f})"
+            evaluation = f"{return_text(self._evaluation)}{best}"
+        table.add_row(
+            "return", return_text(position.training_return), "steps/s", f"{tracker.steps_per_s:,.0f}",
+            "iteration", f"{position.iteration:,}",
+        )  # fmt: skip
+        table.add_row(
+            "evaluation", evaluation, "steps", count_text(position.env_steps),
+            "time", duration_text(position.train_s),
+        )  # fmt: skip
+        table.add_row(
+            "checkpoint", self._checkpoint, "memory", f"{bytes_text(tracker.last.get('resident_bytes') or 0)} per GMI",
+            "left", tracker.left(position) or "until stopped",
+        )  # fmt: skip
+        lines: list[Table | Text | ProgressBar] = [table]
+        width = max(10, self._console.width - 4)
+        if len(tracker.returns) > 1:
+            lines.append(Text(sparkline(tuple(tracker.returns), width), style="cyan"))
+        share = tracker.share_done(position)
+        if share is not None:
+            lines.append(ProgressBar(total=1.0, completed=share, width=width))
+        return Panel(Group(*lines), title=self._title, title_align="left", border_style="dim")
+
+
+def return_text(value: float | None) -> str:
+    """A return with one digit, or a dash before there is one."""
+    return "-" if value is None else f"{value:,.1f}"

@@ -1,0 +1,137 @@
+"""report.html of a run folder: one file with its plots inside, readable anywhere, without a network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayagi.monitoring.plots import TIME_PARTS, save_plots, time_shares
+from rayagi.monitoring.progress import return_text
+from rayagi.run.atomic import replace_text
+from rayagi.run.csv_log import Row, read_rows
+from rayagi.run.errors import RunFolderError, disk_errors
+from rayagi.run.folder import RunFolder
+from rayagi.run.quantities import bytes_text, count_text, duration_text
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+img { max-width: 100% } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; font-size: 13px }
+table { border-collapse: collapse } td, th { padding: .2rem 1.2rem .2rem 0; text-align: left; vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+.bar { display: flex; height: 1.4rem; border-radius: 3px; overflow: hidden; margin: .5rem 0 }
+.key { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; border-radius: 2px }
+"""
+_PLOTS = (
+    ("learning_curve.png", "Learning curve"),
+    ("throughput.png", "Throughput"),
+    ("time_split.png", "Time split over the run"),
+)
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Draw the plots and write report.html; returns its path.
+
+    Raises:
+        RunFolderError: the run has no finished iteration yet.
+        DiskError: the files cannot be written.
+    """
+    progress, evaluations = read_rows(folder.progress_csv), read_rows(folder.evaluations_csv)
+    if not progress:
+        raise RunFolderError(str(folder.path), "has no finished iteration to report on")
+    with disk_errors(folder.path):
+        save_plots(progress, evaluations, folder.path, folder.record.task)
+    path = folder.path / "report.html"
+    replace_text(path, _page(folder, progress, evaluations))
+    return path
+
+
+def summary(
+    folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]
+) -> tuple[tuple[str, str], ...]:
+    """The run's main numbers, for the report and for the terminal."""
+    last = progress[-1]
+    train_s, env_steps = last["train_s"], last["env_steps_total"]
+    facts = [
+        ("task", folder.record.task),
+        ("status", f"{folder.record.status}{f': {folder.record.reason}' if folder.record.reason else ''}"),
+        ("iterations", f"{int(last['iteration']):,}"),
+        ("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})"),
+        ("training time", duration_text(train_s)),
+        ("steps per second", f"{env_steps / train_s:,.0f}" if train_s > 0 else "-"),
+        (
+            "training return",
+            f"{return_text(last.get('episode_return_mean'))} (mean of the last 100 episodes)",
+        ),
+    ]
+    if evaluations:
+        best = max(evaluations, key=lambda row: row.get("evaluation_return_mean", float("-inf")))
+        facts.append(
+            ("best evaluation", f"{_evaluation(best)} at {count_text(best['env_steps_total'])} steps")
+        )
+        facts.append(("last evaluation", _evaluation(evaluations[-1])))
+    if "resident_bytes" in last:
+        facts.append(("memory per GMI", bytes_text(last["resident_bytes"])))
+    return tuple(facts)
+
+
+def _evaluation(row: Row) -> str:
+    mean, std = row.get("evaluation_return_mean"), row.get("evaluation_return_std", 0.0)
+    return f"{return_text(mean)} +- {std:,.1f} over {int(row.get('evaluation_episodes', 0))} episodes"
+
+
+def _page(folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]) -> str:
+    name = html.escape(folder.path.name)
+    sections = [
+        f"<h1>{html.escape(folder.record.task)} <small>{name}</small></h1>",
+        _table(summary(folder, progress, evaluations)),
+        *(f"<h2>{title}</h2>{_image(folder.path / file, title)}" for file, title in _PLOTS),
+        f"<h2>Where the time goes</h2>{_time_bar(progress)}",
+        f"<h2>Plan</h2><pre>{html.escape(_text(folder.path / 'plan.txt'))}</pre>",
+        f"<h2>Configuration</h2><pre>{html.escape(_text(folder.path / 'config.yaml'))}</pre>",
+        f"<h2>Made with</h2>{_table(_versions(folder.path / 'versions.json'))}",
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(sections) + "\n</body></html>\n"
+    )
+
+
+def _table(facts: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in facts
+    )
+    return f"<table>{rows}</table>"
+
+
+def _image(path: Path, title: str) -> str:
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{content}">'
+
+
+def _time_bar(progress: Sequence[Row]) -> str:
+    shares = time_shares(progress)
+    colours = {label: colour for _, label, colour in TIME_PARTS}
+    bar = "".join(
+        f'<div style="width:{share * 100:.2f}%;background:{colours[label]}"></div>'
+        for label, share in shares.items()
+    )
+    rows = "".join(
+        f'<tr><td><span class="key" style="background:{colours[label]}"></span>{label}</td>'
+        f'<td class="number">{share * 100:.1f} %</td></tr>'
+        for label, share in shares.items()
+    )
+    return f'<div class="bar">{bar}</div><table>{rows}</table><p>Of the iterations\' wall time, mean over GMIs.</p>'
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else "not written"
+
+
+def _versions(path: Path) -> list[tuple[str, str]]:
+    stored: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return [(key.replace("_", " "), str(value)) for key, value in stored.items() if value is not None]

@@ -1,0 +1,125 @@
+"""A trained policy as RLlib's own DefaultPPOTorchRLModule, for whoever loads checkpoints with RLlib alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TypeVar
+
+import gymnasium
+import numpy as np
+import torch
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from torch import Tensor, nn
+
+from actors.protocols import EnvInfo
+from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.config.spec import NetworkSpec
+
+Space = TypeVar("Space")
+
+_CONSTANTS = ("log_std_clip_param_const",)
+"""Buffers of RLlib's modules that are settings, not weights."""
+
+
+class ExportError(RuntimeError):
+    """RLlib's module has other weights than rayagi's networks: RLlib changed."""
+
+    def __init__(self, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
+        super().__init__(missing, unexpected)
+        self.missing, self.unexpected = missing, unexpected
+
+    def __str__(self) -> str:
+        return (
+            f"RLlib's DefaultPPOTorchRLModule wants weights that rayagi has not ({', '.join(self.missing) or 'none'}), "
+            f"and has no place for {', '.join(self.unexpected) or 'none'}; use a Ray version that constraints.txt names"
+        )
+
+
+def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space]]:
+    """Observation and action space of an environment, as RLlib wants them."""
+    observations = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
+    if info.action.kind == "discrete":
+        return observations, gymnasium.spaces.Discrete(info.action.num_choices)
+    low, high = np.asarray(info.action.low, np.float32), np.asarray(info.action.high, np.float32)
+    return observations, gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
+    """RLlib's module of the same architecture, with weights of its own making."""
+    config = DefaultModelConfig(
+        fcnet_hiddens=list(network.hidden),
+        fcnet_activation=network.activation,
+        vf_share_layers=False,
+        free_log_std=info.action.kind == "continuous",
+    )
+    observations, actions = spaces(info)
+    return DefaultPPOTorchRLModule(
+        observation_space=observations,
+        action_space=actions,
+        inference_only=False,
+        model_config=dataclasses.asdict(config),
+    )
+
+
+def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
+    """The policy and its value network as an RLModule that takes raw observations.
+
+    Observation mean and standard deviation are folded into the first layers, so that outputs agree to float32
+    rounding wherever no normalised observation exceeds ``obs_clip``: RLlib's networks cannot clip. Observations that
+    never varied have no influence on the module.
+
+    Raises:
+        ExportError: RLlib's module has other weights than expected.
+    """
+    module = empty_module(info, network)
+    load_exported(module, exported_weights(policy, info))
+    return module
+
+
+def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
+    """Weights under RLlib's names."""
+    scale, offset = _affine(policy.normaliser, info.obs_dim)
+    weights: dict[str, Tensor] = {}
+    for tower, encoder, head in ((policy.model.policy, "actor_encoder", "pi"), (policy.model.value, "critic_encoder", "vf")):
+        linears = [(i, layer) for i, layer in enumerate(tower) if isinstance(layer, nn.Linear)]
+        for position, (i, layer) in enumerate(linears):
+            weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+            if position == 0:
+                weight, bias = weight * scale, bias + weight @ offset
+            # Hidden layers keep their place among the activations; the last linear layer is RLlib's head.
+            name = f"{head}.net.mlp.0" if position == len(linears) - 1 else f"encoder.{encoder}.net.mlp.{i}"
+            weights[f"{name}.weight"], weights[f"{name}.bias"] = weight.float(), bias.float()
+    log_std = policy.model.head.state_dict().get("log_std")
+    if log_std is not None:
+        weights["pi.log_std"] = log_std.detach().clone()
+    return weights
+
+
+def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -> None:
+    """Put weights into RLlib's module, whose own ``set_state`` would skip unknown names without a word.
+
+    Raises:
+        ExportError: names differ.
+    """
+    own = module.state_dict()
+    missing = tuple(name for name in own if name not in weights and not name.endswith(_CONSTANTS))
+    unexpected = tuple(name for name in weights if name not in own)
+    if missing or unexpected:
+        raise ExportError(missing, unexpected)
+    module.load_state_dict({**own, **weights})
+
+
+def _affine(normaliser: ObservationNormaliser | None, obs_dim: int) -> tuple[Tensor, Tensor]:
+    """Scale and offset (obs_dim) of normalisation without its clip: read from what it does to zeros and ones."""
+    zeros = torch.zeros(obs_dim, dtype=torch.float64)
+    if normaliser is None:
+        return zeros + 1, zeros
+    unclipped = ObservationNormaliser(obs_dim, math.inf, torch.device("cpu"))
+    unclipped.load_state_dict(normaliser.state_dict())
+    offset = unclipped(zeros)
+    scale = unclipped(zeros + 1) - offset
+    constant = (unclipped.moments.variance() == 0) & (unclipped.moments.count > 0)
+    return scale.masked_fill(constant, 0.0), offset.masked_fill(constant, 0.0)

@@ -1,0 +1,42 @@
+"""An experiment file runs as a Ray job: the working directory travels, nothing has to be installed on the workers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.cluster
+def test_an_experiment_submitted_as_a_job_succeeds(tmp_path):
+    """A head node of its own, on free ports, in a process group that only this test ends."""
+    driver = tmp_path / "submit.py"
+    driver.write_text(
+        """
+import sys, time
+import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+context = ray.init(num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
+client = JobSubmissionClient(f"http://{context.dashboard_url}")
+job = client.submit_job(
+    entrypoint=f"{sys.executable} experiments/train_ant.py --env InvertedPendulum-v5 --iterations 2 --gmis 1 --num-envs 4",
+    runtime_env={"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]},
+)
+until = time.monotonic() + 150
+while not client.get_job_status(job).is_terminal() and time.monotonic() < until:
+    time.sleep(0.5)
+print(client.get_job_logs(job))
+print("STATUS", client.get_job_status(job).value)
+ray.shutdown()
+"""
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_JOB_ID")}
+    done = subprocess.run(
+        [sys.executable, str(driver), str(ROOT)], capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment, check=False
+    )
+    assert "STATUS SUCCEEDED" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "iteration 2: return" in done.stdout

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from placement.binding import bind
+from placement.errors import PlanError
+from placement.plan import make_plan
+from placement.types import Gpu, Machine, Node
+
+
+def node(name: str, cores: range, gpus: int = 0, ray_node_id: str | None = None) -> Node:
+    return Node(
+        name=name,
+        cores=tuple(cores),
+        memory_total_bytes=2**30,
+        gpus=tuple(
+            Gpu(index=i, uuid=f"GPU-{name}{i}", name="fake", memory_total_bytes=2**30) for i in range(gpus)
+        ),
+        ray_node_id=ray_node_id,
+    )
+
+
+TWO_NODES = Machine(nodes=(node("a", range(4), 1, "ida"), node("b", range(8, 12), 1, "idb")), origin="ray")
+
+
+def test_swapped_nodes_swap_cores_and_gpus():
+    plan = make_plan(TWO_NODES, num_envs=1)
+    bound = bind(plan, ["idb", "ida"])
+    assert [(piece.node, piece.cores, piece.gpu_uuid) for piece in bound.slices] == [
+        ("b", (8, 9, 10, 11), "GPU-b0"),
+        ("a", (0, 1, 2, 3), "GPU-a0"),
+    ]
+    assert bound.slices[0].environment["CUDA_VISIBLE_DEVICES"] == "GPU-b0"
+
+
+def test_more_gmis_on_a_node_than_its_cores_hold_are_refused():
+    plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=4)
+    with pytest.raises(PlanError, match="2 cores for GMI 2 on node a: 0 of 0-3 are left"):
+        bind(plan, ["ida"] * 4)
+
+
+def test_more_gmis_on_a_node_than_its_gpus_hold_are_refused():
+    plan = make_plan(TWO_NODES, num_envs=1, threads_per_gmi=1)
+    with pytest.raises(PlanError, match="1 of a GPU for GMI 1 on node a: its 1 GPUs are taken"):
+        bind(plan, ["ida", "ida"])
+
+
+def test_a_shared_reservation_keeps_threads_and_drops_cores():
+    bound = bind(make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2), ["ida", "idb"], pinned=False)
+    assert [(piece.cores, piece.num_threads) for piece in bound.slices] == [((), 4), ((), 4)]
+
+
+def test_a_machine_read_without_ray_is_the_one_node_that_ray_gave():
+    plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
+    assert bind(plan, ["any", "any"]) == plan
+
+
+def test_a_machine_read_without_ray_cannot_be_two_nodes():
+    plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
+    with pytest.raises(PlanError, match=r"here \(not from Ray\).*cluster_machine"):
+        bind(plan, ["one", "two"])
+
+
+def test_every_gmi_needs_a_node():
+    with pytest.raises(PlanError, match="2 GMIs: 1 bundles were given"):
+        bind(make_plan(TWO_NODES, num_envs=1), ["ida"])

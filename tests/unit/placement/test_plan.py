@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placement.errors import PlanError
+from placement.inventory import load_machine
+from placement.plan import make_plan
+from placement.types import Machine, Node
+
+MACHINES = Path(__file__).parents[2] / "data" / "machines"
+
+
+def machine(name: str) -> Machine:
+    return load_machine(MACHINES / f"{name}.json")
+
+
+def test_one_gmi_per_core_is_the_default_without_a_gpu():
+    plan = make_plan(machine("cpu2"), num_envs=32)
+    assert plan.backend == "cpu"
+    assert [piece.cores for piece in plan.slices] == [(0,), (1,)]
+    assert plan.bundles() == [{"CPU": 1.0}, {"CPU": 1.0}]
+    assert plan.strategy() == "STRICT_PACK"
+
+
+def test_the_default_stops_at_eight_gmis_and_shares_the_cores():
+    plan = make_plan(machine("cpu16"), num_envs=32)
+    assert [piece.cores for piece in plan.slices] == [(2 * i, 2 * i + 1) for i in range(8)]
+
+
+def test_cores_that_do_not_divide_evenly_are_left_and_said_so():
+    plan = make_plan(machine("cpu16"), num_envs=32, num_gmis=3)
+    assert [piece.num_threads for piece in plan.slices] == [5, 5, 5]
+    assert "1 core left for Ray and the driver" in plan.reason
+
+
+def test_threads_per_gmi_decides_how_many_gmis_fit_by_default():
+    plan = make_plan(machine("cpu16"), num_envs=32, threads_per_gmi=5)
+    assert [piece.cores for piece in plan.slices] == [
+        (0, 1, 2, 3, 4),
+        (5, 6, 7, 8, 9),
+        (10, 11, 12, 13, 14),
+    ]
+
+
+def test_a_gpu_makes_auto_choose_direct_with_one_gmi_and_all_cores():
+    plan = make_plan(machine("a100x1"), num_envs=2048)
+    assert plan.backend == "direct"
+    assert plan.reason.startswith("direct since there is 1 GPU")
+    assert plan.bundles() == [{"CPU": 12.0, "GPU": 1.0}]
+    assert plan.slices[0].environment["CUDA_VISIBLE_DEVICES"] == plan.machine.nodes[0].gpus[0].uuid
+
+
+def test_gmis_per_gpu_share_each_gpu_and_the_cores_evenly():
+    plan = make_plan(machine("h100x8"), num_envs=2048, gmis_per_gpu=3)
+    assert plan.num_gmis == 24
+    # 192 cores / 24 GMIs = 8 cores; 1/3 rounded down to 1e-4
+    assert plan.bundles()[0] == {"CPU": 8.0, "GPU": 0.3333}
+    uuids = [gpu.uuid for gpu in plan.machine.nodes[0].gpus]
+    assert [piece.gpu_uuid for piece in plan.slices] == [uuid for uuid in uuids for _ in range(3)]
+
+
+@pytest.mark.parametrize(("shares", "fraction"), [(1, 1.0), (2, 0.5), (3, 0.3333), (6, 0.1666), (7, 0.1428)])
+def test_fractions_are_rounded_down_to_rays_step(shares: int, fraction: float):
+    plan = make_plan(machine("h100x8"), num_envs=1, gmis_per_gpu=shares)
+    assert plan.slices[0].gpu_fraction == fraction
+    assert shares * plan.slices[0].gpu_fraction <= 1.0
+
+
+def test_fewer_gmis_than_shares_fill_gpus_in_order():
+    plan = make_plan(machine("h100x8"), num_envs=1, gmis_per_gpu=2, num_gmis=3)
+    uuids = [gpu.uuid for gpu in plan.machine.nodes[0].gpus]
+    assert [piece.gpu_uuid for piece in plan.slices] == [uuids[0], uuids[0], uuids[1]]
+    assert "2 GMIs per GPU on 2 of 8 GPUs" in plan.reason
+
+
+def test_gmis_of_two_nodes_are_ordered_by_node():
+    plan = make_plan(machine("two_nodes_h100x8"), num_envs=1)
+    assert [piece.node for piece in plan.slices] == ["h100-1"] * 8 + ["h100-2"] * 8
+    assert plan.strategy() == "PACK"
+    assert len({piece.gpu_uuid for piece in plan.slices}) == 16
+
+
+def test_cpu_gmis_go_where_the_poorest_of_them_gets_most_cores():
+    # 6 and 2 cores, 4 GMIs: 3 + 1 gives everyone 2 cores; 2 + 2 would give two of them 1
+    nodes = (
+        Node(name="large", cores=tuple(range(6)), memory_total_bytes=8),
+        Node(name="small", cores=(0, 1), memory_total_bytes=8),
+    )
+    plan = make_plan(Machine(nodes=nodes, origin="test"), num_envs=1, num_gmis=4)
+    assert [piece.node for piece in plan.slices] == ["large", "large", "large", "small"]
+    assert [piece.num_threads for piece in plan.slices] == [2, 2, 2, 2]
+
+
+def test_ray_grants_limit_the_cores_that_are_planned():
+    node = Node(name="n", cores=(4, 5, 6, 7), memory_total_bytes=8, ray_cpus=2.0)
+    plan = make_plan(Machine(nodes=(node,), origin="ray"), num_envs=1)
+    assert [piece.cores for piece in plan.slices] == [(4,), (5,)]
+
+
+def test_cores_that_only_count_give_threads_without_pinning():
+    node = Node(name="n", cores=(0, 1, 2, 3), memory_total_bytes=8, pinnable=False)
+    plan = make_plan(Machine(nodes=(node,), origin="local"), num_envs=1, num_gmis=2)
+    assert [(piece.cores, piece.num_threads) for piece in plan.slices] == [((), 2), ((), 2)]
+    assert plan.slices[0].label() == "cpu[2 threads]"
+
+
+def test_the_environment_of_a_cpu_slice_holds_every_thread_pool_and_hides_gpus():
+    plan = make_plan(machine("a100x1"), num_envs=1, backend="cpu", num_gmis=4)
+    assert plan.slices[0].environment == {
+        "OMP_NUM_THREADS": "3",
+        "MKL_NUM_THREADS": "3",
+        "OPENBLAS_NUM_THREADS": "3",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def test_the_table_is_aligned_and_ends_with_the_reason():
+    table = make_plan(machine("cpu16"), num_envs=64, num_gmis=2, threads_per_gmi=4).table()
+    assert table.splitlines() == [
+        "GMI  node         slice     roles                    envs  threads  memory",
+        "0    workstation  cpu[0-3]  simulator+agent+trainer  64    4        32.0 GiB",
+        "1    workstation  cpu[4-7]  simulator+agent+trainer  64    4        32.0 GiB",
+        "dp_only on cpu: 2 GMIs, 128 environments. cpu since there is no GPU; as many GMIs as asked, "
+        "8 cores shared evenly, 8 cores left for Ray and the driver.",
+    ]
+
+
+def test_memory_of_a_gpu_slice_is_its_fraction_of_the_gpu():
+    plan = make_plan(machine("a100x1"), num_envs=1, gmis_per_gpu=2)
+    assert plan.memory_bytes(0) == 20480 * 2**20
+
+
+def test_a_plan_becomes_json():
+    plan = make_plan(machine("a100x1"), num_envs=16, gmis_per_gpu=2)
+    content = json.loads(json.dumps(plan.to_dict()))
+    assert content["bundles"] == [{"CPU": 6.0, "GPU": 0.5}] * 2
+    assert content["roles"] == ["simulator", "agent", "trainer"]
+    assert content["slices"][1]["cores"] == [6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "texts"),
+    [
+        ("cpu2", {"num_gmis": 3}, ("num_gmis=3", "2 cores", "Set num_gmis to 2 or less")),
+        ("cpu2", {"num_gmis": 0}, ("num_gmis=0", "at least 1", "Set num_gmis to 1 or more")),
+        ("cpu2", {"num_gmis": -4}, ("num_gmis=-4", "at least 1")),
+        ("cpu2", {"num_envs": 0}, ("num_envs=0", "at least 1")),
+        ("cpu2", {"threads_per_gmi": 0}, ("threads_per_gmi=0", "at least 1")),
+        (
+            "cpu2",
+            {"threads_per_gmi": 3},
+            ("threads_per_gmi=3", "2 cores", "Set threads_per_gmi to 2 or less"),
+        ),
+        ("cpu16", {"num_gmis": 4, "threads_per_gmi": 5}, ("num_gmis=4 with threads_per_gmi=5", "3 GMIs")),
+        ("cpu2", {"gmis_per_gpu": 2}, ("gmis_per_gpu=2", "no GPUs", "Use num_gmis instead")),
+        ("cpu2", {"backend": "direct"}, ("backend='direct'", "no GPU", "Use backend='cpu'")),
+        ("cpu2", {"backend": "mps"}, ("backend='mps'", "cpu, direct")),
+        ("cpu2", {"template": "dp_mp"}, ("template='dp_mp'", "dp_only")),
+        ("a100x1", {"num_gmis": 2}, ("num_gmis=2", "1 GPU ", "num_gmis=1 or gmis_per_gpu=2")),
+        ("h100x8", {"num_gmis": 17, "gmis_per_gpu": 2}, ("num_gmis=17", "16", "gmis_per_gpu=3")),
+        ("a100x1", {"gmis_per_gpu": 13}, ("13 GMIs", "12 cores", "at most 12 GMIs")),
+        ("a100x1", {"threads_per_gmi": 24}, ("24 cores", "12 cores", "Set threads_per_gmi to 12 or less")),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_value_limit_and_way_out(name, asked, texts):
+    with pytest.raises(PlanError) as caught:
+        make_plan(machine(name), **{"num_envs": 1} | asked)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_a_logical_ray_machine_is_named_as_such():
+    node = Node(name="n", cores=(0, 1), memory_total_bytes=8, ray_cpus=8.0)
+    with pytest.raises(PlanError, match="Ray was started with 8 CPUs, more than the cores that exist"):
+        make_plan(Machine(nodes=(node,), origin="ray"), num_envs=1, num_gmis=8)
