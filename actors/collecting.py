@@ -24,7 +24,7 @@ class CollectTimes:
 
 
 def collect(simulator: Simulator, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
-    """Fill ``rollout`` with T steps of every environment. ``noise``: (T, N, output_dim) on the policy's device."""
+    """Fill ``rollout`` with T steps of every environment; ``noise`` (T, N, output_dim) is on the policy's device."""
     times = CollectTimes()
     rollout.finals.clear()
     clock = time.perf_counter
@@ -54,8 +54,7 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
         NonFiniteError: with the quantity, the step within the rollout and the environment's number in this GMI.
     """
     for quantity, values in (("an observation", rollout.raw_obs), ("a reward", rollout.rewards)):
-        # The sum is NaN or infinite if any element is (finite float32 observations do not overflow a float32 sum in practice;
-        # if they did, the exact check below finds nothing and training goes on).
+        # One cheap sum finds any; should finite values overflow it, the exact look below finds nothing.
         if not torch.isfinite(values.sum()):
             bad = (~torch.isfinite(values)).nonzero()
             if len(bad):

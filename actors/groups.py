@@ -203,5 +203,7 @@ def stop(group: GmiGroup, timeout_s: float) -> None:
 def _brief(error: ray.exceptions.RayError) -> str:
     """The telling lines of Ray's text on a dead actor, as one."""
     lines = [line.strip() for line in str(error).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))]
+    kept = [
+        line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))
+    ]
     return "; ".join(kept)[:600].rstrip(".")

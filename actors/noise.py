@@ -36,9 +36,18 @@ def exploration_noise(
 
 
 def minibatch_orders(
-    *, seed: int, first_env_index: int, num_envs: int, iteration: int, num_steps: int, num_epochs: int, num_minibatches: int
+    *,
+    seed: int,
+    first_env_index: int,
+    num_envs: int,
+    iteration: int,
+    num_steps: int,
+    num_epochs: int,
+    num_minibatches: int,
 ) -> Tensor:
-    """Which samples each minibatch takes: flat indices into (T, N), shape (num_epochs, num_minibatches, T * N / num_minibatches).
+    """Which samples each minibatch takes: indices into a flattened (T, N) batch.
+
+    Shape (num_epochs, num_minibatches, T * N / num_minibatches), int64.
 
     Every environment's steps are shuffled by themselves and dealt evenly: a minibatch holds T / num_minibatches steps of
     every environment. The union over GMIs of their m-th minibatches is thus the same set for every layout of the same
@@ -51,7 +60,9 @@ def minibatch_orders(
         raise ValueError(f"num_minibatches={num_minibatches} does not divide rollout_length={num_steps}")
     keys = np.empty((num_epochs, num_steps, num_envs))
     for i in range(num_envs):
-        keys[:, :, i] = _generator(seed, first_env_index + i, _ORDER, iteration).random((num_epochs, num_steps))
+        keys[:, :, i] = _generator(seed, first_env_index + i, _ORDER, iteration).random(
+            (num_epochs, num_steps)
+        )
     steps = np.argsort(keys, axis=1)
     flat = steps * num_envs + np.arange(num_envs)
     return torch.from_numpy(flat.reshape(num_epochs, num_minibatches, -1))

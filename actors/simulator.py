@@ -44,7 +44,11 @@ class Simulator:
 
     def state_dict(self) -> StateDict:
         """Environments, and the running episodes' returns and lengths."""
-        return {"env": self.env.state_dict(), "returns": self._returns.clone(), "lengths": self._lengths.clone()}
+        return {
+            "env": self.env.state_dict(),
+            "returns": self._returns.clone(),
+            "lengths": self._lengths.clone(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""

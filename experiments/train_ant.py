@@ -16,7 +16,9 @@ from rayagi import PPOConfig
 
 def main() -> None:
     """Train and print one line an iteration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--env", default="Ant-v5", help="any id of `rayagi envs`")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--gmis", type=int, default=None, help="default: one per core, at most 8")
@@ -34,7 +36,10 @@ def main() -> None:
             steps = result["num_env_steps_sampled_lifetime"]
             mean = result["env_runners"].get("episode_return_mean", float("nan"))
             rate = steps / (time.perf_counter() - started)
-            print(f"iteration {result['training_iteration']}: return {mean:.1f}, {steps} steps, {rate:.0f} steps/s", flush=True)
+            print(
+                f"iteration {result['training_iteration']}: return {mean:.1f}, {steps} steps, {rate:.0f} steps/s",
+                flush=True,
+            )
         if given.save:
             print(f"saved {algo.save_to_path(given.save)}")
     finally:

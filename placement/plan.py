@@ -196,7 +196,7 @@ def _cut_gpus(
         needed = -(-num_gmis // machine.num_gpus)
         raise PlanError(
             f"num_gmis={num_gmis}",
-            f"{machine.num_gpus} GPUs with gmis_per_gpu={shares} hold {fits}",
+            f"{counted(machine.num_gpus, 'GPU')} with gmis_per_gpu={shares} gives {counted(fits, 'GMI')}",
             f"Set num_gmis={fits} or gmis_per_gpu={needed}",
         )
     count = num_gmis if num_gmis is not None else fits

@@ -33,8 +33,10 @@ class ExportError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"RLlib's DefaultPPOTorchRLModule wants weights that rayagi has not ({', '.join(self.missing) or 'none'}), "
-            f"and has no place for {', '.join(self.unexpected) or 'none'}; use a Ray version that constraints.txt names"
+            "RLlib's DefaultPPOTorchRLModule does not fit rayagi's networks: "
+            f"it also wants {', '.join(self.missing) or 'nothing'}, "
+            f"and has no place for {', '.join(self.unexpected) or 'nothing'}; "
+            "use the Ray version that constraints.txt names"
         )
 
 
@@ -68,8 +70,8 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
     """The policy and its value network as an RLModule that takes raw observations.
 
     Observation mean and standard deviation are folded into the first layers, so that outputs agree to float32
-    rounding wherever no normalised observation exceeds ``obs_clip``: RLlib's networks cannot clip. Observations that
-    never varied have no influence on the module.
+    rounding wherever no normalised observation exceeds ``obs_clip``: RLlib's networks cannot clip. Observations
+    that never varied have no influence on the module.
 
     Raises:
         ExportError: RLlib's module has other weights than expected.
@@ -83,7 +85,10 @@ def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
     """Weights under RLlib's names."""
     scale, offset = _affine(policy.normaliser, info.obs_dim)
     weights: dict[str, Tensor] = {}
-    for tower, encoder, head in ((policy.model.policy, "actor_encoder", "pi"), (policy.model.value, "critic_encoder", "vf")):
+    for tower, encoder, head in (
+        (policy.model.policy, "actor_encoder", "pi"),
+        (policy.model.value, "critic_encoder", "vf"),
+    ):
         linears = [(i, layer) for i, layer in enumerate(tower) if isinstance(layer, nn.Linear)]
         for position, (i, layer) in enumerate(linears):
             weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
@@ -113,7 +118,7 @@ def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -
 
 
 def _affine(normaliser: ObservationNormaliser | None, obs_dim: int) -> tuple[Tensor, Tensor]:
-    """Scale and offset (obs_dim) of normalisation without its clip: read from what it does to zeros and ones."""
+    """Scale and offset (obs_dim) of normalisation without its clip, read from what becomes of 0 and 1."""
     zeros = torch.zeros(obs_dim, dtype=torch.float64)
     if normaliser is None:
         return zeros + 1, zeros

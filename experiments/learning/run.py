@@ -1,4 +1,4 @@
-"""Does it learn? Trains a task with several seeds through the `rayagi` command, one after another, and draws their evaluations.
+"""Does it learn? Trains a task with several seeds through the `rayagi` command, one after another, and draws evaluations.
 
     python -m experiments.learning.run Ant-v5 --seeds 0 1 2 --time 15m --goal 2000
 
@@ -64,7 +64,9 @@ def draw(curves: dict[int, list[dict[str, float]]], task: str, goal: float, path
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--time", default="15m", help="training time of one seed")
@@ -91,7 +93,14 @@ def main() -> None:
         for seed, curve in curves.items()
     ]
     config = (folders[given.seeds[0]] / "config.yaml").read_text()
-    report = {"origin": origin(), "task": given.task, "goal": given.goal, "time": given.time, "config": config, "seeds": seeds}
+    report = {
+        "origin": origin(),
+        "task": given.task,
+        "goal": given.goal,
+        "time": given.time,
+        "config": config,
+        "seeds": seeds,
+    }
     (results / f"{given.task}.json").write_text(json.dumps(report, indent=1) + "\n")
     for row in seeds:
         print({name: value for name, value in row.items() if name != "curve"})

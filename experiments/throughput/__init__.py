@@ -1,0 +1,1 @@
+"""Environment steps per second against peers and against the limit; see README.md."""

@@ -54,7 +54,13 @@ def update(program: DpOnlyProgram) -> None:
     """One update from a rollout: values, advantages, minibatches."""
     batch, _ = program.training.prepare(program.rollout)
     orders = minibatch_orders(
-        seed=0, first_env_index=0, num_envs=TOTAL_ENVS, iteration=0, num_steps=ROLLOUT_LENGTH, num_epochs=4, num_minibatches=4
+        seed=0,
+        first_env_index=0,
+        num_envs=TOTAL_ENVS,
+        iteration=0,
+        num_steps=ROLLOUT_LENGTH,
+        num_epochs=4,
+        num_minibatches=4,
     )
     program.training.learner.update(batch, orders, 0, 0)
 
@@ -65,9 +71,15 @@ def measure(seconds: float, cores: int) -> dict[str, float]:
     torch.manual_seed(0)
     spec = run_spec(num_gmis=1, threads_per_gmi=1)
     identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("simulator", "agent", "trainer"), task="Ant-v5"
+        index=0,
+        num_gmis=1,
+        slice=Slice(node="here", backend="cpu", cores=(0,)),
+        roles=("simulator", "agent", "trainer"),
+        task="Ant-v5",
     )
-    program = dp_only_factory(spec)(GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu")))
+    program = dp_only_factory(spec)(
+        GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    )
     program.iterate()
     # An untrained policy's actions: the same mix of contacts, falls and resets as at the start of training.
     noise = torch.randn(ROLLOUT_LENGTH, TOTAL_ENVS, 8)
@@ -86,11 +98,18 @@ def measure(seconds: float, cores: int) -> dict[str, float]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="CPU time to spend on the simulation; half on the others")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="CPU time to spend on the simulation; half on the others"
+    )
     parser.add_argument("--cores", type=int, default=2)
     given = parser.parse_args()
-    print(json.dumps({name: round(value, 3) for name, value in measure(given.seconds, given.cores).items()}), flush=True)
+    print(
+        json.dumps({name: round(value, 3) for name, value in measure(given.seconds, given.cores).items()}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from rayagi.coordinator import Session
 from rayagi.run.versions import rayagi_version
 
 
-def measure(num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float) -> dict[str, object]:
+def measure(
+    num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float
+) -> dict[str, object]:
     """Train for ``seconds`` after the first iteration; where the time went is the mean over GMIs and iterations."""
     phases = ("simulate_s", "act_s", "update_s", "sync_s")
     with Session(run_spec(num_gmis, threads_per_gmi, seed)) as session:
@@ -52,14 +54,20 @@ def measure(num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, star
 def main() -> None:
     """Command line."""
     started = time.time()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gmis", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="cores and threads of one GMI")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--started", type=float, default=started, help="time.time() of the caller, for start-up time")
+    parser.add_argument(
+        "--started", type=float, default=started, help="time.time() of the caller, for start-up time"
+    )
     given = parser.parse_args()
-    print(json.dumps(measure(given.gmis, given.threads, given.seconds, given.seed, given.started)), flush=True)
+    print(
+        json.dumps(measure(given.gmis, given.threads, given.seconds, given.seed, given.started)), flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,15 @@ class Case:
 def our_cases(seconds: float) -> list[Case]:
     """rayagi with two layouts, and the limit of its own work."""
     module = (sys.executable, "-m", "experiments.throughput.ours", "--seconds", str(seconds))
-    limit = (sys.executable, "-m", "experiments.throughput.limits", "--seconds", str(seconds / 3), "--cores", "2")
+    limit = (
+        sys.executable,
+        "-m",
+        "experiments.throughput.limits",
+        "--seconds",
+        str(seconds / 3),
+        "--cores",
+        "2",
+    )
     return [
         Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1")),
         Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2")),
@@ -52,7 +60,9 @@ def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
         name, venv, *arguments = line.split()
         if name in names:
             python = str(folder / "venv" / "base" / "bin" / "python")
-            cases.append(Case(name, (python, str(folder / "measure.py"), venv, *arguments, "--seconds", str(seconds))))
+            cases.append(
+                Case(name, (python, str(folder / "measure.py"), venv, *arguments, "--seconds", str(seconds)))
+            )
     return cases
 
 
@@ -80,9 +90,15 @@ def run_case(case: Case) -> dict[str, object]:
     """Run one case. Returns its JSON line, or what went wrong."""
     wait_until_quiet()
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [*case.command, "--started", str(time.time())] if "ours" in " ".join(case.command) else [*case.command]
+    command = (
+        [*case.command, "--started", str(time.time())]
+        if "ours" in " ".join(case.command)
+        else [*case.command]
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"case": case.name, "failed": f"no end within {TIMEOUT_S:.0f} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -99,7 +115,10 @@ def summarise(rows: list[dict[str, object]]) -> str:
         if isinstance(value, (int, float)):
             rates.setdefault(str(row["case"]), []).append(float(value))
     ours = rates.get("rayagi-2x1", [])
-    lines = ["| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case, median |", "|---|---|---|---|---|"]
+    lines = [
+        "| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case, median |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in sorted(rates.items(), key=lambda item: -statistics.median(item[1])):
         ratios = [mine / other for mine, other in zip(ours, values, strict=False)]
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
@@ -112,9 +131,13 @@ def summarise(rows: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=Path, help="folder with the peers' runners and virtual environments")
-    parser.add_argument("--names", nargs="*", default=["sb3-envpool", "cleanrl", "sf-async", "pufferlib", "rl_games"])
+    parser.add_argument(
+        "--names", nargs="*", default=["sb3-envpool", "cleanrl", "sf-async", "pufferlib", "rl_games"]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")

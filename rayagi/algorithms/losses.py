@@ -13,7 +13,7 @@ def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_ratio: float
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, value_clip: float | None) -> Tensor:
-    """Mean squared error; with ``value_clip``, the larger of it and the error of values kept within the clip of the old ones."""
+    """Mean squared error; with ``value_clip``, the larger of it and the error of values kept that close to the old ones."""
     error = (values - targets).square()
     if value_clip is not None:
         kept = old_values + (values - old_values).clamp(-value_clip, value_clip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,12 @@ from actors.protocols import EnvInfo
 from rayagi.algorithms.distributions import make_head
 from rayagi.config.spec import Activation, NetworkSpec
 
-_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
 
 
 def mlp(
@@ -27,9 +33,9 @@ def mlp(
     """Multilayer perceptron with orthogonal weights (gain sqrt 2; ``output_gain`` for the last layer) and zero biases."""
     sizes = [input_dim, *hidden, output_dim]
     layers: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        linear = nn.Linear(fan_in, fan_out)
+        linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # its default draws from torch's global generator
         nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2), generator)
         nn.init.zeros_(linear.bias)
         layers.append(linear)

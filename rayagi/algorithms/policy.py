@@ -17,7 +17,13 @@ from rayagi.config.spec import RunSpec
 class NetworkPolicy:
     """Implements actors.protocols.Policy."""
 
-    def __init__(self, model: ActorCritic, info: EnvInfo, normaliser: ObservationNormaliser | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: ActorCritic,
+        info: EnvInfo,
+        normaliser: ObservationNormaliser | None,
+        device: torch.device,
+    ) -> None:
         self.model, self.normaliser, self.device = model, normaliser, device
         self.action = info.action
 

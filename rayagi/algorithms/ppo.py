@@ -47,18 +47,26 @@ class PPOLearner:
     """
 
     def __init__(
-        self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, total_env_steps: int | None = None
+        self,
+        model: ActorCritic,
+        spec: PPOSpec,
+        communicator: Communicator,
+        total_env_steps: int | None = None,
     ) -> None:
         self.model, self.spec, self.communicator = model, spec, communicator
         self.flat = FlatParameters(model)
-        self.optimiser = torch.optim.Adam([self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True)
+        self.optimiser = torch.optim.Adam(
+            [self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True
+        )
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
         communicator.broadcast(self.flat.parameters.data)
 
-    def update(self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int) -> dict[str, float]:
+    def update(
+        self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int
+    ) -> dict[str, float]:
         """All epochs over one rollout.
 
         Args:

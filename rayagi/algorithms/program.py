@@ -55,7 +55,9 @@ class DpOnlyProgram:
         # The same weights everywhere: seeded alike here, and broadcast by the learner.
         model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
         normaliser = (
-            ObservationNormaliser(env.info.obs_dim, spec.ppo.obs_clip, context.device) if spec.ppo.normalize_obs else None
+            ObservationNormaliser(env.info.obs_dim, spec.ppo.obs_clip, context.device)
+            if spec.ppo.normalize_obs
+            else None
         )
         policy = NetworkPolicy(model, env.info, normaliser, context.device)
         self.simulator, self.agent = Simulator(env), Agent(policy)
@@ -73,7 +75,9 @@ class DpOnlyProgram:
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads
-        return self._make_env(num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads)
+        return self._make_env(
+            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
+        )
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
@@ -115,7 +119,7 @@ class DpOnlyProgram:
             iteration=iteration,
             num_steps=self.rollout.num_steps,
             dim=self.rollout.outputs.shape[-1],
-            gumbel=self.agent.policy.model.head.gumbel_noise,
+            gumbel=self.training.policy.model.head.gumbel_noise,
         ).to(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

@@ -7,7 +7,14 @@ from torch import Tensor
 
 
 def gae(
-    *, rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float, gae_lambda: float
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
 
@@ -55,7 +62,7 @@ def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: floa
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float:
-    """1 - Var(targets - values) / Var(targets); 1 is perfect, 0 no better than the mean, NaN-free (0 for constant targets)."""
+    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean; 0 for constant targets."""
     variance = targets.var()
     if variance == 0:
         return 0.0

@@ -83,6 +83,11 @@ def _add_train(commands: Any) -> None:
         metavar="N|TIME",
         help="save every N iterations or every TIME (default 60s); always at the end too",
     )
+    during.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="start Ray's dashboard with the local Ray, and with it the Prometheus export of every metric",
+    )
     folder = parser.add_argument_group("where it goes")
     folder.add_argument("--out", type=Path, default=Path("runs"), help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _refuse_if_done(folder, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
-        outcome = _train(folder, spec, settings, checkpoint)
+        outcome = _train(folder, spec, settings, checkpoint, dashboard=arguments.dashboard)
     except BaseException as error:
         _after_failure(folder, error)
         raise
@@ -120,15 +120,19 @@ def _describe(
 
 
 def _train(
-    folder: RunFolder, spec: RunSpec, settings: LoopSettings, checkpoint: Checkpoint | None
+    folder: RunFolder,
+    spec: RunSpec,
+    settings: LoopSettings,
+    checkpoint: Checkpoint | None,
+    *,
+    dashboard: bool,
 ) -> Outcome:
     with ExitStack() as stack:
-        session = stack.enter_context(Session(spec, on_plan=lambda plan: _show_plan(folder, plan)))
+        session = stack.enter_context(
+            Session(spec, on_plan=lambda plan: _show_plan(folder, plan), dashboard=dashboard)
+        )
         position = None if checkpoint is None else position_of(checkpoint.counters)
-        if checkpoint is not None:
-            folder.checkpoints.rewind(checkpoint.counters["iteration"])
-        else:
-            folder.checkpoints.rewind(-1)
+        folder.checkpoints.rewind(-1 if position is None else position.iteration)
         files = FileRecorder(folder, resumed_at=position)
         stack.callback(files.close)
         screen = _screen(folder, spec, settings)

@@ -19,7 +19,7 @@ from rayagi.config.yaml_text import parse_yaml
 
 
 def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
-    """Nested plain data (dict, list, str, numbers, None); ``run_spec_from_dict`` makes an equal RunSpec of it."""
+    """Nested plain data (dict, list, str, number, None); ``run_spec_from_dict`` makes it a RunSpec again."""
     return cast("dict[str, Any]", _plain(spec))
 
 
@@ -157,10 +157,10 @@ def _build(cls: type, data: Any, path: str) -> Any:
                 where, value, "no such setting", nearest(where, siblings if close else setting_paths())
             )
         wanted = hints[key]
-        is_section = is_dataclass(wanted)
-        values[key] = (
-            _build(cast("type", wanted), value, where) if is_section else _convert(wanted, value, where)
-        )
+        if is_dataclass(wanted):
+            values[key] = _build(cast("type", wanted), value, where)
+        else:
+            values[key] = _convert(wanted, value, where)
     return cls(**values)
 
 
@@ -168,7 +168,7 @@ def _keys(cls: type) -> str:
     return ", ".join(_hints(cls))
 
 
-def _convert(wanted: Any, value: Any, path: str) -> Any:  # noqa: C901 - one branch per kind of annotation
+def _convert(wanted: Any, value: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if wanted is Any:
         return value

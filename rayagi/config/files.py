@@ -24,7 +24,7 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
     """Read a run's configuration, checked.
 
-    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``) and is laid over the task's preset.
+    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), laid over the task's preset.
     A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig``, or a function without arguments
     that returns one.
 

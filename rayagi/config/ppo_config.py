@@ -65,6 +65,7 @@ class PPOConfig(RllibPPOConfig):
         gmis_per_gpu: int | None = NotProvided,
         num_envs: int = NotProvided,
         threads_per_gmi: int | None = NotProvided,
+        transport: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
         collective_timeout_s: float = NotProvided,
     ) -> Self:
@@ -77,6 +78,7 @@ class PPOConfig(RllibPPOConfig):
             gmis_per_gpu: GMIs on each GPU
             num_envs: environments of one GMI
             threads_per_gmi: cores and threads of one GMI
+            transport: what gradients travel by: "shm", "gloo" or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
         """
@@ -87,6 +89,7 @@ class PPOConfig(RllibPPOConfig):
             gmis_per_gpu=gmis_per_gpu,
             num_envs=num_envs,
             threads_per_gmi=threads_per_gmi,
+            transport=transport,
             reserve_timeout_s=reserve_timeout_s,
             collective_timeout_s=collective_timeout_s,
         )

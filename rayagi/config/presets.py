@@ -31,15 +31,33 @@ _CLASSIC = TaskPreset(
 )
 """Small tasks with short episodes: cheap steps, so many epochs; bounded rewards, so no scaling."""
 
+_MUJOCO = TaskPreset(
+    initial_log_std=-1.0,
+    ppo=PPOSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
+)
+"""Robots of MuJoCo. Exploring with a standard deviation of 0.37 instead of 1 is what counts most: HalfCheetah-v5 passed
+5000 within 1.3 M steps, where a start at 1 sat in a local optimum of 1300 (experiments/learning)."""
+
+_PENDULUM = TaskPreset(
+    num_envs=16,
+    hidden=(64, 64),
+    activation="tanh",
+    initial_log_std=-0.5,
+    ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
+)
+
 PRESETS: dict[str, TaskPreset] = {
-    "Ant-v5": TaskPreset(ppo=PPOSpec(rollout_length=64, num_minibatches=8)),
-    "HalfCheetah-v5": TaskPreset(ppo=PPOSpec(rollout_length=64, num_minibatches=8)),
-    "InvertedPendulum-v5": TaskPreset(
-        num_envs=16,
-        hidden=(64, 64),
-        activation="tanh",
-        ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
-    ),
+    "Ant-v5": _MUJOCO,
+    "HalfCheetah-v5": _MUJOCO,
+    "Hopper-v5": _MUJOCO,
+    "Humanoid-v5": _MUJOCO,
+    "HumanoidStandup-v5": _MUJOCO,
+    "InvertedDoublePendulum-v5": _PENDULUM,
+    "InvertedPendulum-v5": _PENDULUM,
+    "Pusher-v5": _MUJOCO,
+    "Reacher-v5": _MUJOCO,
+    "Swimmer-v5": _MUJOCO,
+    "Walker2d-v5": _MUJOCO,
     "CartPole-v1": _CLASSIC,
     "Acrobot-v1": _CLASSIC,
     "MountainCar-v0": _CLASSIC,

@@ -1,4 +1,4 @@
-"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, and what to use for the others."""
+"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, what to use for the others."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ SPEC_PATHS: dict[str, tuple[str, str]] = {
     "gmis_per_gpu": ("gmi.gmis_per_gpu", "gmi(gmis_per_gpu=)"),
     "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
     "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
+    "transport": ("gmi.transport", "gmi(transport=)"),
     "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),
     "collective_timeout_s": ("gmi.collective_timeout_s", "gmi(collective_timeout_s=)"),
     "rollout_length": ("ppo.rollout_length", "training(rollout_length=)"),
@@ -179,7 +180,7 @@ def refuse_unhonoured(config: Mapping[str, Any], pristine: Mapping[str, Any]) ->
         if key in _INTERNAL_KEYS:
             continue
         if key not in pristine:
-            known = [name for name in pristine if not name.startswith("_")]
+            known = dict.fromkeys([*SPEC_PATHS, *(name for name in pristine if not name.startswith("_"))])
             raise ConfigError(key, value, "PPOConfig has no such setting", nearest(key, known))
         if _same(value, pristine[key]) or is_honoured(key):
             continue

@@ -76,6 +76,8 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
 
 
 def _network(network: NetworkSpec) -> Iterator[ConfigError]:
+    if not network.hidden:
+        yield ConfigError("network.hidden", network.hidden, "must have at least one layer")
     for i, size in enumerate(network.hidden):
         yield from _at_least_one(f"network.hidden[{i}]", size)
     if not math.isfinite(network.initial_log_std):

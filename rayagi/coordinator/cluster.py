@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import grpc
 import ray
+from ray._private import services  # the public API resolves "auto" only while it connects
 
 from placement.inventory import local_machine
 from placement.types import Machine
@@ -17,8 +19,7 @@ from placement.types import Machine
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
 
-_PROBE_TIMEOUT_S = 3.0
-_ANSWER_TIMEOUT_S = 10
+_PROBE_TIMEOUT_S = 5.0
 
 Origin = Literal["present", "address", "local"]
 
@@ -91,20 +92,40 @@ def _connect(address: str, source: str) -> None:
             "Ray Client addresses are not supported; give host:port of the cluster's head, or submit with "
             "`ray job submit --working-dir . -- ...`",
         )
-    if address != "auto":
-        _probe(address, source)
     try:
+        _probe(_resolved(address), address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterUnreachableError(address, source, str(error).splitlines()[0]) from error
+    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+        # Ray calls sys.exit where a server answers but is no Ray head.
+        if isinstance(error, ClusterUnreachableError):
+            raise
+        detail = str(error).strip().splitlines() or [repr(error)]
+        raise ClusterUnreachableError(address, source, detail[0]) from error
 
 
-def _probe(address: str, source: str) -> None:
-    """Fail fast where nothing listens: Ray itself would try again for a long time."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+def _resolved(address: str) -> str:
+    """``auto`` as host:port of the cluster that was last started on this machine."""
+    if address != "auto":
+        return address
+    return str(services.canonicalize_bootstrap_address(address))
+
+
+def _probe(target: str, address: str, source: str) -> None:
+    """Fail fast where no gRPC server listens: Ray itself would try again for two minutes, then end the process."""
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ClusterUnreachableError(address, source, "an address has the form host:port")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise ClusterUnreachableError(address, source, str(error)) from error
+    if os.environ.get("RAY_USE_TLS", "0") == "1":  # a plain channel would never become ready
+        return
+    with grpc.insecure_channel(target) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_PROBE_TIMEOUT_S)
+        except grpc.FutureTimeoutError as error:
+            problem = (
+                f"something listens there but does not speak Ray's protocol within {_PROBE_TIMEOUT_S:.0f} s"
+            )
+            raise ClusterUnreachableError(address, source, problem) from error

@@ -66,15 +66,12 @@ class SimulationError(EnvError):
 
 
 class RenderingError(EnvError):
-    """A frame could not be drawn."""
+    """A frame could not be drawn. ``advice``: what to install or set, where that is known."""
 
-    def __init__(self, env_id: str, reason: str) -> None:
-        super().__init__(env_id, reason)
-        self.env_id, self.reason = env_id, reason
+    def __init__(self, env_id: str, reason: str, advice: str = "") -> None:
+        super().__init__(env_id, reason, advice)
+        self.env_id, self.reason, self.advice = env_id, reason, advice
 
     def __str__(self) -> str:
-        return (
-            f"{self.env_id} cannot be rendered here: {self.reason}. On a machine without a display, "
-            f"install EGL or OSMesa and set MUJOCO_GL=egl or MUJOCO_GL=osmesa; "
-            f"evaluation without --video needs neither"
-        )
+        advice = f". {self.advice}" if self.advice else ""
+        return f"{self.env_id} cannot be rendered here: {self.reason}{advice}"

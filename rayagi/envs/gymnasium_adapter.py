@@ -81,12 +81,13 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
         raise UnsupportedSpaceError(
             env_id, str(env.observation_space), "its size varies; wrap it into a Box of fixed length"
         )
+    limit = env.spec.max_episode_steps if env.spec is not None else None
     return EnvInfo(
         env_id=env_id,
         engine=ENGINE,
         obs_dim=int(shape[0]),
         action=_action_spec(env_id, env.action_space),
-        max_episode_steps=env.spec.max_episode_steps if env.spec is not None else None,
+        max_episode_steps=limit if limit is not None and limit > 0 else None,
     )
 
 
@@ -120,7 +121,8 @@ class GymnasiumVecEnv:
     """Implements VecEnv on a SyncVectorEnv that resets in the same step.
 
     Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes
-    from (seed, global index), so an environment's course does not depend on which GMI hosts it.
+    from (seed, global index), so an environment's course does not depend on which GMI hosts it. Steps run on one
+    thread: most of these environments hold the interpreter lock.
     """
 
     def __init__(

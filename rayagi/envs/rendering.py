@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,28 +12,46 @@ import gymnasium
 from rayagi.envs.errors import RenderingError
 from rayagi.envs.gymnasium_adapter import make_one
 
+_GL_BACKENDS = ("egl", "glfw", "osmesa")
+_GL_ADVICE = (
+    "MuJoCo draws with OpenGL; on a machine without a display, install EGL or OSMesa and set MUJOCO_GL=egl or "
+    "MUJOCO_GL=osmesa"
+)
+
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
     """Gymnasium's own environment with ``render_mode="rgb_array"``; it steps as what rayagi trains on does.
 
     Observations are flat vectors, as policies get them. One frame is drawn on the spot, so that a machine
-    that cannot draw says so before an episode has run.
+    that cannot draw says so before an episode has run. Without a display, MUJOCO_GL becomes egl unless set.
 
     Raises:
         RenderingError: the environment has no frames, or this machine cannot draw them.
     """
+    _choose_gl(env_id)
     env = make_one(env_id, {**(kwargs or {}), "render_mode": "rgb_array"})
+    advice = _GL_ADVICE if hasattr(env.unwrapped, "mujoco_renderer") else ""
     try:
-        if env.render_mode != "rgb_array":
+        if env.unwrapped.render_mode != "rgb_array":
             raise RenderingError(env_id, "it offers no rgb_array frames")
         env.reset(seed=0)
-        frame = env.render()
+        if env.render() is None:
+            raise RenderingError(env_id, "it returned no frame")
     except RenderingError:
         env.close()
         raise
     except Exception as error:  # GL libraries fail with exceptions of their own, from ImportError to ctypes'
-        raise RenderingError(env_id, f"{type(error).__name__}: {error}") from error
-    if frame is None:
-        env.close()
-        raise RenderingError(env_id, "it returned no frame")
+        raise RenderingError(env_id, f"{type(error).__name__}: {error}", advice) from error
     return env
+
+
+def _choose_gl(env_id: str) -> None:
+    chosen = os.environ.get("MUJOCO_GL")
+    if chosen and chosen.lower() not in _GL_BACKENDS:
+        raise RenderingError(
+            env_id, f"MUJOCO_GL is {chosen!r}, not one of {', '.join(_GL_BACKENDS)}", _GL_ADVICE
+        )
+    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not chosen and not has_display and sys.platform == "linux":
+        # Gymnasium would try GLFW first, which opens no window here and still claims success.
+        os.environ["MUJOCO_GL"] = "egl"

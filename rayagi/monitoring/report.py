@@ -62,7 +62,7 @@ def summary(
         ("iterations", f"{int(last['iteration']):,}"),
         ("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})"),
         ("training time", duration_text(train_s)),
-        ("steps per second", f"{env_steps / train_s:,.0f}" if train_s > 0 else "-"),
+        ("steps per second", f"{mean_speed(progress):,.0f} (evaluations and checkpoints apart)"),
         (
             "training return",
             f"{return_text(last.get('episode_return_mean'))} (mean of the last 100 episodes)",
@@ -77,6 +77,13 @@ def summary(
     if "resident_bytes" in last:
         facts.append(("memory per GMI", bytes_text(last["resident_bytes"])))
     return tuple(facts)
+
+
+def mean_speed(progress: Sequence[Row]) -> float:
+    """Environment steps per second of iterating, over all rows; evaluations and checkpoints are not in it."""
+    timed = [row for row in progress if row.get("steps_per_second")]
+    seconds = sum(row["env_steps"] / row["steps_per_second"] for row in timed)
+    return sum(row["env_steps"] for row in timed) / seconds if seconds > 0 else 0.0
 
 
 def _evaluation(row: Row) -> str:

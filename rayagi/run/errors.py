@@ -19,9 +19,11 @@ _DISK_ERRNOS = frozenset(
         errno.EIO,
         errno.ENOTDIR,
         errno.ENAMETOOLONG,
+        errno.EEXIST,
+        errno.ENOENT,
     }
 )
-"""What the system says when a file cannot be written: no space, quota, read-only, no permission."""
+"""What the system says when a file cannot be written: no space, read-only, no permission, folder gone."""
 
 
 class RunError(Exception):

@@ -34,9 +34,17 @@ print("STATUS", client.get_job_status(job).value)
 ray.shutdown()
 """
     )
-    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_JOB_ID")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_JOB_ID")
+    }
     done = subprocess.run(
-        [sys.executable, str(driver), str(ROOT)], capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment, check=False
+        [sys.executable, str(driver), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
     )
     assert "STATUS SUCCEEDED" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert "iteration 2: return" in done.stdout

@@ -59,10 +59,16 @@ class PointEnv:
         )  # fmt: skip
 
     def state_dict(self):
-        return {"position": self.position.copy(), "elapsed": self.elapsed.copy(), "episode": self.episode.copy()}
+        return {
+            "position": self.position.copy(),
+            "elapsed": self.elapsed.copy(),
+            "episode": self.episode.copy(),
+        }
 
     def load_state_dict(self, state):
-        self.position, self.elapsed, self.episode = (state[k].copy() for k in ("position", "elapsed", "episode"))
+        self.position, self.elapsed, self.episode = (
+            state[k].copy() for k in ("position", "elapsed", "episode")
+        )
         return self._obs()
 
     def close(self):

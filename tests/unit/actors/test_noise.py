@@ -32,7 +32,9 @@ def test_noise_is_standard_normal_or_gumbel():
     assert gumbel.mean().item() == pytest.approx(0.5772, abs=0.03)  # Euler's constant
 
 
-@given(envs=st.integers(1, 5), share=st.integers(1, 4), minibatches=st.integers(1, 4), epochs=st.integers(1, 3))
+@given(
+    envs=st.integers(1, 5), share=st.integers(1, 4), minibatches=st.integers(1, 4), epochs=st.integers(1, 3)
+)
 @settings(max_examples=40, deadline=None)
 def test_every_sample_is_in_exactly_one_minibatch_of_each_epoch(envs, share, minibatches, epochs):
     orders = minibatch_orders(
@@ -57,4 +59,6 @@ def test_minibatches_hold_the_same_samples_for_every_layout():
 
 def test_minibatches_that_do_not_divide_the_rollout_are_refused():
     with pytest.raises(ValueError, match="num_minibatches=4 does not divide rollout_length=6"):
-        minibatch_orders(seed=0, first_env_index=0, num_envs=1, iteration=0, num_steps=6, num_epochs=1, num_minibatches=4)
+        minibatch_orders(
+            seed=0, first_env_index=0, num_envs=1, iteration=0, num_steps=6, num_epochs=1, num_minibatches=4
+        )

@@ -26,7 +26,9 @@ def test_a_large_ratio_is_not_clipped_for_bad_actions():
 
 def test_the_policy_loss_is_a_mean_over_samples():
     # (min(0.5*1, 0.8*1) + min(1*3, 1*3)) / 2 = 1.75
-    assert losses.clipped_policy_loss(logs(0.5, 1.0), torch.tensor([1.0, 3.0]), 0.2).item() == pytest.approx(-1.75)
+    assert losses.clipped_policy_loss(logs(0.5, 1.0), torch.tensor([1.0, 3.0]), 0.2).item() == pytest.approx(
+        -1.75
+    )
 
 
 def test_unclipped_value_loss_is_the_mean_squared_error():

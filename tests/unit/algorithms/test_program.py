@@ -82,13 +82,17 @@ def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():
 def test_training_does_not_depend_on_the_layout():
     def three_iterations(program):
         results = [program.iterate() for _ in range(3)]
-        return program.state_dict()["shared"], [value for result in results for value in result.episode_returns]
+        return program.state_dict()["shared"], [
+            value for result in results for value in result.episode_returns
+        ]
 
     whole, whole_returns = three_iterations(build(replace(SPEC, gmi=GmiSpec(num_envs=8))))
     halves = run_gmis(SPEC, 2, three_iterations)
     for name, value in whole["learner"]["model"].items():
         assert torch.allclose(value, halves[0][0]["learner"]["model"][name], atol=2e-4), name
-        assert torch.equal(halves[0][0]["learner"]["model"][name], halves[1][0]["learner"]["model"][name]), name
+        assert torch.equal(halves[0][0]["learner"]["model"][name], halves[1][0]["learner"]["model"][name]), (
+            name
+        )
     assert whole["obs_normaliser"]["count"] == halves[0][0]["obs_normaliser"]["count"] == 3 * 8 * 8
     assert torch.allclose(whole["obs_normaliser"]["mean"], halves[0][0]["obs_normaliser"]["mean"], atol=1e-4)
     assert sorted(whole_returns) == pytest.approx(sorted(halves[0][1] + halves[1][1]), abs=1e-3)
@@ -105,7 +109,9 @@ def test_a_resumed_run_continues_to_the_last_bit():
     assert found.iteration == expected.iteration == 2
     assert found.episode_returns == expected.episode_returns
     assert found.metrics["policy_loss"] == expected.metrics["policy_loss"]
-    for a, b in zip(straight.training.learner.model.parameters(), resumed.training.learner.model.parameters(), strict=True):
+    for a, b in zip(
+        straight.training.learner.model.parameters(), resumed.training.learner.model.parameters(), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -128,7 +134,10 @@ def test_a_nan_reward_stops_the_iteration_before_the_update():
         program.iterate()
     before = program.training.learner.flat.parameters.detach().clone()
     # step 20 of the environment is step 3 of the third rollout of 8
-    with pytest.raises(NonFiniteError, match=r"a reward became NaN or infinite in iteration 2 \(rollout step 3, environment 0\)"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"a reward became NaN or infinite in iteration 2 \(rollout step 3, environment 0\)",
+    ):
         program.iterate()
     assert torch.equal(before, program.training.learner.flat.parameters)
 

@@ -48,11 +48,19 @@ def test_lambda_weighs_later_errors():
 @settings(max_examples=60, deadline=None)
 def test_gae_equals_its_definition_as_a_sum_of_discounted_errors(seed, steps, gamma, lam):
     generator = torch.Generator().manual_seed(seed)
-    rewards, values, next_values = (torch.randn(steps, 2, generator=generator, dtype=torch.float64) for _ in range(3))
+    rewards, values, next_values = (
+        torch.randn(steps, 2, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
     terminated = torch.rand(steps, 2, generator=generator) < 0.2
     done = terminated | (torch.rand(steps, 2, generator=generator) < 0.2)
     advantages, targets = gae(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, done=done, gamma=gamma, gae_lambda=lam
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        done=done,
+        gamma=gamma,
+        gae_lambda=lam,
     )
     for n in range(2):
         for t in range(steps):
@@ -69,7 +77,9 @@ def test_gae_equals_its_definition_as_a_sum_of_discounted_errors(seed, steps, ga
 
 def test_discounted_returns_restart_after_an_episode_ends_and_carry_over_rollouts():
     # start 2: R0 = 0.5*2 + 1 = 2, ended -> 0;  R1 = 0*0.5 + 4 = 4;  R2 = 0.5*4 + 1 = 3, carried on
-    returns, carried = discounted_returns(column(1.0, 4.0, 1.0), flags(1, 0, 0), torch.tensor([2.0], dtype=torch.float64), 0.5)
+    returns, carried = discounted_returns(
+        column(1.0, 4.0, 1.0), flags(1, 0, 0), torch.tensor([2.0], dtype=torch.float64), 0.5
+    )
     assert returns.flatten().tolist() == [2.0, 4.0, 3.0]
     assert carried.tolist() == [3.0]
 

@@ -1,0 +1,246 @@
+"""rayagi as an RLlib Algorithm: train, evaluate, save, restore, Tune. The work is the Session's."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module import MultiRLModule, RLModule, RLModuleSpec
+from ray.rllib.utils import force_list
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.tune import PlacementGroupFactory
+
+from placement.inventory import cluster_machine, local_machine
+from placement.plan import Plan, make_plan
+from rayagi.algorithms.policy import load_policy
+from rayagi.config.ppo_config import PPOConfig
+from rayagi.config.rllib_settings import PRESET
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.session import Session
+from rayagi.envs import env_info
+from rayagi.rl_module import export_module
+from rayagi.rllib_results import ResultLog, evaluation_results
+
+# What these say concerns parts of RLlib that rayagi replaces.
+for _name in (
+    "ray.rllib.algorithms.algorithm_config",
+    "ray.rllib.core.rl_module.rl_module",
+    "ray.tune.utils.util",
+):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+_EVALUATION_SEED_OFFSET = 1_000_003
+"""Evaluation episodes start alike every time, and unlike the training ones."""
+
+
+class PPO(Algorithm):
+    """Synchronous PPO on GMIs, built by ``PPOConfig.build_algo()`` or by ``Tuner(PPO, param_space=config)``.
+
+    ``train()`` returns RLlib's result keys (``env_runners/episode_return_mean``,
+    ``num_env_steps_sampled_lifetime``, ``learners/default_policy/...``), and every metric of
+    rayagi.monitoring.catalogue under ``rayagi/``.
+    """
+
+    config: PPOConfig
+
+    @classmethod
+    def get_default_config(cls) -> PPOConfig:
+        """PPOConfig as nobody touched it."""
+        return PPOConfig()
+
+    @classmethod
+    def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
+        """What a Tune trial reserves: its own process first, then one bundle per GMI, from the plan.
+
+        Raises:
+            ConfigError, PlanError: a setting, or a plan, that cannot be met.
+        """
+        rayagi_config = cls.get_default_config().update_from_dict(config)
+        plan = _plan(rayagi_config.to_run_spec())
+        cpus = rayagi_config.num_cpus_for_main_process
+        # The trial's own process only waits for the GMIs: unless asked for, it has no CPU, and they can have all.
+        own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
+        return PlacementGroupFactory([own, *plan.bundles()], strategy=plan.strategy())
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Start the session. RLlib's own setup is not called: it would start environment runners and learners."""
+        self.run_spec = self.config.to_run_spec()
+        logging.getLogger("ray.rllib").setLevel(self.config.log_level)
+        self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
+        self.env_runner_group = self.eval_env_runner_group = self.offline_eval_runner_group = None
+        self.env_to_module_connector = self.module_to_env_connector = None
+        self.evaluation_config = self.config
+        self._set_up_metrics()  # RLlib's step() times itself with these
+        env = self.run_spec.env
+        self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
+        self.info = env_info(env.id, env.engine, env.kwargs)
+        self.session: Session | None = Session(self.run_spec)
+        self.session.__enter__()
+        try:
+            self._call_back("on_algorithm_init")
+        except BaseException:
+            self.cleanup()  # nobody gets hold of an algorithm whose setup raised
+            raise
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where."""
+        return self._session().plan
+
+    def training_step(self) -> None:
+        """One iteration of every GMI. RLlib wants results through ``self.metrics`` and nothing returned."""
+        with self.metrics.log_time(("timers", "gmi_iteration")):
+            (result,) = self._session().train(1)
+        self.results.log(self.metrics, result)
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Whole episodes with the policy's mode, ``evaluation_duration`` of them."""
+        self._call_back("on_evaluate_start", metrics_logger=self.metrics)
+        seed = self.run_spec.seed + _EVALUATION_SEED_OFFSET
+        result = self._session().evaluate(self.run_spec.evaluation.num_episodes, seed=seed)
+        results = evaluation_results(result)
+        self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=results)
+        return results
+
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
+        """The policy as it is now, as RLlib's DefaultPPOTorchRLModule on raw observations (rayagi.rl_module)."""
+        return self._module(self._session().state_dict()) if module_id == DEFAULT_MODULE_ID else None
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Everything that a later process needs to go on; the module is a component of its own."""
+        return {
+            "session": self._session().state_dict(),
+            "metrics_logger": self.metrics.get_state(),
+            "episodes": self.results.state_dict(),
+            "training_iteration": self.training_iteration,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``get_state()``."""
+        self._session().load_state_dict(state["session"])
+        self.metrics.set_state(state["metrics_logger"])
+        self.results.load_state_dict(state["episodes"])
+        self._iteration = state["training_iteration"]
+
+    def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
+        """None: the state is the session's, and the module that is written beside it is never read back."""
+        return []
+
+    def save_to_path(
+        self,
+        path: str | Path | None = None,
+        *,
+        state: dict[str, Any] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        use_msgpack: bool = False,
+    ) -> str:
+        """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` goes on from it.
+
+        For use without rayagi, the policy is also written as an RLModule, under learner_group/learner/rl_module.
+
+        Returns:
+            The checkpoint's folder.
+        """
+        if path is None:
+            path = tempfile.mkdtemp(prefix="rayagi_checkpoint_")
+        if filesystem is None:
+            # Resolved here for both parts: the path that RLlib returns has lost its scheme.
+            filesystem, path = pyarrow.fs.FileSystem.from_uri(_absolute(path))
+        state = state or self.get_state()
+        saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
+        _write_module(self._module(state["session"]), saved, filesystem)
+        return saved
+
+    def restore_from_path(
+        self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any
+    ) -> None:
+        """Go on from a checkpoint that ``save_to_path`` wrote.
+
+        Raises:
+            ValueError: a component alone: rayagi's policy has observation statistics beside its weights.
+        """
+        if component is not None:
+            raise ValueError(
+                f"component={component!r}: rayagi restores whole checkpoints only; leave component out, and give "
+                "the checkpoint's top folder"
+            )
+        # Algorithm's own method goes on to synchronise environment runners, of which there are none.
+        given = path if kwargs.get("filesystem") is not None else _absolute(path)
+        Checkpointable.restore_from_path(self, given, *args, **kwargs)
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """There are none to restore."""
+        return []
+
+    def cleanup(self) -> None:
+        """Stop the GMIs and give back what was reserved."""
+        if getattr(self, "session", None) is not None:
+            self._session().close()
+            self.session = None
+
+    def __repr__(self) -> str:
+        session = getattr(self, "session", None)
+        gmis = session.plan.num_gmis if session is not None else "no"
+        return f"rayagi.PPO(env={self.config.env}; gmis={gmis})"
+
+    @staticmethod
+    def _get_env_id_and_creator(env: Any, config: AlgorithmConfig) -> tuple[str, Any]:
+        """RLlib would read an id with a dot as a class; environments are made inside the GMIs."""
+        return str(env), None
+
+    def _session(self) -> Session:
+        if self.session is None:
+            raise RuntimeError(
+                "this algorithm was stopped; build another, or restore one with from_checkpoint()"
+            )
+        return self.session
+
+    def _module(self, state: Mapping[str, Any]) -> RLModule:
+        policy = load_policy(state["shared"], self.run_spec, self.info)
+        return export_module(policy, self.info, self.run_spec.network)
+
+    def _call_back(self, name: str, **kwargs: Any) -> None:
+        functions = getattr(self.config, f"callbacks_{name}")
+        make_callback(name, self.callbacks, functions, kwargs={"algorithm": self, **kwargs})
+
+
+def _absolute(path: str | Path) -> str:
+    """A path that Arrow understands: it takes URIs, and local paths only if they are absolute."""
+    text = str(path)
+    return text if "://" in text else str(Path(text).absolute())
+
+
+def _plan(spec: RunSpec) -> Plan:
+    """The plan that a session of ``spec`` will make here."""
+    gmi = spec.gmi
+    return make_plan(
+        cluster_machine() if ray.is_initialized() else local_machine(),
+        backend=gmi.backend,
+        template=gmi.template,
+        num_gmis=gmi.num_gmis,
+        gmis_per_gpu=gmi.gmis_per_gpu,
+        num_envs=gmi.num_envs,
+        threads_per_gmi=gmi.threads_per_gmi,
+    )
+
+
+def _write_module(module: RLModule, checkpoint: str, filesystem: pyarrow.fs.FileSystem) -> None:
+    """Where RLlib's own checkpoints have it: learner_group/learner/rl_module/default_policy."""
+    modules = MultiRLModule(rl_module_specs={DEFAULT_MODULE_ID: RLModuleSpec.from_module(module)})
+    modules[DEFAULT_MODULE_ID].set_state(module.get_state())
+    modules.save_to_path(Path(checkpoint, "learner_group", "learner", "rl_module"), filesystem=filesystem)

@@ -1,0 +1,292 @@
+"""A session: the plan, its GMIs, and the requests that the driver makes of them. What is done here is undone here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from actors.gmi import Landing, ProgramFactory
+from actors.groups import GmiGroup, start, stop
+from actors.protocols import EvaluationResult, IterationResult, StateDict
+from placement.errors import ReservationError
+from placement.inventory import cluster_machine, local_machine
+from placement.plan import Plan, make_plan
+from placement.ray_groups import Reservation, bind, current_reservation, release, reserve
+from placement.types import Machine
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import connected, starts_local
+from rayagi.monitoring.catalogue import merge
+
+START_TIMEOUT_S = 120.0
+"""For a GMI's process to start and enter its slice, and again for its program to be built."""
+ITERATION_TIMEOUT_S = 3600.0
+"""For one iteration, one evaluation, one state. Generous: it ends a run that would hang for ever."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class SessionClosedError(RuntimeError):
+    """Something was asked of a session that has ended."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"this session has ended ({self.reason}); open a new one and load the last checkpoint"
+
+
+class Session:
+    """Plan, reserve, start, connect and build on entry; then train, evaluate, save; undo in reverse on exit.
+
+    ::
+
+        with Session(spec, on_plan=lambda plan: print(plan.table())) as session:
+            results = session.train(10)
+
+    Any failure of a GMI ends the session: its replicas are no longer alike. Not safe for several threads at once.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        ray_address: str | None = None,
+        factory: ProgramFactory | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+        dashboard: bool = False,
+    ) -> None:
+        """Nothing starts before the session is entered.
+
+        Args:
+            spec: the run
+            ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
+            factory: makes each GMI's program; None: the one of the spec's template
+            on_plan: called with the plan before anything is reserved
+            dashboard: whether a Ray that is started here has its dashboard
+        """
+        self._spec = spec
+        self._ray_address = ray_address
+        self._factory = factory
+        self._on_plan = on_plan
+        self._dashboard = dashboard
+        self._undo = ExitStack()
+        self._group: GmiGroup | None = None
+        self._ended = "it was not opened"
+        self._pending: deque[tuple[int, list[Any]]] = deque()
+        self._plan: Plan | None = None
+        self._landings: tuple[Landing, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where, on the nodes that Ray gave."""
+        if self._plan is None:
+            raise SessionClosedError(self._ended)
+        return self._plan
+
+    @property
+    def landings(self) -> tuple[Landing, ...]:
+        """Where each GMI really is, by its own account."""
+        return self._landings
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that were submitted and not collected."""
+        return len(self._pending)
+
+    def __enter__(self) -> Self:
+        """Open the session.
+
+        Raises:
+            ClusterUnreachableError: Ray does not answer.
+            PlanError, ReservationError: what was asked does not fit.
+            GmiLostError, GmiSilentError: a GMI did not start.
+            Exception: what building the program raised in a GMI.
+        """
+        with ExitStack() as undo:
+            early = self._planned(local_machine()) if starts_local(self._ray_address) else None
+            undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
+            plan = early or self._planned(cluster_machine())
+            reservation = current_reservation(plan)
+            if reservation is None:
+                reservation = reserve(plan, self._spec.gmi.reserve_timeout_s)
+            undo.callback(release, reservation)
+            # Trials share nodes unseen: pinned to the same first cores they would starve each other.
+            self._plan = bind(plan, reservation.bundle_node_ids, pinned=reservation.owned)
+            group = start(self._plan, reservation, self._spec.env.id)
+            undo.callback(stop, group, CLOSE_TIMEOUT_S)
+            self._landings = _landed(group, reservation)
+            self._join_and_build(group)
+            self._undo = undo.pop_all()
+        self._group, self._ended = group, ""
+        return self
+
+    def train(self, num_iterations: int) -> list[IterationResult]:
+        """Run iterations on all GMIs at once; one merged result each.
+
+        Raises:
+            RuntimeError: submitted requests were not collected yet.
+        """
+        if self._pending:
+            raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
+        self.submit(num_iterations)
+        return self.collect()
+
+    def submit(self, num_iterations: int) -> None:
+        """Ask all GMIs for iterations and return at once, so that they never wait for the driver."""
+        if num_iterations < 1:
+            raise ValueError(f"num_iterations={num_iterations}: at least 1 is needed")
+        refs = self._open().ask(lambda index, gmi: gmi.iterate.remote(num_iterations))
+        self._pending.append((num_iterations, refs))
+
+    def collect(self) -> list[IterationResult]:
+        """Wait for the oldest submitted request; one result per iteration, merged over GMIs.
+
+        Interrupted by Ctrl-C, it can be called again.
+
+        Raises:
+            GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
+            Exception: what a GMI raised, as itself. The session has ended.
+        """
+        if not self._pending:
+            raise RuntimeError("nothing was submitted")
+        num_iterations, refs = self._pending[0]
+        limit_s = ITERATION_TIMEOUT_S * sum(count for count, _ in self._pending)
+        per_gmi: list[list[IterationResult]] = self._answers(
+            refs, f"{num_iterations} training iterations", limit_s
+        )
+        self._pending.popleft()
+        return [merge(results) for results in zip(*per_gmi, strict=True)]
+
+    def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
+        """Run episodes with the policy's mode, spread over the GMIs; their results in GMI order."""
+        if num_episodes < 1:
+            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
+        group = self._open()
+        counts = _shares(num_episodes, len(group.handles))
+        # Distinct seeds, so that GMIs do not run the same episodes.
+        seeds = [seed + sum(counts[:index]) for index in range(len(counts))]
+        refs = [
+            gmi.evaluate.remote(count, own_seed)
+            for gmi, count, own_seed in zip(group.handles, counts, seeds, strict=True)
+            if count
+        ]
+        parts: list[EvaluationResult] = self._answers(
+            refs, f"evaluation of {num_episodes} episodes", self._limit_s()
+        )
+        return EvaluationResult(
+            episode_returns=[value for part in parts for value in part.episode_returns],
+            episode_lengths=[value for part in parts for value in part.episode_lengths],
+        )
+
+    def state_dict(self) -> StateDict:
+        """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
+
+        The state after all submitted iterations.
+        """
+        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == 0))
+        states: list[StateDict] = self._answers(refs, "its state", self._limit_s())
+        return {
+            "shared": states[0]["shared"],
+            "local": [state["local"] for state in states],
+            "num_gmis": len(states),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. From another number of GMIs only the shared part: environments start anew."""
+        group = self._open()
+        states: list[StateDict] = [{"shared": state["shared"]} for _ in group.handles]
+        if state["num_gmis"] == len(states):
+            states = [{**own, "local": local} for own, local in zip(states, state["local"], strict=True)]
+        refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
+        self._answers(refs, "loading a state", self._limit_s())
+
+    def close(self) -> None:
+        """Stop the GMIs, give back what was reserved, and end Ray if it was started here. Safe to call twice."""
+        self._end("it was closed")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _planned(self, machine: Machine) -> Plan:
+        gmi = self._spec.gmi
+        plan = make_plan(
+            machine,
+            backend=gmi.backend,
+            template=gmi.template,
+            num_gmis=gmi.num_gmis,
+            gmis_per_gpu=gmi.gmis_per_gpu,
+            num_envs=gmi.num_envs,
+            threads_per_gmi=gmi.threads_per_gmi,
+        )
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        return plan
+
+    def _join_and_build(self, group: GmiGroup) -> None:
+        gmi = self._spec.gmi
+        if group.collective is not None:
+            refs = group.ask(
+                lambda index, handle: handle.join_through.remote(
+                    group.collective, timeout_s=gmi.collective_timeout_s, transport=gmi.transport
+                )
+            )
+            group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)
+        factory = self._factory or _template_factory(self._spec)
+        refs = group.ask(lambda index, handle: handle.build.remote(factory))
+        group.answers(refs, "building its program", START_TIMEOUT_S)
+
+    def _open(self) -> GmiGroup:
+        if self._group is None:
+            raise SessionClosedError(self._ended)
+        return self._group
+
+    def _limit_s(self) -> float:
+        """For a request that queues behind the pending iterations."""
+        return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
+
+    def _answers(self, refs: list[Any], asked: str, limit_s: float) -> list[Any]:
+        try:
+            return self._open().answers(refs, asked, limit_s)
+        except SessionClosedError:
+            raise
+        except Exception as error:
+            self._end(f"{type(error).__name__} in {asked}")
+            raise
+
+    def _end(self, reason: str) -> None:
+        self._ended = self._ended or reason
+        self._group = None
+        self._pending.clear()
+        self._undo.close()
+
+
+def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:
+    """Wait until every GMI is on its slice, on the node that was reserved for it."""
+    refs = group.ask(lambda index, handle: handle.land.remote())
+    landings: list[Landing] = group.answers(refs, "entering its slice", START_TIMEOUT_S)
+    for landing, node_id in zip(landings, reservation.bundle_node_ids, strict=True):
+        if landing.node_id != node_id:
+            raise ReservationError(
+                f"GMI {landing.index} on Ray node {node_id}",
+                f"it runs on {landing.node_id} ({landing.hostname})",
+                "A node was replaced meanwhile: start again",
+                0.0,
+            )
+    return tuple(landings)
+
+
+def _template_factory(spec: RunSpec) -> ProgramFactory:
+    """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
+    from rayagi.algorithms.program import dp_only_factory
+
+    return dp_only_factory(spec)
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """``total`` dealt evenly, the first parts getting one more."""
+    return [total // parts + (index < total % parts) for index in range(parts)]

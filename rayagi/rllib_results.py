@@ -1,0 +1,76 @@
+"""A session's results under RLlib's keys."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from actors.protocols import EvaluationResult, IterationResult, StateDict
+from rayagi.monitoring.catalogue import CATALOGUE
+
+
+class ResultLog:
+    """Writes iterations into an Algorithm's MetricsLogger.
+
+    Keeps the last episodes itself: RLlib's logger forgets its window with every result.
+    """
+
+    def __init__(self, num_episodes: int) -> None:
+        self.returns: deque[float] = deque(maxlen=num_episodes)
+        self.lengths: deque[int] = deque(maxlen=num_episodes)
+
+    def log(self, metrics: MetricsLogger, result: IterationResult) -> None:
+        """Add one iteration; several may follow before RLlib makes one result of them."""
+        steps, episodes = int(result.metrics["env_steps"]), len(result.episode_returns)
+        sampled = ("env_runners", "num_env_steps_sampled")
+        sampled_lifetime = ("env_runners", "num_env_steps_sampled_lifetime")
+        metrics.log_value(sampled, steps, reduce="sum")
+        metrics.log_value(sampled_lifetime, steps, reduce="lifetime_sum", with_throughput=True)
+        metrics.log_value(("env_runners", "num_episodes"), episodes, reduce="sum")
+        metrics.log_value(("env_runners", "num_episodes_lifetime"), episodes, reduce="lifetime_sum")
+        trained = ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
+        metrics.log_value(trained, steps, reduce="lifetime_sum")
+        self.returns.extend(result.episode_returns)
+        self.lengths.extend(result.episode_lengths)
+        for name, value in episode_metrics(self.returns, self.lengths).items():
+            metrics.log_value(("env_runners", name), value, reduce="item")
+        for metric in CATALOGUE:
+            if metric.name in result.metrics:
+                value = result.metrics[metric.name]
+                metrics.log_value(("rayagi", metric.name), value, reduce="item")
+                if metric.group == "learning":
+                    metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), value, reduce="item")
+
+    def state_dict(self) -> StateDict:
+        """The last episodes."""
+        return {"returns": list(self.returns), "lengths": list(self.lengths)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from saved episodes."""
+        self.returns.clear()
+        self.lengths.clear()
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+
+
+def episode_metrics(returns: deque[float] | list[float], lengths: deque[int] | list[int]) -> dict[str, float]:
+    """RLlib's names for statistics of whole episodes; empty where there were none."""
+    if not returns:
+        return {}
+    return {
+        "episode_return_mean": sum(returns) / len(returns),
+        "episode_return_min": min(returns),
+        "episode_return_max": max(returns),
+        "episode_len_mean": sum(lengths) / len(lengths),
+    }
+
+
+def evaluation_results(result: EvaluationResult) -> dict[str, Any]:
+    """What ``Algorithm.evaluate`` returns."""
+    lengths = result.episode_lengths
+    counts = {"num_episodes": len(lengths), "num_env_steps_sampled": sum(lengths)}
+    return {"env_runners": {**episode_metrics(result.episode_returns, lengths), **counts}}

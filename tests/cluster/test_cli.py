@@ -1,0 +1,122 @@
+"""The commands as a user types them, on a real Ray and real physics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayagi.run.csv_log import read_rows
+
+pytestmark = pytest.mark.cluster
+
+TASK = "InvertedPendulum-v5"
+SMALL = ["--gmis", "1", "--num-envs", "8", "--set", "ppo.rollout_length=16", "--set", "ppo.num_minibatches=2"]
+TIMEOUT_S = 180
+
+
+@pytest.fixture
+def environment():
+    """This process's variables, without a cluster that happens to run."""
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return kept | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def start(folder, environment, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rayagi", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rayagi(folder, environment, *arguments):
+    process = start(folder, environment, *arguments)
+    try:
+        output, error = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, error = process.communicate()
+        raise AssertionError(f"rayagi {arguments} hangs:\n{output}\n{error}") from None
+    return process.returncode, output, error
+
+
+def interrupt_at(process, line):
+    """Send Ctrl-C once a line of output matches."""
+    for text in process.stdout:
+        if re.search(line, text):
+            process.send_signal(signal.SIGINT)
+            return
+
+
+def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environment):
+    process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a")
+    interrupt_at(process, r"^iteration \d+")
+    output, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, error
+    assert "rayagi train --resume runs/a" in output
+    first = read_rows(tmp_path / "runs/a/progress.csv")
+
+    target = int(first[-1]["iteration"]) + 20
+    code, output, error = rayagi(
+        tmp_path,
+        environment,
+        "train",
+        "--resume",
+        "runs/a",
+        "--iterations",
+        str(target),
+        "--evaluate-every",
+        "10",
+    )
+    assert code == 0, error
+    rows = read_rows(tmp_path / "runs/a/progress.csv")
+    assert rows[: len(first)] == first
+    assert [row["iteration"] for row in rows] == list(range(1, target + 1))
+    assert [row["env_steps_total"] for row in rows] == [128 * i for i in range(1, target + 1)]
+    assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "finished"
+
+    code, output, error = rayagi(tmp_path, environment, "evaluate", "runs/a", "--episodes", "3")
+    assert code == 0, error
+    assert re.search(r"return [\d.,]+ \+- [\d.,]+ over 3 episodes", output)
+    code, output, error = rayagi(tmp_path, environment, "report", "runs/a")
+    assert code == 0, error
+    assert (tmp_path / "runs/a/report.html").exists()
+
+
+def test_an_unreachable_cluster_is_said_at_once(tmp_path, environment):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        code, _, error = rayagi(tmp_path, environment | {"RAY_ADDRESS": address}, "train", TASK, *SMALL)
+    assert code == 2
+    assert f"no Ray cluster answers at {address}" in error
+    assert "unset RAY_ADDRESS" in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, environment):
+    code, _, error = rayagi(tmp_path, environment, "train", TASK, "--gmis", "4096")
+    assert code == 2
+    assert "num_gmis=4096" in error
+
+
+def test_nan_in_the_loss_stops_the_run_and_the_last_good_checkpoint_stands(tmp_path, environment):
+    # A step size that no network survives.
+    diverging = ["--set", "ppo.learning_rate=1e30", "--set", "ppo.max_grad_norm=0", "--checkpoint-every", "1"]
+    code, _, error = rayagi(tmp_path, environment, "train", TASK, *SMALL, *diverging, "--name", "nan")
+    assert code == 1
+    assert re.search(r"became (NaN or infinite in|nan at|inf at) iteration \d+", error), error
+    assert "Traceback" not in error
+    assert json.loads((tmp_path / "runs/nan/run.json").read_text())["status"] == "failed"

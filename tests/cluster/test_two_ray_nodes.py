@@ -1,0 +1,121 @@
+"""Placement over two Ray nodes, simulated as two raylets on this host; their GPUs are logical."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from placement.errors import ReservationError
+from placement.inventory import cluster_machine
+from placement.plan import make_plan
+from placement.ray_groups import bind, release, reserve, verify
+from placement.types import Gpu, Machine
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2})
+    try:
+        cluster.add_node(num_cpus=1, num_gpus=2)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes(timeout=30)
+        yield cluster_machine(timeout_s=60.0)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def all_free() -> None:
+    deadline = time.monotonic() + 20.0
+    while ray.available_resources().get("CPU") != 2.0:
+        assert time.monotonic() < deadline, "Ray did not return the CPUs within 20 s"
+        time.sleep(0.02)
+
+
+def with_made_up_gpus(machine: Machine) -> Machine:
+    """Eight cores and two GPUs on each node, of which Ray grants the cores too."""
+    nodes = []
+    for node in machine.nodes:
+        gpus = tuple(
+            Gpu(index=i, uuid=f"GPU-{node.name}-{i}", name="logical", memory_total_bytes=2**30)
+            for i in range(2)
+        )
+        nodes.append(replace(node, cores=tuple(range(8)), ray_cpus=8.0, gpus=gpus))
+    return Machine(nodes=tuple(nodes), origin="ray")
+
+
+def test_each_node_has_a_name_of_its_own_and_no_gpu_is_made_up(machine):
+    first, second = machine.nodes
+    assert first.name != second.name
+    assert {first.ray_node_id, second.ray_node_id} == {node["NodeID"] for node in ray.nodes()}
+    assert (first.ray_gpus, second.ray_gpus) == (2.0, 2.0)
+    assert machine.num_gpus == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_two_nodes_on_one_host_get_different_cores(machine):
+    first, second = machine.nodes
+    assert len(first.usable_cores) == len(second.usable_cores) == 1
+    assert first.usable_cores != second.usable_cores
+
+
+def test_every_gmi_lands_on_the_node_it_was_planned_for(machine):
+    all_free()
+    plan = make_plan(machine, num_envs=8)
+    assert plan.strategy() == "PACK"
+    reservation = reserve(plan, LIMIT_S)
+    planned = {index: plan.machine.node(piece.node).ray_node_id for index, piece in enumerate(plan.slices)}
+    assert verify(plan, reservation) == planned
+    assert len(set(planned.values())) == 2
+    assert bind(plan, reservation.bundle_node_ids) == plan
+    release(reservation)
+
+
+def test_the_order_of_nodes_in_the_plan_is_kept_when_it_is_not_rays(machine):
+    all_free()
+    turned = Machine(nodes=machine.nodes[::-1], origin="ray")
+    plan = make_plan(turned, num_envs=8)
+    reservation = reserve(plan, LIMIT_S)
+    assert reservation.bundle_node_ids == tuple(node.ray_node_id for node in turned.nodes)
+    release(reservation)
+
+
+def test_a_plan_for_one_node_is_not_scattered_over_two(machine):
+    all_free()
+    alone = replace(machine.nodes[0], name="alone", cores=(0, 1), ray_node_id=None, ray_cpus=None)
+    plan = make_plan(Machine(nodes=(alone,), origin="local"), num_envs=8, num_gmis=2)
+    with pytest.raises(ReservationError) as caught:
+        reserve(plan, LIMIT_S)
+    assert caught.value.available.count("1 CPU") == 2
+    assert caught.value.would_fit.startswith("1 GMI of this size would fit: set num_gmis=1")
+
+
+def test_gpu_gmis_that_need_more_cpus_than_the_nodes_have_are_refused_at_once(machine):
+    plan = make_plan(with_made_up_gpus(machine), num_envs=8, gmis_per_gpu=2)
+    with pytest.raises(ReservationError) as caught:
+        reserve(plan, LIMIT_S)
+    assert caught.value.waited_s == 0.0
+    assert caught.value.asked == "8 x {2 CPU, 0.5 GPU}"
+    assert "1 CPU (1 free), 2 GPU (2 free)" in caught.value.available
+
+
+def test_gpu_gmis_are_reserved_on_the_nodes_of_their_gpus(machine):
+    all_free()
+    plan = make_plan(with_made_up_gpus(machine), num_envs=8, threads_per_gmi=1, gmis_per_gpu=1)
+    plan = replace(plan, slices=plan.slices[::2])  # one GMI per node, as many as the CPUs here allow
+    reservation = reserve(plan, LIMIT_S)
+    assert len(set(verify(plan, reservation).values())) == 2
+    assert [piece.gpu_uuid for piece in bind(plan, reservation.bundle_node_ids).slices] == [
+        piece.gpu_uuid for piece in plan.slices
+    ]
+    release(reservation)

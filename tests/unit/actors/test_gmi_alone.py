@@ -1,0 +1,144 @@
+"""The GMI class called directly: no Ray, the real CPU backend, real communicators between threads."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from actors.collective import Collective
+from actors.gmi import Gmi, GmiIdentity
+from actors.protocols import EvaluationResult, IterationResult
+from collectives.errors import CommunicatorError
+from placement.types import Slice
+
+
+class Counting:
+    """A program that sums its rank over the group, and fails when told to."""
+
+    def __init__(self, context, fail_at=None):
+        self.context, self.fail_at = context, fail_at
+        self.iteration = 0
+        self.closed = False
+
+    def iterate(self):
+        self.iteration += 1
+        if self.iteration == self.fail_at:
+            raise FloatingPointError("policy_loss is NaN")
+        ranks = torch.tensor([float(self.context.identity.index)])
+        self.context.communicator.all_reduce(ranks)
+        return IterationResult(iteration=self.iteration, metrics={"env_steps": ranks.item()})
+
+    def evaluate(self, num_episodes, seed):
+        return EvaluationResult(episode_returns=[float(seed)] * num_episodes, episode_lengths=[1] * num_episodes)
+
+    def state_dict(self):
+        return {"shared": {"iteration": self.iteration}, "local": {"index": self.context.identity.index}}
+
+    def load_state_dict(self, state):
+        self.iteration = state["shared"]["iteration"]
+
+    def close(self):
+        self.closed = True
+
+
+def gmi(index=0, num_gmis=1):
+    piece = Slice(node="here", backend="cpu", num_threads=1)
+    identity = GmiIdentity(
+        index=index, num_gmis=num_gmis, slice=piece, roles=("simulator", "trainer"), task="Ant-v5"
+    )
+    return Gmi(identity, "cpu")
+
+
+def in_threads(*calls):
+    found = [None] * len(calls)
+
+    def run(index, call):
+        try:
+            found[index] = call()
+        except Exception as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=(index, call)) for index, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def joined_pair(factory, other_factory=None):
+    pair = [gmi(0, 2), gmi(1, 2)]
+    meeting = Collective(2)
+    in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))
+    pair[0].build(factory)
+    pair[1].build(other_factory or factory)
+    return pair
+
+
+def test_a_gmi_reads_as_its_identity():
+    assert repr(gmi()) == "GMI 0/1 cpu[] simulator+trainer Ant-v5"
+
+
+def test_landing_says_where_the_process_is():
+    threads = torch.get_num_threads()
+    try:
+        landing = gmi().land()
+    finally:
+        torch.set_num_threads(threads)
+    assert landing.pid == os.getpid()
+    assert landing.num_threads == 1
+    assert landing.cores == tuple(sorted(os.sched_getaffinity(0)))
+
+
+def test_a_gmi_alone_iterates_evaluates_and_keeps_its_state():
+    with gmi() as alone:
+        alone.build(Counting)
+        assert [result.iteration for result in alone.iterate(3)] == [1, 2, 3]
+        assert alone.evaluate(2, seed=5).episode_returns == [5.0, 5.0]
+        assert alone.state_dict() == {"shared": {"iteration": 3}, "local": {"index": 0}}
+        assert alone.state_dict(shared=False) == {"local": {"index": 0}}
+        alone.load_state_dict({"shared": {"iteration": 10}})
+        assert alone.iterate(1)[0].iteration == 11
+
+
+def test_two_gmis_reduce_with_each_other():
+    pair = joined_pair(Counting)
+    answers = in_threads(*(lambda member=member: member.iterate(2) for member in pair))
+    assert [[result.metrics["env_steps"] for result in results] for results in answers] == [[1.0, 1.0]] * 2
+
+
+def test_when_one_program_raises_the_other_gmi_does_not_wait_for_the_limit():
+    pair = joined_pair(Counting, lambda context: Counting(context, fail_at=2))
+    answers = in_threads(*(lambda member=member: member.iterate(3) for member in pair))
+    assert isinstance(answers[1], FloatingPointError)
+    assert isinstance(answers[0], CommunicatorError)
+    assert answers[0].waited_s < 15
+
+
+def test_building_before_joining_others_is_an_error():
+    with pytest.raises(RuntimeError, match="GMI 1/2 .* must join"):
+        gmi(1, 2).build(Counting)
+
+
+def test_asking_before_building_or_after_closing_is_an_error():
+    alone = gmi()
+    with pytest.raises(RuntimeError, match="has no program"):
+        alone.iterate(1)
+    alone.build(Counting)
+    alone.close()
+    alone.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        alone.state_dict()
+
+
+def test_closing_closes_the_program():
+    built = []
+
+    def factory(context):
+        built.append(Counting(context))
+        return built[0]
+
+    with gmi() as alone:
+        alone.build(factory)
+    assert built[0].closed

@@ -1,0 +1,92 @@
+"""The roles called directly, without Ray."""
+
+import pytest
+import torch
+
+from actors.agent import Agent
+from actors.collecting import check_finite, collect, evaluate
+from actors.errors import NonFiniteError
+from actors.protocols import ActionSpec
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from tests.fakes.point import LIMIT, PointEnv
+
+
+class TowardsOrigin:
+    """A policy that pushes against the displacement; noise is added as it comes."""
+
+    action = ActionSpec(kind="continuous", dim=2)
+
+    def observe(self, obs):
+        return obs * 2
+
+    def outputs(self, observed):
+        return -observed[..., :2]
+
+    def sample(self, outputs, noise):
+        return outputs + noise
+
+    def mode(self, outputs):
+        return outputs
+
+
+def test_a_simulator_counts_episodes_as_they_end():
+    simulator = Simulator(PointEnv(3, 0, seed=1))
+    rewards = torch.zeros(3, dtype=torch.float64)
+    for _ in range(LIMIT):
+        rewards += simulator.step(torch.zeros(3, 2)).rewards
+    returns, lengths = simulator.take_finished()
+    assert lengths == [LIMIT] * 3
+    assert returns == pytest.approx(rewards.tolist())
+    assert simulator.take_finished() == ([], [])
+
+
+def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():
+    simulator = Simulator(PointEnv(2, 0, seed=1))
+    for _ in range(3):
+        simulator.step(torch.ones(2, 2))
+    restored = Simulator(PointEnv(2, 0, seed=1))
+    restored.load_state_dict(simulator.state_dict())
+    for _ in range(LIMIT):
+        a, b = simulator.step(torch.ones(2, 2)), restored.step(torch.ones(2, 2))
+        assert torch.equal(a.rewards, b.rewards)
+    assert simulator.take_finished() == restored.take_finished()
+
+
+def test_collecting_stores_what_was_seen_done_and_returned():
+    simulator, agent = Simulator(PointEnv(2, 0, seed=1)), Agent(TowardsOrigin())
+    rollout = Rollout.allocate(LIMIT + 2, 2, simulator.env.info, torch.device("cpu"))
+    first = simulator.obs.clone()
+    noise = torch.full((LIMIT + 2, 2, 2), 0.25)
+    times = collect(simulator, agent, rollout, noise)
+    assert torch.equal(rollout.raw_obs[0], first)
+    assert torch.equal(rollout.obs, rollout.raw_obs * 2)
+    assert torch.allclose(rollout.actions, rollout.outputs + 0.25)
+    assert rollout.truncated.nonzero()[:, 0].tolist() == [LIMIT - 1, LIMIT - 1]
+    assert torch.equal(rollout.last_obs, simulator.obs)
+    (step, ids, obs) = rollout.finals[0]
+    assert (step, ids.tolist()) == (LIMIT - 1, [0, 1])
+    # The last observation before the reset shows a full clock; the next step's shows an empty one.
+    assert obs[:, 2].tolist() == [1.0, 1.0]
+    assert rollout.raw_obs[LIMIT, :, 2].tolist() == [0.0, 0.0]
+    assert times.simulate_s > 0 < times.act_s
+
+
+def test_the_first_non_finite_value_is_named():
+    rollout = Rollout.allocate(4, 3, PointEnv(1, 0, seed=0).info, torch.device("cpu"))
+    check_finite(rollout, 0)
+    rollout.rewards[2, 1] = float("inf")
+    with pytest.raises(NonFiniteError, match=r"a reward .* iteration 7 \(rollout step 2, environment 1\)"):
+        check_finite(rollout, 7)
+    rollout.raw_obs[1, 2, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"an observation .* \(rollout step 1, environment 2\)"):
+        check_finite(rollout, 7)
+
+
+def test_evaluation_takes_each_environments_first_episodes():
+    # 5 episodes on 2 environments: 3 of the first, 2 of the second
+    result = evaluate(PointEnv(2, 0, seed=4), Agent(TowardsOrigin()), 5)
+    assert result.episode_lengths == [LIMIT] * 5
+    alone = evaluate(PointEnv(1, 0, seed=4), Agent(TowardsOrigin()), 3)
+    assert result.episode_returns[:3] == pytest.approx(alone.episode_returns)
+    assert result.mean_return() == pytest.approx(sum(result.episode_returns) / 5)

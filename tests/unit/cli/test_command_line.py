@@ -1,0 +1,220 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayagi.cli import main
+from rayagi.cli.failures import KNOWN, explain
+from rayagi.cli.parser import build_parser
+from rayagi.run.folder import create_run
+
+
+def run_cli(*arguments):
+    """The exit code; argparse leaves by SystemExit."""
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        return left.code
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_help_loads_neither_torch_nor_ray_nor_gymnasium():
+    code = """
+import sys
+from rayagi.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+print({"torch", "ray", "gymnasium", "mujoco", "matplotlib", "rich"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_listing_environments_does_not_load_ray():
+    code = "import sys; from rayagi.cli import main; main(['envs']); print('ray' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "HalfCheetah-v5" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "plan", "envs", "report"])
+def test_every_command_explains_itself(command, capsys):
+    assert run_cli(command, "--help") == 0
+    assert "usage: rayagi" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys):
+    assert run_cli("--version") == 0
+    assert capsys.readouterr().out.startswith("rayagi 0.")
+
+
+def test_options_are_read_as_people_write_them():
+    arguments = build_parser().parse_args(
+        [
+            "train",
+            "Ant-v5",
+            "--time",
+            "1h30m",
+            "--env-steps",
+            "2M",
+            "--checkpoint-every",
+            "30s",
+            "--set",
+            "a=1",
+            "--set",
+            "b=2",
+        ]
+    )
+    assert arguments.time == 5400
+    assert arguments.env_steps == 2_000_000
+    assert arguments.checkpoint_every == ("time_s", 30.0)
+    assert arguments.settings == ["a=1", "b=2"]
+    assert build_parser().parse_args(["train", "A", "--checkpoint-every", "30"]).checkpoint_every == (
+        "iterations",
+        30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--gmis", "0"),
+        ("--gmis", "-2"),
+        ("--num-envs", "0"),
+        ("--iterations", "-1"),
+        ("--env-steps", "0"),
+        ("--env-steps", "2X"),
+        ("--time", "5 parsecs"),
+        ("--time", "0s"),
+        ("--evaluate-every", "0"),
+        ("--checkpoint-every", "0"),
+        ("--seed", "-1"),
+        ("--seed", "x"),
+        ("--backend", "cuda"),
+        ("--name", "a/b"),
+    ],
+)
+def test_a_bad_value_names_option_and_value(option, value, capsys):
+    assert run_cli("train", "Ant-v5", option, value) == 2
+    error = capsys.readouterr().err
+    assert f"argument {option}:" in error
+    assert value in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train",), "which task?"),
+        (("train", "Antt-v5"), "did you mean Ant-v5"),
+        (("plan", "HalfCheeta-v5"), "did you mean HalfCheetah-v5"),
+        (("envs", "halfcheeta-v55"), "did you mean HalfCheetah-v5"),
+        (("plan", "Ant-v5", "--gmis", "4096"), "num_gmis=4096"),
+        (("train", "Ant-v5", "--set", "ppo.num_minibatches=7"), "must divide ppo.rollout_length"),
+        (("train", "Ant-v5", "--set", "ppo.learning_rat=1e-4"), "ppo.learning_rate"),
+        (("train", "Ant-v5", "--set", "gmi.num_envs=-1"), "gmi.num_envs = -1"),
+        (("train", "Ant-v5", "--set", "ppo.rollout_length=0"), "ppo.rollout_length = 0"),
+        (("train", "Ant-v5", "--config", "missing.yaml"), "missing.yaml: no such file"),
+        (("train", "--resume", "runs/missing"), "no such run folder"),
+        (("evaluate", "runs/missing"), "no such run folder"),
+        (("report", "runs/missing"), "no such run folder"),
+        (("plan", "Ant-v5", "--machine", "missing.json"), "missing.json"),
+        (("evaluate", "runs/x", "--video", "out.txt"), ".mp4"),
+        (("evaluate", "runs/x", "--video", "no/such/out.mp4"), "there is no folder no/such"),
+    ],
+)
+def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys):
+    assert run_cli(*arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not list(Path().glob("runs/*"))
+
+
+def test_a_config_file_that_raises_is_named_with_its_line(capsys):
+    Path("bad.py").write_text("x = 1\nraise RuntimeError('broken on purpose')\n")
+    assert run_cli("train", "Ant-v5", "--config", "bad.py") == 2
+    error = capsys.readouterr().err
+    assert "bad.py" in error
+    assert "broken on purpose" in error
+    assert "line 2" in error or ":2" in error
+
+
+def test_an_unknown_key_in_a_config_file_is_named_with_the_nearest(capsys):
+    Path("bad.yaml").write_text("ppo:\n  gama: 0.9\n")
+    assert run_cli("train", "Ant-v5", "--config", "bad.yaml") == 2
+    error = capsys.readouterr().err
+    assert "ppo.gama" in error
+    assert "ppo.gamma" in error
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("report",), ("train", "--resume")])
+def test_a_run_of_another_version_is_refused(command, capsys):
+    folder = create_run(Path("runs"), "Ant-v5", seed=0, rayagi_version="9.9", name="old")
+    folder.unlock()
+    stored = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps(stored | {"schema_version": 99}))
+    assert run_cli(*command, "runs/old") == 2
+    assert "layout 99, written by rayagi 9.9" in capsys.readouterr().err
+
+
+def test_a_run_without_iterations_has_no_report_yet(capsys):
+    create_run(Path("runs"), "Ant-v5", seed=0, rayagi_version="0.1", name="new")
+    assert run_cli("report", "runs/new") == 2
+    assert "no finished iteration" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert run_cli("train", "Antt-v5", "--debug") == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_the_plan_is_a_table_of_gmis(capsys):
+    assert run_cli("plan", "Ant-v5", "--gmis", "1", "--num-envs", "7") == 0
+    output = capsys.readouterr().out
+    assert "simulator+agent+trainer" in output
+    assert " 7 " in output
+
+
+def test_environments_are_found_by_part_of_their_name(capsys):
+    assert run_cli("envs", "PENDULUM") == 0
+    output = capsys.readouterr().out
+    assert "InvertedPendulum-v5" in output
+    assert "Pendulum-v1" in output
+    assert "HalfCheetah" not in output
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_known_error_exists(name):
+    from importlib import import_module
+
+    module, _, cls = name.rpartition(".")
+    assert issubclass(getattr(import_module(module), cls), Exception)
+
+
+def test_the_error_behind_a_remote_one_is_the_one_that_is_told():
+    from ray.exceptions import RayTaskError
+
+    from actors.errors import NonFiniteError
+
+    inner = NonFiniteError("a reward", 7, "rollout step 3, environment 1")
+    remote = RayTaskError("iterate", "long remote traceback", inner).as_instanceof_cause()
+    told = explain(remote)
+    assert told.exit_code == 1
+    assert told.message == str(inner)
+
+
+def test_an_error_that_nobody_expected_is_not_explained():
+    assert explain(KeyError("x")) is None

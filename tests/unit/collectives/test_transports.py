@@ -1,0 +1,192 @@
+"""Every transport against float64 sums made here, with members in processes of their own."""
+
+import os
+import signal
+from functools import reduce
+
+import pytest
+import torch
+from members import Failed, run_group
+
+from collectives.errors import CommunicatorError
+from collectives.transports.shm import SLOT_BYTES
+
+LARGER_THAN_A_SLOT = SLOT_BYTES // 4 + 4097
+SIZES = (0, 1, 7, 1001, LARGER_THAN_A_SLOT)
+FLOATS = (torch.float32, torch.float64)
+
+
+def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
+    if dtype == torch.int64:
+        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
+    return torch.randn(size, generator=generator, dtype=dtype)
+
+
+def every_operation(communicator, done):
+    found = {}
+    for size in SIZES:
+        for dtype in (*FLOATS, torch.int64):
+            for op in ("sum", "mean", "max"):
+                if op == "mean" and dtype == torch.int64:
+                    continue
+                tensor = values(communicator.rank, size, dtype)
+                communicator.all_reduce(tensor, op)
+                found[op, size, dtype] = tensor
+            found["gather", size, dtype] = communicator.all_gather(values(communicator.rank, size, dtype))
+            for source in range(communicator.world_size):
+                tensor = values(communicator.rank, size, dtype)
+                communicator.broadcast(tensor, source)
+                found["broadcast", source, size, dtype] = tensor
+    matrix = communicator.all_gather(torch.full((2, 3), float(communicator.rank)).t())
+    found["matrix"] = matrix
+    communicator.barrier()
+    found["identity"] = (communicator.rank, communicator.world_size)
+    return found
+
+
+GROUPS = [(transport, world) for transport in ("inprocess", "gloo", "shm") for world in (2, 3)]
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
+def results(request):
+    transport, world_size = request.param
+    answers = run_group(transport, world_size, every_operation)
+    for answer in answers:
+        if isinstance(answer, Failed):
+            raise answer.error
+    return answers
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_float_sums_and_means_agree_with_float64(results, op, size):
+    for dtype in FLOATS:
+        total = sum(values(rank, size, dtype).double() for rank in range(len(results)))
+        expected = total / len(results) if op == "mean" else total
+        accuracy = 1e-6 if dtype == torch.float32 else 1e-15
+        torch.testing.assert_close(
+            results[0][op, size, dtype].double(), expected, rtol=4 * accuracy, atol=4 * accuracy
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_integer_sums_and_all_maxima_are_exact(results, size):
+    parts = [values(rank, size, torch.int64) for rank in range(len(results))]
+    assert torch.equal(results[0]["sum", size, torch.int64], sum(parts[1:], parts[0]))
+    for dtype in (*FLOATS, torch.int64):
+        parts = [values(rank, size, dtype) for rank in range(len(results))]
+        assert torch.equal(results[0]["max", size, dtype], reduce(torch.maximum, parts))
+
+
+def test_results_are_bitwise_equal_on_all_members(results):
+    for name in results[0]:
+        if name != "identity":
+            assert all(torch.equal(results[0][name], other[name]) for other in results[1:]), name
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathered_rows_are_in_rank_order(results, size):
+    for dtype in (*FLOATS, torch.int64):
+        expected = torch.stack([values(rank, size, dtype) for rank in range(len(results))])
+        assert torch.equal(results[-1]["gather", size, dtype], expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_broadcast_gives_everyone_the_source_s_tensor(results, size):
+    for dtype in (*FLOATS, torch.int64):
+        for source in range(len(results)):
+            expected = values(source, size, dtype)
+            assert all(torch.equal(found["broadcast", source, size, dtype], expected) for found in results)
+
+
+def test_gather_takes_tensors_that_are_not_contiguous(results):
+    expected = torch.stack([torch.full((3, 2), float(rank)) for rank in range(len(results))])
+    assert torch.equal(results[0]["matrix"], expected)
+
+
+def test_members_know_their_rank_and_number(results):
+    assert [found["identity"] for found in results] == [(rank, len(results)) for rank in range(len(results))]
+
+
+def test_shared_memory_sums_in_the_reference_s_order():
+    reference = run_group("inprocess", 3, every_operation)[0]
+    found = run_group("shm", 3, every_operation)[0]
+    for name, expected in reference.items():
+        if name != "identity":
+            assert torch.equal(found[name], expected), name
+
+
+def wait_for_an_absent_member(communicator, done):
+    if communicator.rank == 1:
+        done.wait(30)
+        return None
+    errors = []
+    for _ in range(2):
+        try:
+            communicator.all_reduce(torch.ones(5))
+        except CommunicatorError as error:
+            errors.append(error)
+    done.set()
+    return errors
+
+
+@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+def test_an_absent_member_is_reported_within_the_limit_and_the_group_is_unusable_after(transport):
+    errors = run_group(transport, 2, wait_for_an_absent_member, timeout_s=1.0)[0]
+    assert len(errors) == 2
+    assert errors[0].operation == "all_reduce"
+    assert errors[0].rank == 0
+    assert "1" in errors[0].waiting_for
+    assert 0.5 < errors[0].waited_s < 20
+
+
+def lose_a_member(communicator, done):
+    communicator.barrier()
+    if communicator.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(100):
+        communicator.all_reduce(torch.ones(1000))
+    return None
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_a_killed_member_is_noticed_long_before_the_limit(transport):
+    answers = run_group(transport, 3, lose_a_member, timeout_s=40.0)
+    assert answers[1] is None
+    for rank in (0, 2):
+        assert isinstance(answers[rank].error, CommunicatorError)
+        assert answers[rank].error.waited_s < 30
+
+
+def leave_early(communicator, done):
+    communicator.barrier()
+    if communicator.rank == 1:
+        communicator.close()
+        communicator.close()
+        done.wait(30)
+        return None
+    try:
+        communicator.all_reduce(torch.ones(3))
+    finally:
+        done.set()
+
+
+@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+def test_a_member_that_leaves_is_noticed_long_before_the_limit(transport):
+    error = run_group(transport, 2, leave_early, timeout_s=40.0)[0].error
+    assert isinstance(error, CommunicatorError)
+    assert error.waited_s < 30
+
+
+def use_after_close(communicator, done):
+    communicator.barrier()
+    communicator.close()
+    communicator.barrier()
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_a_closed_communicator_says_so(transport):
+    error = run_group(transport, 2, use_after_close)[0].error
+    assert isinstance(error, CommunicatorError)
+    assert "closed" in str(error)

@@ -1,0 +1,103 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayagi.config.convert import with_settings
+from rayagi.config.errors import ConfigError
+from rayagi.config.presets import PRESETS, TaskPreset, preset
+from rayagi.config.rules import broken_rules, checked, nearest_divisors
+from rayagi.config.spec import RunSpec
+
+
+def test_the_default_spec_and_every_preset_keep_all_rules():
+    assert checked(RunSpec()) == RunSpec()
+    for env_id in [*PRESETS, "Humanoid-v4", "SomethingElse-v0"]:
+        assert list(broken_rules(preset(env_id))) == []
+        assert preset(env_id).env.id == env_id
+
+
+def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
+    assert "Humanoid-v4" not in PRESETS
+    assert preset("Humanoid-v4").network.hidden == (200, 400, 100)
+    assert preset("Humanoid-v4").ppo == TaskPreset().ppo
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        (["gmi.num_gmis=0"], "gmi.num_gmis", "at least 1"),
+        (["gmi.num_envs=-3"], "gmi.num_envs", "at least 1"),
+        (["gmi.threads_per_gmi=0"], "gmi.threads_per_gmi", "at least 1"),
+        (["gmi.gmis_per_gpu=0"], "gmi.gmis_per_gpu", "at least 1"),
+        (["gmi.gmis_per_gpu=2", "gmi.num_gmis=4"], "gmi.gmis_per_gpu", "gmi.num_gmis = 4"),
+        (["gmi.gmis_per_gpu=2", "gmi.backend=cpu"], "gmi.gmis_per_gpu", "use gmi.num_gmis"),
+        (["gmi.reserve_timeout_s=0"], "gmi.reserve_timeout_s", "greater than 0"),
+        (["gmi.collective_timeout_s=.inf"], "gmi.collective_timeout_s", "finite"),
+        (["ppo.rollout_length=0"], "ppo.rollout_length", "at least 1"),
+        (["ppo.num_epochs=0"], "ppo.num_epochs", "at least 1"),
+        (["ppo.num_minibatches=0"], "ppo.num_minibatches", "at least 1"),
+        (["ppo.gamma=0"], "ppo.gamma", "at most 1"),
+        (["ppo.gamma=1.01"], "ppo.gamma", "at most 1"),
+        (["ppo.gamma=.nan"], "ppo.gamma", "at most 1"),
+        (["ppo.gae_lambda=-0.1"], "ppo.gae_lambda", "between 0 and 1"),
+        (["ppo.clip_ratio=0"], "ppo.clip_ratio", "greater than 0"),
+        (["ppo.value_clip=-1"], "ppo.value_clip", "greater than 0"),
+        (["ppo.learning_rate=.nan"], "ppo.learning_rate", "finite"),
+        (["ppo.entropy_coef=-1"], "ppo.entropy_coef", "at least 0"),
+        (["ppo.max_grad_norm=-1"], "ppo.max_grad_norm", "at least 0"),
+        (["ppo.target_kl=0"], "ppo.target_kl", "greater than 0"),
+        (["network.hidden=[64, 0]"], "network.hidden[1]", "at least 1"),
+        (["network.hidden=[]"], "network.hidden", "at least one layer"),
+        (["network.initial_log_std=.inf"], "network.initial_log_std", "finite"),
+        (["ppo.lr_schedule=linear"], "ppo.lr_schedule", "total_env_steps"),
+        (["evaluation.interval=-1"], "evaluation.interval", "at least 0"),
+        (["evaluation.num_episodes=0"], "evaluation.num_episodes", "at least 1"),
+        (["seed=-1"], "seed", "between 0 and 2147483647"),
+        (["total_env_steps=0"], "total_env_steps", "at least 1"),
+        (["env.id=' '"], "env.id", "rayagi envs"),
+        (
+            ["num_envs=1", "rollout_length=4", "num_minibatches=4"],
+            "ppo.num_minibatches",
+            "minibatches of one step",
+        ),
+    ],
+)
+def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
+    with pytest.raises(ConfigError) as caught:
+        checked(with_settings(RunSpec(), settings))
+    assert caught.value.path == path
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["ppo.gamma=1"],
+        ["ppo.gae_lambda=0"],
+        ["ppo.max_grad_norm=0"],
+        ["ppo.lr_schedule=linear", "total_env_steps=1000"],
+        ["ppo.lr_schedule=kl_adaptive"],
+        ["gmi.gmis_per_gpu=2", "gmi.backend=direct"],
+        ["num_envs=1", "rollout_length=4", "num_minibatches=4", "normalize_advantages=false"],
+    ],
+)
+def test_the_edge_of_a_rule_is_allowed(settings):
+    checked(with_settings(RunSpec(), settings))
+
+
+def test_minibatches_that_do_not_divide_the_rollout_come_with_the_nearest_that_do():
+    # divisors of 48: 1 2 3 4 6 8 12 16 24 48; around 10 they are 8 and 12; 10 divides 40 and 50
+    spec = with_settings(RunSpec(), ["rollout_length=48", "num_minibatches=10"])
+    with pytest.raises(ConfigError, match="use num_minibatches 8 or 12, or rollout_length 40 or 50"):
+        checked(spec)
+
+
+@given(st.integers(1, 500), st.integers(1, 600))
+def test_offered_divisors_divide_and_none_lies_between(number, wanted):
+    offered = nearest_divisors(number, wanted)
+    assert all(number % divisor == 0 and divisor != wanted for divisor in offered)
+    low = max([divisor for divisor in offered if divisor < wanted], default=0)
+    high = min([divisor for divisor in offered if divisor > wanted], default=math.inf)
+    assert not [d for d in range(1, number + 1) if number % d == 0 and low < d < high and d != wanted]

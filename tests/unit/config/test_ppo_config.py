@@ -1,0 +1,333 @@
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+from ray.rllib.algorithms.ppo.ppo import PPOConfig as RllibPPOConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from rayagi.config.errors import ConfigError
+from rayagi.config.ppo_config import PPOConfig
+from rayagi.config.presets import preset
+from rayagi.config.rllib_settings import (
+    FIXED_SETTINGS,
+    PRESET,
+    SPEC_PATHS,
+    UNSET_BY_RAYAGI,
+    is_honoured,
+    refuse_unhonoured,
+)
+from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+
+
+def config(env="Ant-v5"):
+    return PPOConfig().environment(env)
+
+
+def value_at(spec, path):
+    for part in path.split("."):
+        spec = getattr(spec, part)
+    return spec
+
+
+def refusal(built):
+    with pytest.raises(ConfigError) as caught:
+        built.to_run_spec()
+    return str(caught.value)
+
+
+def test_what_nobody_set_comes_from_the_tasks_preset():
+    for env in ("Ant-v5", "CartPole-v1", "Humanoid-v4"):
+        assert config(env).to_run_spec() == preset(env)
+
+
+def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
+    built = (
+        PPOConfig()
+        .environment("Hopper-v5", engine="gymnasium", env_config={"frame_skip": 2})
+        .gmi(
+            backend="cpu",
+            template="dp_only",
+            num_gmis=3,
+            num_envs=10,
+            threads_per_gmi=2,
+            transport="gloo",
+            reserve_timeout_s=5,
+            collective_timeout_s=7.0,
+        )
+        .training(
+            lr=1e-3,
+            gamma=0.9,
+            lambda_=0.8,
+            clip_param=0.3,
+            vf_clip_param=5,
+            vf_loss_coeff=0.7,
+            entropy_coeff=0.01,
+            grad_clip=1.5,
+            num_epochs=3,
+            kl_target=0.02,
+            lr_schedule="kl_adaptive",
+            rollout_length=30,
+            num_minibatches=5,
+            adam_eps=1e-6,
+            normalize_advantages=False,
+            normalize_obs=False,
+            normalize_rewards=False,
+            obs_clip=4.0,
+            total_env_steps=1000,
+        )
+        .rl_module(
+            model_config={"fcnet_hiddens": [8, 4], "fcnet_activation": "relu", "initial_log_std": -1.0}
+        )
+        .evaluation(evaluation_interval=4, evaluation_duration=6)
+        .debugging(seed=11)
+    )
+    assert built.to_run_spec() == RunSpec(
+        env=EnvSpec(id="Hopper-v5", engine="gymnasium", kwargs={"frame_skip": 2}),
+        gmi=GmiSpec(
+            backend="cpu",
+            template="dp_only",
+            num_gmis=3,
+            num_envs=10,
+            threads_per_gmi=2,
+            transport="gloo",
+            reserve_timeout_s=5.0,
+            collective_timeout_s=7.0,
+        ),
+        network=NetworkSpec(hidden=(8, 4), activation="relu", initial_log_std=-1.0),
+        ppo=PPOSpec(
+            rollout_length=30,
+            num_epochs=3,
+            num_minibatches=5,
+            gamma=0.9,
+            gae_lambda=0.8,
+            clip_ratio=0.3,
+            value_clip=5.0,
+            value_coef=0.7,
+            entropy_coef=0.01,
+            learning_rate=1e-3,
+            lr_schedule="kl_adaptive",
+            target_kl=0.02,
+            max_grad_norm=1.5,
+            adam_eps=1e-6,
+            normalize_advantages=False,
+            normalize_obs=False,
+            normalize_rewards=False,
+            obs_clip=4.0,
+        ),
+        evaluation=EvaluationSpec(interval=4, num_episodes=6),
+        seed=11,
+        total_env_steps=1000,
+    )
+
+
+def test_a_value_that_equals_rllibs_default_still_wins_over_the_preset():
+    rllib = RllibPPOConfig()
+    spec = config().training(lr=rllib.lr, clip_param=rllib.clip_param, lambda_=rllib.lambda_).to_run_spec()
+    assert (spec.ppo.learning_rate, spec.ppo.clip_ratio, spec.ppo.gae_lambda) == (5e-5, 0.3, 1.0)
+
+
+def test_rllibs_ways_of_saying_none_are_understood():
+    spec = config().training(grad_clip=None, vf_clip_param=float("inf")).to_run_spec()
+    assert (spec.ppo.max_grad_norm, spec.ppo.value_clip) == (0.0, None)
+    assert config().evaluation(evaluation_interval=None).to_run_spec().evaluation.interval == 0
+    assert config().debugging(seed=None).to_run_spec().seed == 0
+
+
+def test_batch_sizes_become_rollout_length_and_minibatches():
+    built = config().gmi(num_envs=16, num_gmis=2).training(train_batch_size=1024, minibatch_size=128)
+    ppo = built.to_run_spec().ppo
+    assert (ppo.rollout_length, ppo.num_minibatches) == (32, 4)  # 1024 / (2 * 16); 32 * 16 / 128
+
+
+def test_a_model_config_object_gives_sizes_and_activation():
+    spec = (
+        config()
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="swish"))
+        .to_run_spec()
+    )
+    assert (spec.network.hidden, spec.network.activation) == ((32,), "silu")
+    assert "use_lstm" in refusal(config().rl_module(model_config=DefaultModelConfig(use_lstm=True)))
+
+
+def other_than(value):
+    """A value that differs from a default, of a like kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return "something else"
+
+
+@pytest.mark.parametrize("key", sorted(key for key in PPOConfig().to_dict() if not is_honoured(key)))
+def test_a_setting_that_nothing_honours_is_refused_by_name(key):
+    pristine = PPOConfig().to_dict()
+    with pytest.raises(ConfigError) as caught:
+        refuse_unhonoured({**pristine, key: other_than(pristine[key])}, pristine)
+    name = {"_rl_module_spec": "rl_module_spec", "_learner_class": "learner_class"}.get(key, key)
+    assert name in caught.value.path
+    assert caught.value.suggestion
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "instead"),
+    [
+        (lambda c: c.env_runners(num_env_runners=4), "num_env_runners = 4", "gmi(num_gmis=)"),
+        (lambda c: c.env_runners(num_envs_per_env_runner=1), "num_envs_per_env_runner = 1", "gmi(num_envs=)"),
+        (
+            lambda c: c.env_runners(rollout_fragment_length=50),
+            "rollout_fragment_length",
+            "training(rollout_length=)",
+        ),
+        (lambda c: c.env_runners(observation_filter="MeanStdFilter"), "observation_filter", "normalize_obs"),
+        (lambda c: c.env_runners(explore=False), "explore", "evaluate()"),
+        (
+            lambda c: c.env_runners(env_to_module_connector=lambda env: None),
+            "_env_to_module_connector",
+            "gymnasium",
+        ),
+        (lambda c: c.learners(num_learners=2), "num_learners = 2", "gmi(num_gmis=)"),
+        (lambda c: c.learners(num_gpus_per_learner=1), "num_gpus_per_learner = 1", 'gmi(backend="direct"'),
+        (lambda c: c.resources(num_gpus=1), "num_gpus = 1", "gmis_per_gpu"),
+        (lambda c: c.framework("tf2"), "framework = 'tf2'", "torch only"),
+        (lambda c: c.multi_agent(policies={"a", "b"}), "policies", "one policy"),
+        (lambda c: c.training(model={"fcnet_hiddens": [8]}), "model", "rl_module(model_config="),
+        (lambda c: c.training(use_kl_loss=True), "use_kl_loss = True", "kl_adaptive"),
+        (lambda c: c.training(kl_coeff=0.2), "kl_coeff = 0.2", "kl_adaptive"),
+        (lambda c: c.training(use_gae=False), "use_gae", "GAE"),
+        (lambda c: c.training(grad_clip_by="value"), "grad_clip_by", "global_norm"),
+        (lambda c: c.training(entropy_coeff=[[0, 0.1]]), "training(entropy_coeff=)", "must be a number"),
+        (lambda c: c.training(lr_schedule=[[0, 0.1]]), "training(lr_schedule=)", "must be one of 'constant'"),
+        (lambda c: c.training(kl_target=0.02), "training(kl_target=)", "kl_adaptive"),
+        (lambda c: c.training(minibatch_size="all"), "training(minibatch_size=) = 'all'", "whole number"),
+        (lambda c: c.environment(clip_rewards=True), "clip_rewards", "normalize_rewards"),
+        (lambda c: c.environment(normalize_actions=True), "normalize_actions", "wrap"),
+        (lambda c: c.environment(object), "environment(env=)", "gymnasium.register"),
+        (
+            lambda c: c.evaluation(evaluation_num_env_runners=2),
+            "evaluation_num_env_runners",
+            "evaluation_interval=",
+        ),
+        (
+            lambda c: c.evaluation(evaluation_duration_unit="timesteps"),
+            "evaluation_duration_unit",
+            "episodes",
+        ),
+        (
+            lambda c: c.evaluation(evaluation_duration="auto"),
+            "evaluation(evaluation_duration=)",
+            "whole number",
+        ),
+        (lambda c: c.offline_data(input_="/data"), "input = '/data'", "online"),
+        (
+            lambda c: c.fault_tolerance(restart_failed_env_runners=False),
+            "restart_failed_env_runners",
+            "checkpoint",
+        ),
+        (lambda c: c.callbacks(on_episode_end=print), "callbacks_on_episode_end", "on_train_result"),
+        (lambda c: c.rl_module(model_config={"vf_share_layers": True}), "vf_share_layers", "leave it out"),
+        (
+            lambda c: c.rl_module(model_config={"fcnet_hidden": [8]}),
+            "fcnet_hidden'",
+            "did you mean fcnet_hiddens",
+        ),
+        (lambda c: c.gmi(num_envs=0), "gmi(num_envs=) = 0", "at least 1"),
+        (lambda c: c.gmi(num_gmis=2, gmis_per_gpu=2), "gmi(gmis_per_gpu=) = 2", "num_gmis"),
+        (lambda c: c.gmi(backend="gpu"), "gmi(backend=) = 'gpu'", "must be one of 'auto'"),
+        (lambda c: c.training(gamma=1.5), "training(gamma=) = 1.5", "at most 1"),
+        (lambda c: c.training(rollout_length=0), "training(rollout_length=) = 0", "at least 1"),
+        (
+            lambda c: c.training(rollout_length=48, num_minibatches=10),
+            "training(num_minibatches=)",
+            "8 or 12",
+        ),
+        (lambda c: c.training(lr_schedule="linear"), "training(lr_schedule=)", "total_env_steps"),
+    ],
+)
+def test_a_refusal_names_the_setting_as_it_was_written_and_what_to_use_instead(build, names, instead):
+    message = refusal(build(config()))
+    assert names in message
+    assert instead in message
+
+
+def test_settings_that_say_what_rayagi_does_anyway_are_allowed():
+    built = (
+        config()
+        .training(use_kl_loss=False, kl_coeff=0.0, use_gae=True, use_critic=True)
+        .learners(num_learners=0)
+    )
+    assert built.environment(clip_actions=False, disable_env_checking=True).to_run_spec() == preset("Ant-v5")
+
+
+def test_an_attribute_that_neither_rllib_nor_rayagi_has_is_refused():
+    built = config()
+    built.num_gmi = 2
+    assert "num_gmi = 2: PPOConfig has no such setting; did you mean num_gmis" in refusal(built)
+    with pytest.raises(ConfigError, match=r"training\(learning_rat=\) = 1: no such setting"):
+        config().training(learning_rat=1)
+
+
+def test_callbacks_that_the_driver_never_calls_are_refused():
+    class OnEpisodeEnd(RLlibCallback):
+        def on_episode_end(self, **kwargs):
+            pass
+
+    class OnTrainResult(RLlibCallback):
+        def on_train_result(self, **kwargs):
+            pass
+
+    assert "OnEpisodeEnd.on_episode_end" in refusal(config().callbacks(OnEpisodeEnd))
+    assert config().callbacks(OnTrainResult).to_run_spec() == preset("Ant-v5")
+
+
+def test_a_task_is_needed():
+    assert refusal(PPOConfig()).startswith("environment(env=): is not given")
+
+
+def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it():
+    built = config().gmi(num_gmis=2, num_envs=8).training(lr=1e-3, lambda_=0.9)
+    spec = built.to_run_spec()
+    assert built.copy().to_run_spec() == spec
+    assert copy.deepcopy(built).to_run_spec() == spec
+    assert pickle.loads(pickle.dumps(built)).to_run_spec() == spec
+    assert PPOConfig.from_state(built.get_state()).to_run_spec() == spec
+    assert PPOConfig().update_from_dict(built.to_dict()).to_run_spec() == spec
+
+
+def test_a_frozen_config_refuses_changes():
+    built = config()
+    built.freeze()
+    with pytest.raises(AttributeError, match="frozen"):
+        built.gmi(num_gmis=2)
+
+
+def test_the_tables_of_settings_agree_with_each_other():
+    attributes = vars(PPOConfig())
+    assert set(SPEC_PATHS) <= set(attributes)
+    assert {name for name, value in attributes.items() if value is PRESET} == set(UNSET_BY_RAYAGI)
+    assert set(FIXED_SETTINGS) <= set(UNSET_BY_RAYAGI)
+    for path, _ in SPEC_PATHS.values():
+        value_at(RunSpec(), path)
+    assert repr(PRESET) == "<preset>"
+
+
+def test_importing_rayagi_loads_neither_ray_nor_torch():
+    code = (
+        "import sys, rayagi; assert rayagi.__version__; "
+        "print(sorted({'ray', 'torch', 'gymnasium', 'mujoco'} & set(sys.modules))); "
+        "rayagi.RunSpec; print('ray' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+def test_rayagi_names_what_it_has():
+    import rayagi
+
+    assert {"PPO", "PPOConfig", "RunSpec", "Session"} <= set(dir(rayagi))
+    with pytest.raises(AttributeError, match="PPOConfig"):
+        rayagi.PPOconfig  # noqa: B018

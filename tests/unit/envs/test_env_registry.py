@@ -1,0 +1,174 @@
+"""Names, options, sizes and the errors about them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import rayagi.envs as envs
+from rayagi.envs.mujoco_cpu.catalogue import TASKS
+
+
+def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
+    assert envs.make_env_factory("Ant-v5").engine == "mujoco_cpu"
+    assert envs.make_env_factory("Ant-v5", engine="gymnasium").engine == "gymnasium"
+    assert envs.make_env_factory("CartPole-v1").engine == "gymnasium"
+
+
+def test_a_factory_survives_pickling_with_its_options():
+    factory = envs.make_env_factory("Hopper-v5", kwargs={"max_episode_steps": 7})
+    again = pickle.loads(pickle.dumps(factory))
+    assert again == factory
+    env = again(num_envs=2, first_env_index=0, seed=0, num_threads=1)
+    assert env.info.max_episode_steps == 7
+
+
+def test_env_info_of_ant_is_the_registered_one():
+    info = envs.env_info("Ant-v5")
+    assert (info.env_id, info.engine, info.obs_dim, info.max_episode_steps) == (
+        "Ant-v5",
+        "mujoco_cpu",
+        105,
+        1000,
+    )
+    assert (info.action.kind, info.action.dim) == ("continuous", 8)
+    assert info.action.low == (-1.0,) * 8
+    assert info.action.high == (1.0,) * 8
+
+
+def test_env_info_of_a_discrete_task_counts_its_choices():
+    info = envs.env_info("CartPole-v1")
+    assert (info.engine, info.obs_dim, info.max_episode_steps) == ("gymnasium", 4, 500)
+    assert (info.action.kind, info.action.dim, info.action.num_choices) == ("discrete", 1, 2)
+
+
+def test_the_list_has_every_task_of_ours_with_its_sizes():
+    listing = {line.env_id: line for line in envs.list_envs()}
+    assert set(listing) == set(TASKS)
+    humanoid = listing["Humanoid-v5"]
+    assert (humanoid.obs_dim, humanoid.action, humanoid.max_episode_steps) == (348, "17 reals", 1000)
+    assert listing["Reacher-v5"].max_episode_steps == 50
+    assert all(line.description for line in listing.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("Antt-v5", "Ant-v5"),
+        ("ant", "Ant-v5"),
+        ("Cartpole-v1", "CartPole-v1"),
+        ("HalfCheeta-v5", "HalfCheetah-v5"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(given, nearest):
+    with pytest.raises(envs.UnknownEnvironmentError) as caught:
+        envs.make_env_factory(given)
+    assert caught.value.nearest[0] == nearest
+    assert f"{given!r}" in str(caught.value)
+    assert "rayagi envs" in str(caught.value)
+
+
+def test_retired_names_are_not_offered():
+    with pytest.raises(envs.UnknownEnvironmentError) as caught:
+        envs.make_env_factory("Ant")
+    assert not {"Ant-v2", "Ant-v3"} & set(caught.value.nearest)
+
+
+def test_a_name_like_no_other_says_how_to_list_them():
+    with pytest.raises(envs.UnknownEnvironmentError, match=r"called 'xqzw'\. `rayagi envs` lists"):
+        envs.make_env_factory("xqzw")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "engine", "kwargs", "message"),
+    [
+        ("Ant-v5", "auto", {"ctrl_cost": 1}, "no option ctrl_cost; it has .*ctrl_cost_weight"),
+        ("Ant-v5", "auto", {"frame_skip": 0}, "frame_skip is 0; it must be a positive integer"),
+        ("Ant-v5", "auto", {"max_episode_steps": 0}, "max_episode_steps is 0; it must be a positive"),
+        ("Ant-v5", "warp9", {}, "no engine 'warp9'; choose from auto, mujoco_cpu, gymnasium"),
+        ("CartPole-v1", "mujoco_cpu", {}, "mujoco_cpu does not have it .*take engine gymnasium"),
+        ("no_such_module:Foo-v0", "auto", {}, "module 'no_such_module' cannot be imported"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(env_id, engine, kwargs, message):
+    with pytest.raises(envs.EnvironmentOptionError, match=message):
+        envs.make_env_factory(env_id, engine=engine, kwargs=kwargs)
+
+
+def test_a_missing_model_file_is_named():
+    with pytest.raises(envs.EnvironmentOptionError, match=r"there is no model file .*nowhere\.xml"):
+        envs.env_info("Ant-v5", kwargs={"xml_file": "nowhere.xml"})
+
+
+def test_a_model_file_that_mujoco_refuses_is_named(tmp_path):
+    broken = tmp_path / "broken.xml"
+    broken.write_text("<mujoco><nonsense/></mujoco>")
+    with pytest.raises(envs.EnvironmentOptionError, match=r"(?s)broken\.xml.*nonsense"):
+        envs.env_info("Ant-v5", kwargs={"xml_file": str(broken)})
+
+
+def test_lists_from_configuration_files_serve_as_ranges():
+    factory = envs.make_env_factory("Ant-v5", kwargs={"healthy_z_range": [5.0, 6.0]})
+    env = factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+    env.reset()
+    assert env.step(torch.zeros(1, 8)).terminated.all()
+
+
+@pytest.mark.parametrize(("num_envs", "num_threads"), [(0, 1), (-1, 1), (1, 0)])
+def test_zero_or_negative_counts_are_refused(num_envs, num_threads):
+    with pytest.raises(envs.EnvironmentOptionError, match="must be at least 1"):
+        envs.make_env_factory("Ant-v5")(num_envs=num_envs, first_env_index=0, seed=0, num_threads=num_threads)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "hidden"),
+    [
+        ("Ant-v5", (256, 128, 64)),
+        ("Humanoid-v5", (200, 400, 100)),
+        ("ShadowHand", (512, 512, 512, 256)),
+        ("Anymal", (256, 128, 64)),
+        ("BallBalance", (256, 128, 64)),
+        ("FrankaCabinet", (256, 128, 64)),
+        ("HalfCheetah-v5", (256, 128, 64)),
+        ("HalfCheetah-v4", (256, 128, 64)),
+        ("CartPole-v1", (64, 64)),
+    ],
+)
+def test_default_networks_are_those_of_table_4(env_id, hidden):
+    assert envs.default_hidden(env_id) == hidden
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        envs.UnknownEnvironmentError("Antt-v5", ("Ant-v5",)),
+        envs.EnvironmentOptionError("Ant-v5", "why"),
+        envs.UnsupportedSpaceError("Ant-v5", "Box", "do this"),
+        envs.SimulationError(3, 17, "qacc"),
+        envs.RenderingError("Ant-v5", "no GL"),
+    ],
+)
+def test_errors_survive_pickling(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+
+
+def test_a_machine_that_cannot_draw_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "crayons")
+    with pytest.raises(envs.RenderingError, match=r"MUJOCO_GL is 'crayons', not one of egl.*MUJOCO_GL=egl"):
+        envs.render_env("Ant-v5")
+
+
+def test_a_frame_is_drawn_or_the_error_names_opengl():
+    try:
+        env = envs.render_env("Ant-v5", {"max_episode_steps": 5})
+    except envs.RenderingError as error:
+        assert "MuJoCo draws with OpenGL" in str(error)  # noqa: PT017 - which of the two depends on the machine
+        return
+    env.reset(seed=0)
+    assert env.render().shape == (480, 480, 3)
+    assert env.spec.max_episode_steps == 5
+    env.close()

@@ -1,0 +1,199 @@
+"""Gymnasium's environments through the adapter."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rayagi.envs import (
+    EnvironmentOptionError,
+    RenderingError,
+    SimulationError,
+    UnsupportedSpaceError,
+    env_info,
+    make_env_factory,
+    render_env,
+)
+
+
+class Scripted(gymnasium.Env):
+    """Observes a sample of any space; its reward is the action that it was given."""
+
+    def __init__(self, observation_space, action_space, nan_at=None, render_mode=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.nan_at, self.render_mode = nan_at, None
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        reward = float("nan") if self.steps == self.nan_at else float(np.sum(action))
+        return self.observation_space.sample(), reward, False, False, {}
+
+
+REAL = spaces.Box(-1, 1, (2,), np.float32)
+PAIR = spaces.Dict({"a": spaces.Box(-1, 1, (2, 3), np.float32), "b": spaces.Discrete(4)})
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    cases = {
+        "Dict": (PAIR, REAL),
+        "Tuple": (spaces.Tuple((REAL, spaces.Discrete(3))), REAL),
+        "Image": (IMAGE, REAL),
+        "ImageInDict": (spaces.Dict({"camera": IMAGE}), REAL),
+        "Sequence": (spaces.Sequence(REAL), REAL),
+        "MultiDiscrete": (REAL, spaces.MultiDiscrete([2, 3])),
+        "FromFive": (REAL, spaces.Discrete(3, start=5)),
+        "Real": (REAL, spaces.Box(-2, 3, (2,), np.float32)),
+    }
+    for name, (observation, action) in cases.items():
+        gymnasium.register(
+            f"Scripted{name}-v0",
+            Scripted,
+            max_episode_steps=5,
+            kwargs={"observation_space": observation, "action_space": action},
+        )
+    yield
+    for name in cases:
+        del gymnasium.registry[f"Scripted{name}-v0"]
+
+
+def make(env_id, num_envs=2, first=0, seed=1, **kwargs):
+    factory = make_env_factory(env_id, engine="gymnasium", kwargs=kwargs)
+    return factory(num_envs=num_envs, first_env_index=first, seed=seed, num_threads=1)
+
+
+def test_cart_pole_ends_resets_in_the_same_step_and_keeps_the_final_observation():
+    env = make("CartPole-v1", 3)
+    obs = env.reset()
+    assert (obs.shape, obs.dtype) == ((3, 4), torch.float32)
+    for _ in range(60):
+        step = env.step(torch.ones(3, dtype=torch.int64))
+        if len(step.final_ids):
+            break
+    ended = step.final_ids
+    assert step.terminated[ended].all()
+    assert not step.truncated.any()
+    assert (step.final_obs[:, 2].abs() > 0.2095).all()
+    assert (step.obs[ended].abs() <= 0.05).all()
+
+
+def test_the_time_limit_truncates_as_registered():
+    env = make("Pendulum-v1", 2)
+    env.reset()
+    steps = [env.step(torch.zeros(2, 1)) for _ in range(200)]
+    assert [s.truncated.tolist() for s in steps] == [[False, False]] * 199 + [[True, True]]
+    assert steps[-1].final_ids.tolist() == [0, 1]
+
+
+def test_a_mujoco_task_steps_as_on_our_own_engine_until_float32_rounding():
+    env = make("InvertedPendulum-v5", 2)
+    start = env.reset()
+    assert (start.abs() <= 0.01).all()
+    assert env.step(torch.zeros(2, 1)).rewards.tolist() == [1.0, 1.0]
+    assert env.info.engine == "gymnasium"
+
+
+def test_a_batch_of_four_equals_two_of_two():
+    whole, halves = make("CartPole-v1", 4), [make("CartPole-v1", 2, first=first) for first in (0, 2)]
+    assert torch.equal(whole.reset(), torch.cat([h.reset() for h in halves]))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(80):
+        actions = torch.randint(0, 2, (4,), generator=generator)
+        step = whole.step(actions)
+        parts = [h.step(a) for h, a in zip(halves, actions.split(2), strict=True)]
+        assert torch.equal(step.obs, torch.cat([p.obs for p in parts]))
+
+
+def test_earlier_observations_are_not_overwritten():
+    env = make("CartPole-v1")
+    first = env.reset()
+    kept = first.clone()
+    env.step(torch.ones(2, dtype=torch.int64))
+    assert torch.equal(first, kept)
+
+
+def test_dict_and_tuple_observations_are_flattened():
+    assert env_info("ScriptedDict-v0").obs_dim == 6 + 4
+    assert env_info("ScriptedTuple-v0").obs_dim == 2 + 3
+    assert make("ScriptedDict-v0").reset().shape == (2, 10)
+    assert env_info("FrozenLake-v1").obs_dim == 16
+    assert make("Blackjack-v1").reset().sum(dim=1).tolist() == [3.0, 3.0]
+
+
+def test_choices_count_from_zero_whatever_the_space_starts_at():
+    env = make("ScriptedFromFive-v0")
+    env.reset()
+    assert env.step(torch.tensor([0, 2])).rewards.tolist() == [5.0, 7.0]
+
+
+def test_real_actions_are_clipped_to_the_action_range():
+    env = make("ScriptedReal-v0")
+    env.reset()
+    assert env.step(torch.tensor([[9.0, 0.0], [-9.0, 1.0]])).rewards.tolist() == [3.0, -1.0]
+
+
+@pytest.mark.parametrize("env_id", ["ScriptedImage-v0", "ScriptedImageInDict-v0"])
+def test_images_are_refused_with_a_way_out(env_id):
+    with pytest.raises(UnsupportedSpaceError, match=r"an image.*state vector"):
+        env_info(env_id)
+
+
+def test_spaces_that_no_policy_of_ours_serves_are_refused():
+    with pytest.raises(UnsupportedSpaceError, match=r"MultiDiscrete.*one Discrete choice"):
+        env_info("ScriptedMultiDiscrete-v0")
+    with pytest.raises(UnsupportedSpaceError, match=r"Sequence.*fixed length"):
+        env_info("ScriptedSequence-v0")
+
+
+def test_an_option_that_the_environment_refuses_is_named():
+    with pytest.raises(
+        EnvironmentOptionError, match=r"CartPole-v1: Gymnasium cannot make it with .*gravitas"
+    ):
+        env_info("CartPole-v1", kwargs={"gravitas": 3})
+
+
+def test_a_reward_that_is_not_finite_stops_with_index_and_step():
+    env = make("ScriptedReal-v0", first=4, nan_at=3)
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(2, 2))
+    with pytest.raises(
+        SimulationError, match="environment 4 became unstable in step 3 of its episode: reward"
+    ):
+        env.step(torch.zeros(2, 2))
+
+
+def test_an_action_that_is_not_finite_stops():
+    env = make("Pendulum-v1", first=4)
+    env.reset()
+    with pytest.raises(SimulationError, match=r"environment 5 .*action"):
+        env.step(torch.tensor([[0.0], [float("nan")]]))
+
+
+def test_a_restored_adapter_starts_episodes_that_it_has_not_seen():
+    env = make("CartPole-v1")
+    first = env.reset()
+    state = env.state_dict()
+    restored = make("CartPole-v1").load_state_dict(state)
+    assert restored.shape == first.shape
+    assert not torch.equal(restored, first)
+    assert torch.equal(make("CartPole-v1").load_state_dict(state), restored)
+    with pytest.raises(EnvironmentOptionError, match="holds 2 environments, not 3"):
+        make("CartPole-v1", 3).load_state_dict(state)
+
+
+def test_an_environment_without_frames_cannot_be_rendered():
+    with pytest.raises(RenderingError, match="no rgb_array frames"):
+        render_env("ScriptedReal-v0")

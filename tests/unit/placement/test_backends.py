@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from placement.backends import get_backend
+from placement.backends.base import pin_to_cores
+from placement.errors import PlanError, SliceError
+from placement.types import Slice
+
+MISSING_CORE = 1023
+"""The last core that the default affinity mask can name; no test machine has it."""
+
+ENTER = """
+import json, os, sys
+from placement.backends import get_backend
+from placement.types import Slice
+piece = Slice(node="n", backend="cpu", cores=tuple(json.loads(sys.argv[1])), num_threads=int(sys.argv[2]))
+os.environ.update(get_backend("cpu").environment(piece))
+assert "torch" not in sys.modules
+get_backend("cpu").enter(piece)
+import torch
+torch.zeros(1000) + 1
+print(json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), torch.get_num_interop_threads()]))
+"""
+
+
+def test_a_process_that_enters_a_cpu_slice_has_its_cores_and_threads():
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, "-c", ENTER, json.dumps([core]), "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert json.loads(done.stdout) == [[core], 1, 1]
+
+
+def test_a_core_that_does_not_exist_is_refused_and_the_affinity_stays():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(SliceError, match=rf"1 cores \({MISSING_CORE}\).*at most {len(before)}"):
+        pin_to_cores((MISSING_CORE,))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_slice_with_one_missing_core_is_refused_whole():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(SliceError) as caught:
+        pin_to_cores((min(before), MISSING_CORE))
+    assert str(MISSING_CORE) in caught.value.wanted
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_slice_without_cores_leaves_the_affinity():
+    before = os.sched_getaffinity(0)
+    pin_to_cores(())
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_direct_backend_shows_one_gpu_by_uuid_and_stops_ray_from_overwriting_it():
+    piece = Slice(node="n", backend="direct", num_threads=4, gpu_uuid="GPU-1", gpu_fraction=0.5)
+    backend = get_backend("direct")
+    environment = backend.environment(piece)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert backend.device(piece) == "cuda:0"
+
+
+def test_the_direct_backend_refuses_a_slice_without_a_gpu():
+    with pytest.raises(SliceError, match="Wanted a GPU"):
+        get_backend("direct").environment(Slice(node="n", backend="direct"))
+
+
+def test_the_device_of_a_cpu_slice_is_the_cpu():
+    assert get_backend("cpu").device(Slice(node="n", backend="cpu", cores=(0,))) == "cpu"
+
+
+@pytest.mark.parametrize("name", ["mps", "mig", "green", "CPU"])
+def test_a_backend_that_does_not_exist_is_refused_with_those_that_do(name):
+    with pytest.raises(PlanError, match="the backends are cpu, direct"):
+        get_backend(name)

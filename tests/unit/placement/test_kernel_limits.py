@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from placement.inventory.limits import allowed_cores, cpu_quota_cores, memory_bytes
+from placement.inventory.local import local_machine
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:        1000 kB\nMemFree: 3 kB\n"}
+
+
+def test_the_tightest_of_nested_groups_counts_in_cgroup_2(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pod/container\n",
+            "sys/fs/cgroup/pod/container/cpu.max": "400000 100000\n",
+            "sys/fs/cgroup/pod/cpu.max": "250000 100000\n",
+            "sys/fs/cgroup/cpu.max": "max 100000\n",
+        },
+    )
+    assert cpu_quota_cores(root) == 2.5
+
+
+def test_the_quota_is_read_in_cgroup_1_where_the_path_is_the_hosts(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert cpu_quota_cores(root) == 1.5
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"proc/self/cgroup": "0::/\n"},
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"},
+        {
+            "proc/self/cgroup": "1:cpu:/\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+)
+def test_without_a_quota_there_is_none(files, tmp_path):
+    assert cpu_quota_cores(write(tmp_path, files)) is None
+
+
+def test_a_quota_below_the_affinity_makes_cores_count_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6, 7})
+    root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"})
+    assert allowed_cores(root) == ((0, 1), False)
+
+
+def test_a_quota_of_less_than_a_core_still_leaves_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
+    assert allowed_cores(root) == ((3,), False)
+
+
+def test_without_a_quota_the_affinity_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 4})
+    assert allowed_cores(tmp_path) == ((4, 9), True)
+
+
+def test_memory_is_the_hosts_or_the_groups_if_less(tmp_path):
+    assert memory_bytes(write(tmp_path, MEMINFO)) == 1000 * 1024
+    files = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "65536\n"}
+    assert memory_bytes(write(tmp_path, files)) == 65536
+
+
+def test_an_unlimited_group_in_cgroup_1_leaves_the_hosts_memory(tmp_path):
+    files = {
+        "proc/self/cgroup": "4:memory:/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    assert memory_bytes(write(tmp_path, MEMINFO | files)) == 1000 * 1024
+
+
+def test_this_machine_is_one_node_within_this_process_affinity():
+    machine = local_machine()
+    (node,) = machine.nodes
+    assert machine.origin == "local"
+    assert set(node.cores) <= os.sched_getaffinity(0)
+    assert node.cores
+    assert node.memory_total_bytes > 2**20

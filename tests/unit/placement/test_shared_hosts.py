@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from placement.inventory.cluster import divide_hosts
+from placement.types import Gpu, Node
+
+GPUS = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="fake", memory_total_bytes=1) for i in range(2))
+
+
+def node(name: str, cores: int, ray_cpus: float, ray_gpus: float = 0.0, gpus: tuple[Gpu, ...] = ()) -> Node:
+    return Node(
+        name=name,
+        cores=tuple(range(cores)),
+        memory_total_bytes=1,
+        gpus=gpus,
+        ray_cpus=ray_cpus,
+        ray_gpus=ray_gpus,
+    )
+
+
+def test_nodes_of_one_host_get_disjoint_cores():
+    first, second = divide_hosts([node("a", 4, 1.0), node("b", 4, 2.0)], ["host", "host"])
+    assert first.usable_cores == (0,)
+    assert second.usable_cores == (1, 2)
+    assert first.pinnable
+    assert second.pinnable
+
+
+def test_nodes_of_different_hosts_keep_their_cores():
+    first, second = divide_hosts([node("a", 2, 2.0), node("b", 2, 2.0)], ["one", "other"])
+    assert first.usable_cores == second.usable_cores == (0, 1)
+
+
+def test_a_node_for_which_no_core_is_left_only_counts_them():
+    first, second = divide_hosts([node("a", 2, 2.0), node("b", 2, 2.0)], ["host", "host"])
+    assert first.pinnable
+    assert second.usable_cores == (0, 1)
+    assert not second.pinnable
+
+
+def test_nodes_of_one_host_get_different_gpus():
+    nodes = [node("a", 4, 1.0, 1.0, GPUS), node("b", 4, 1.0, 1.0, GPUS)]
+    first, second = divide_hosts(nodes, ["host", "host"])
+    assert [gpu.uuid for gpu in first.usable_gpus] == ["GPU-0"]
+    assert [gpu.uuid for gpu in second.usable_gpus] == ["GPU-1"]
+
+
+def test_logical_gpus_that_no_driver_knows_do_not_appear():
+    (only,) = divide_hosts([node("a", 2, 2.0, ray_gpus=8.0)], ["host"])
+    assert only.usable_gpus == ()

@@ -1,0 +1,172 @@
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.errors import CheckpointError, NoCheckpointError
+from rayagi.run.safe_load import load_tensors
+
+
+def save(store, iteration, best=None):
+    state = {
+        "shared": {"weights": torch.full((3,), float(iteration)), "rng": torch.get_rng_state()},
+        "local": [{"qpos": np.full(4, iteration, dtype=np.float64), "episode": np.int64(iteration)}],
+        "num_gmis": 1,
+    }
+    counters = {"iteration": iteration, "env_steps": 64 * iteration}
+    return store.save(state, counters, best=None if best is None else {"metric": "return", "value": best})
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "run" / "checkpoints")
+
+
+def test_a_state_comes_back_exactly(store):
+    assert save(store, 3) == "iteration_000003"
+    checkpoint = store.load()
+    assert torch.equal(checkpoint.state["shared"]["weights"], torch.full((3,), 3.0))
+    np.testing.assert_array_equal(checkpoint.state["local"][0]["qpos"], np.full(4, 3.0))
+    assert checkpoint.state["num_gmis"] == 1
+    assert checkpoint.counters == {"iteration": 3, "env_steps": 192}
+
+
+def test_the_best_and_the_last_two_are_kept(store):
+    for iteration in range(1, 7):
+        save(store, iteration, best=9.0 if iteration == 2 else None)
+    assert store.names() == ["iteration_000002", "iteration_000005", "iteration_000006"]
+    assert store.pointer("best") == {"checkpoint": "iteration_000002", "metric": "return", "value": 9.0}
+    assert store.pointer("last") == {"checkpoint": "iteration_000006"}
+
+
+def test_a_policy_is_read_without_the_environments(store):
+    save(store, 1)
+    assert set(store.load("best", with_local=False).state) == {"shared", "num_gmis"}
+
+
+@pytest.mark.parametrize("file", ["shared.pt", "local.pt", "counters.json", "manifest.json"])
+def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(store, tmp_path, file):
+    save(store, 1)
+    save(store, 2)
+    damaged = tmp_path / "run" / "checkpoints" / "iteration_000002" / file
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    checkpoint = store.load()
+    assert checkpoint.name == "iteration_000001"
+    assert len(checkpoint.damaged) == 1
+    assert "iteration_000002 is damaged" in checkpoint.damaged[0]
+    assert file in checkpoint.damaged[0]
+
+
+def test_a_flipped_byte_is_noticed(store, tmp_path):
+    save(store, 1)
+    path = tmp_path / "run" / "checkpoints" / "iteration_000001" / "shared.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(NoCheckpointError, match="does not match its checksum"):
+        store.load()
+
+
+def test_a_missing_checkpoint_says_which_there_are(store):
+    save(store, 5)
+    with pytest.raises(NoCheckpointError, match="'iteration_000009'; usable ones: iteration_000005"):
+        store.load("iteration_000009")
+
+
+def test_a_crash_between_write_and_rename_leaves_the_one_before(store, tmp_path):
+    save(store, 1)
+    # What a process leaves that was killed before the rename: everything but the name.
+    folder = tmp_path / "run" / "checkpoints"
+    unfinished = folder / ".iteration_000002.4711"
+    unfinished.mkdir()
+    (unfinished / "shared.pt").write_bytes(b"half")
+    assert store.names() == ["iteration_000001"]
+    assert store.load().name == "iteration_000001"
+    store.rewind(1)
+    assert not unfinished.exists()
+    assert save(store, 2) == "iteration_000002"
+    assert store.load().name == "iteration_000002"
+
+
+def test_a_killed_writer_leaves_the_one_before(store, tmp_path):
+    save(store, 1)
+    code = """
+        import os, pathlib, sys, torch
+        from rayagi.run import checkpoints
+        # Dies where a power cut hurts most: everything is written, nothing renamed.
+        checkpoints.sync_folder = lambda folder: os.kill(os.getpid(), 9)
+        store = checkpoints.CheckpointStore(pathlib.Path(sys.argv[1]))
+        store.save({"shared": {"w": torch.ones(2)}, "local": [], "num_gmis": 1}, {"iteration": 2})
+    """
+    folder = tmp_path / "run" / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(folder)], timeout=120, check=False
+    )
+    assert done.returncode == -9
+    assert len(list(folder.glob(".iteration_000002.*"))) == 1
+    assert store.load().name == "iteration_000001"
+    assert store.pointer("last") == {"checkpoint": "iteration_000001"}
+
+
+def test_a_full_disk_leaves_the_one_before_and_names_the_path(store, tmp_path):
+    save(store, 1)
+    code = """
+        import pathlib, resource, sys, torch
+        from rayagi.run.checkpoints import CheckpointStore
+        from rayagi.run.errors import DiskError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        store = CheckpointStore(pathlib.Path(sys.argv[1]))
+        try:
+            store.save({"shared": {"w": torch.ones(100_000)}, "local": [], "num_gmis": 1}, {"iteration": 2})
+        except DiskError as error:
+            print(error)
+    """
+    folder = tmp_path / "run" / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(folder)],
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert f"cannot write {folder}" in done.stdout
+    assert "File too large" in done.stdout
+    assert store.load().name == "iteration_000001"
+    assert not list(folder.glob(".iteration*"))
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
+
+
+def test_rewinding_puts_aside_what_came_later(store, tmp_path):
+    save(store, 1, best=1.0)
+    save(store, 2, best=2.0)
+    store.rewind(1)
+    assert store.names() == ["iteration_000001"]
+    assert store.pointer("best") is None
+    assert (tmp_path / "run" / "checkpoints" / "damaged_iteration_000002").is_dir()
+
+
+def test_a_checkpoint_from_somebody_else_runs_no_code(tmp_path):
+    import io
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch /tmp/should-not-exist",)
+
+    buffer = io.BytesIO()
+    torch.save({"shared": Evil()}, buffer)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_tensors(buffer.getvalue(), tmp_path / "iteration_000001" / "shared.pt")
+
+
+def test_the_manifest_covers_every_file(store, tmp_path):
+    save(store, 1)
+    folder = tmp_path / "run" / "checkpoints" / "iteration_000001"
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    assert set(listed) == {entry.name for entry in folder.iterdir()} - {"manifest.json"}

@@ -1,0 +1,76 @@
+import json
+
+import pytest
+
+from rayagi.run.errors import RunFolderError, RunVersionError
+from rayagi.run.folder import create_run, open_run
+
+
+def make(tmp_path, **options):
+    return create_run(tmp_path / "runs", "Ant-v5", seed=3, rayagi_version="0.1.0", **options)
+
+
+def test_a_new_run_is_named_by_task_date_and_time(tmp_path):
+    folder = make(tmp_path)
+    assert folder.path.name.startswith("Ant-v5-20")
+    assert open_run(folder.path).record.seed == 3
+
+
+def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path):
+    paths = {make(tmp_path).path for _ in range(4)}
+    assert len(paths) == 4
+
+
+def test_a_task_with_slashes_still_makes_one_folder(tmp_path):
+    folder = create_run(tmp_path, "ALE/Pong-v5", seed=0, rayagi_version="0.1.0")
+    assert folder.path.parent == tmp_path
+    assert folder.path.name.startswith("ALE_Pong-v5-")
+
+
+def test_a_given_name_is_not_taken_twice(tmp_path):
+    make(tmp_path, name="mine")
+    with pytest.raises(RunFolderError, match="exists already; choose another --name"):
+        make(tmp_path, name="mine")
+
+
+def test_a_run_of_another_layout_is_refused_with_both_versions(tmp_path):
+    folder = make(tmp_path)
+    stored = json.loads((folder.path / "run.json").read_text())
+    stored |= {"schema_version": 7, "rayagi_version": "9.0"}
+    (folder.path / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(
+        RunVersionError, match=r"layout 7, written by rayagi 9\.0; this version reads layout 1"
+    ):
+        open_run(folder.path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', "null"])
+def test_a_damaged_run_json_is_an_error_that_names_it(tmp_path, content):
+    folder = make(tmp_path)
+    (folder.path / "run.json").write_text(content)
+    with pytest.raises((RunFolderError, RunVersionError), match=str(folder.path)):
+        open_run(folder.path)
+
+
+def test_a_folder_that_is_no_run_says_which_runs_are_near(tmp_path):
+    folder = make(tmp_path, name="there")
+    with pytest.raises(RunFolderError, match=f"no such run folder; runs there: {folder.path}"):
+        open_run(tmp_path / "runs" / "missing")
+    with pytest.raises(RunFolderError, match="it has no run.json"):
+        open_run(tmp_path / "runs")
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path):
+    folder = make(tmp_path)
+    other = open_run(folder.path)
+    with pytest.raises(RunFolderError, match="another process is training this run"):
+        other.lock()
+    folder.unlock()
+    other.lock()
+
+
+def test_updates_are_whole_or_not_there(tmp_path):
+    folder = make(tmp_path)
+    folder.update(status="finished", reason="5 min of training done")
+    assert open_run(folder.path).record.status == "finished"
+    assert not [entry for entry in folder.path.iterdir() if entry.name.endswith(".tmp")]

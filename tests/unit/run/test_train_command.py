@@ -1,0 +1,261 @@
+"""`rayagi train` around a session that computes nothing; the real session is in tests/cluster/test_cli.py."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from fake_training_session import FakeClock, FakeSession
+
+import rayagi.cli.train as train
+from actors.errors import NonFiniteError
+from placement.inventory import local_machine
+from placement.plan import make_plan
+from rayagi.cli import main
+from rayagi.envs import SimulationError
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.csv_log import read_rows
+
+TASK = "InvertedPendulum-v5"
+
+
+class FakeOpenSession(FakeSession):
+    """The session as the command opens it."""
+
+    events = {}
+
+    def __init__(self, spec, *, on_plan, dashboard):
+        super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
+        self.plan = make_plan(local_machine(), num_envs=spec.gmi.num_envs, num_gmis=spec.gmi.num_gmis)
+        self._on_plan = on_plan
+
+    def __enter__(self):
+        self._on_plan(self.plan)
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    session = type("Session", (FakeOpenSession,), {"events": {}})
+    monkeypatch.setattr(train, "Session", session)
+    monkeypatch.chdir(tmp_path)
+    return session
+
+
+def only_run(out="runs"):
+    (path,) = Path(out).iterdir()
+    return path
+
+
+def rayagi(*arguments):
+    return main(["train", *arguments])
+
+
+def test_a_run_leaves_everything_that_it_promises(fake, capsys):
+    assert rayagi(TASK, "--iterations", "30", "--evaluate-every", "10", "--seed", "5") == 0
+    run = only_run()
+    wanted = {
+        "config.yaml",
+        "plan.txt",
+        "plan.json",
+        "versions.json",
+        "run.json",
+        "progress.csv",
+        "evaluations.csv",
+    }
+    wanted |= {
+        "tensorboard",
+        "checkpoints",
+        "report.html",
+        "learning_curve.png",
+        "throughput.png",
+        "time_split.png",
+    }
+    assert wanted <= {entry.name for entry in run.iterdir()}
+    record = json.loads((run / "run.json").read_text())
+    assert (record["status"], record["seed"], record["counters"]["iteration"]) == ("finished", 5, 30)
+    assert len(read_rows(run / "progress.csv")) == 30
+    assert [row["evaluation_return_mean"] for row in read_rows(run / "evaluations.csv")] == [100, 200, 300]
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert 'src="http' not in page
+    output = capsys.readouterr().out
+    assert "Ends after 30 iterations." in output
+    assert f"rayagi evaluate runs/{run.name}" in output
+
+
+def test_without_a_limit_the_run_takes_ten_minutes_and_says_so(fake, capsys):
+    fake.events = {3: KeyboardInterrupt()}
+    assert rayagi(TASK) == 130
+    assert "Ends after 10 min of training." in capsys.readouterr().out
+
+
+def test_a_resumed_run_has_each_iteration_once_and_goes_on(fake, capsys):
+    assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "5") == 0
+    # A crash after the checkpoint: rows of iterations that no checkpoint holds.
+    with Path("runs/a/progress.csv").open("a") as file:
+        line = Path("runs/a/progress.csv").read_text().splitlines()[-1]
+        file.write(f"21{line[2:]}\n22{line[2:]}\n")
+    assert rayagi("--resume", "runs/a", "--iterations", "40") == 0
+    rows = read_rows(Path("runs/a/progress.csv"))
+    assert [row["iteration"] for row in rows] == list(range(1, 41))
+    assert [row["env_steps_total"] for row in rows] == [64 * i for i in range(1, 41)]
+    assert rows[-1]["episodes_total"] == 40
+    assert "at iteration 20 in runs/a" in capsys.readouterr().out
+
+
+def test_tensorboard_reads_one_curve_from_a_resumed_run(fake):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "8") == 0
+    CheckpointStore(Path("runs/a/checkpoints")).rewind(16)
+    assert rayagi("--resume", "runs/a", "--iterations", "30") == 0
+    events = EventAccumulator(str(Path("runs/a/tensorboard")))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("progress/episode_return_mean")]
+    assert steps == [64 * i for i in range(1, 31)]
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(fake, capsys):
+    assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "8") == 0
+    damaged = Path("runs/a/checkpoints/iteration_000020/shared.pt")
+    os.truncate(damaged, 100)
+    assert rayagi("--resume", "runs/a", "--iterations", "30") == 0
+    output = capsys.readouterr().out
+    assert "iteration_000020 is damaged: shared.pt has 100 bytes" in output
+    assert "going back to iteration_000016" in output
+    assert [row["iteration"] for row in read_rows(Path("runs/a/progress.csv"))] == list(range(1, 31))
+
+
+def test_a_run_that_reached_its_limit_asks_for_a_larger_one(fake, capsys):
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    assert rayagi("--resume", "runs/a") == 2
+    assert "has already reached its limit (5 iterations)" in capsys.readouterr().err
+    assert json.loads(Path("runs/a/run.json").read_text())["status"] == "finished"
+
+
+def test_what_a_resumed_run_learns_cannot_be_changed(fake, capsys):
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    assert rayagi("--resume", "runs/a", "--gmis", "1", "--set", "ppo.gamma=0.9") == 2
+    assert "--gmis, --set cannot change on --resume" in capsys.readouterr().err
+    assert rayagi("Ant-v5", "--resume", "runs/a") == 2
+    assert "is a run of InvertedPendulum-v5, not of Ant-v5" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(fake, capsys):
+    fake.events = {25: lambda: os.kill(os.getpid(), signal.SIGINT)}
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
+    output = capsys.readouterr().out
+    assert "Finishing what is being computed" in output
+    assert "rayagi train --resume runs/a" in output
+    record = json.loads(Path("runs/a/run.json").read_text())
+    assert record["status"] == "interrupted"
+    last = CheckpointStore(Path("runs/a/checkpoints")).load()
+    assert last.counters["iteration"] == record["counters"]["iteration"] >= 25
+    fake.events = {}
+    assert rayagi("--resume", "runs/a", "--iterations", "200") == 0
+
+
+def test_sigterm_saves_too(fake):
+    fake.events = {25: lambda: os.kill(os.getpid(), signal.SIGTERM)}
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
+    assert CheckpointStore(Path("runs/a/checkpoints")).load().counters["iteration"] >= 25
+
+
+def test_a_second_ctrl_c_quits_at_once_and_what_was_saved_stands(fake, capsys):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.events = {25: twice}
+    assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 130
+    assert CheckpointStore(Path("runs/a/checkpoints")).load().counters["iteration"] == 20
+    assert "stopped at once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"value_loss": math.nan}, "value_loss became nan at iteration 25 (1,600 environment steps)"),
+        (
+            NonFiniteError("a reward", 25, "rollout step 3, environment 7"),
+            "a reward became NaN or infinite in iteration 25",
+        ),
+        (SimulationError(7, 3, "qacc"), "qacc"),
+    ],
+)
+def test_nan_stops_the_run_and_the_last_good_checkpoint_stands(fake, capsys, event, said):
+    fake.events = {25: event}
+    assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "The last good checkpoint is iteration_000020" in error
+    assert "Traceback" not in error
+    assert CheckpointStore(Path("runs/a/checkpoints")).load().name == "iteration_000020"
+    assert json.loads(Path("runs/a/run.json").read_text())["status"] == "failed"
+
+
+def test_an_unexpected_error_leaves_its_traceback_in_the_run_folder(fake, capsys):
+    fake.events = {5: RuntimeError("surprise")}
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 1
+    error = capsys.readouterr().err
+    assert "unexpected RuntimeError: surprise" in error
+    assert "The traceback is in runs/a/error.log" in error
+    assert "Traceback (most recent call last)" in Path("runs/a/error.log").read_text()
+    assert "Traceback" not in error
+
+
+def test_more_gmis_than_cores_leave_no_empty_folder(fake, capsys):
+    assert rayagi(TASK, "--gmis", "4096", "--time", "1h") == 2
+    assert "num_gmis=4096" in capsys.readouterr().err
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_read_only_folder_is_named(fake, capsys):
+    # A file where a folder is needed refuses even root, whom permissions do not stop.
+    Path("runs").write_text("")
+    assert rayagi(TASK, "--time", "1h") == 1
+    error = capsys.readouterr().err
+    assert "cannot write runs" in error
+    assert "--out" in error
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
+    code = """
+        import resource, sys
+        sys.path.insert(0, sys.argv[1])
+        import test_train_command as module
+        import rayagi.cli.train as train
+        from rayagi.cli import main
+
+        def fill_up():
+            # From here on, no file can grow past a size that progress.csv has already passed.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+        class Session(module.FakeOpenSession):
+            events = {25: fill_up}
+
+        train.Session = Session
+        sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent)],
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "cannot write runs/a/" in done.stderr
+    assert "File too large" in done.stderr
+    assert "The last good checkpoint is iteration_000020" in done.stderr
+    assert CheckpointStore(tmp_path / "runs/a/checkpoints").load().name == "iteration_000020"

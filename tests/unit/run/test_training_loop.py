@@ -1,0 +1,181 @@
+import math
+
+import pytest
+from fake_training_session import STEPS, FakeSession
+
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.errors import NonFiniteResultError
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.limits import Limits
+from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop, first_non_finite
+
+
+class Rows:
+    def __init__(self):
+        self.rows, self.evaluations, self.checkpoints = [], [], []
+
+    def iterated(self, rows, position):
+        self.rows += rows
+
+    def evaluated(self, row, *, best):
+        self.evaluations.append((row, best))
+
+    def saved(self, checkpoint):
+        self.checkpoints.append(checkpoint)
+
+
+def make_loop(tmp_path, session, *, interrupt=None, recorder=None, **settings):
+    settings.setdefault("checkpoint_every", Interval())
+    return TrainingLoop(
+        session,
+        CheckpointStore(tmp_path / "checkpoints"),
+        [recorder or Rows()],
+        LoopSettings(seed=0, **settings),
+        interrupt=interrupt or Interrupt(),
+        clock=session.clock,
+    )
+
+
+def test_iterations_are_asked_for_about_a_second_at_a_time(tmp_path):
+    session = FakeSession(iteration_s=0.1)
+    make_loop(tmp_path, session, limits=Limits(iterations=35)).run()
+    assert session.requests[0] == 1
+    assert set(session.requests[1:-1]) <= {9, 10}
+    assert sum(session.requests) == 35
+
+
+def test_a_slow_iteration_is_asked_for_alone(tmp_path):
+    session = FakeSession(iteration_s=3.0)
+    make_loop(tmp_path, session, limits=Limits(iterations=3)).run()
+    assert session.requests == [1, 1, 1]
+
+
+def test_counted_limits_are_not_passed_but_for_the_iteration_that_reaches_them(tmp_path):
+    session = FakeSession()
+    outcome = make_loop(tmp_path, session, limits=Limits(env_steps=10 * STEPS + 1)).run()
+    assert outcome.position.iteration == 11
+    assert outcome.position.env_steps == 11 * STEPS
+    assert outcome.stop.limit == "env_steps"
+
+
+def test_a_time_limit_ends_the_run_within_an_iteration(tmp_path):
+    session = FakeSession(iteration_s=0.1)
+    outcome = make_loop(tmp_path, session, limits=Limits(time_s=3.05)).run()
+    assert outcome.stop.limit == "time_s"
+    assert 3.05 <= outcome.position.train_s < 3.05 + 0.2
+
+
+def test_evaluations_come_at_exact_multiples_and_at_the_end(tmp_path):
+    session, rows = FakeSession(), Rows()
+    make_loop(tmp_path, session, recorder=rows, limits=Limits(iterations=25), evaluation_interval=10).run()
+    assert session.evaluated_at == [10, 20, 25]
+    assert [row["evaluation_return_mean"] for row, _ in rows.evaluations] == [100.0, 200.0, 250.0]
+
+
+def test_the_stop_return_is_the_evaluations_where_it_is_on(tmp_path):
+    session = FakeSession()
+    limits = Limits(stop_return=150.0, iterations=1000)
+    outcome = make_loop(tmp_path, session, limits=limits, evaluation_interval=10).run()
+    assert outcome.position.iteration == 20
+    assert "evaluation return 200.0" in outcome.stop.reason
+
+
+def test_the_stop_return_is_the_mean_of_the_training_episodes_without_evaluation(tmp_path):
+    session = FakeSession(iteration_s=2.0)
+    # Returns are 1, 2, ..., i, so their mean reaches 5 at i = 9.
+    outcome = make_loop(tmp_path, session, limits=Limits(stop_return=5.0)).run()
+    assert outcome.position.iteration == 9
+    assert "training return 5.0" in outcome.stop.reason
+
+
+def test_the_window_holds_the_last_hundred_episodes(tmp_path):
+    session, rows = FakeSession(), Rows()
+    make_loop(tmp_path, session, recorder=rows, limits=Limits(iterations=150)).run()
+    assert rows.rows[-1]["episode_return_mean"] == pytest.approx(sum(range(51, 151)) / 100)
+    assert [row["iteration"] for row in rows.rows] == list(range(1, 151))
+
+
+def test_wall_time_and_speed_of_rows_add_up(tmp_path):
+    session, rows = FakeSession(iteration_s=0.1), Rows()
+    make_loop(tmp_path, session, recorder=rows, limits=Limits(iterations=30)).run()
+    assert [row["train_s"] for row in rows.rows] == pytest.approx([0.1 * i for i in range(1, 31)])
+    assert {round(row["steps_per_second"], 6) for row in rows.rows} == {round(STEPS / 0.1, 6)}
+
+
+def test_checkpoints_come_by_iterations(tmp_path):
+    session, rows = FakeSession(), Rows()
+    settings = {"limits": Limits(iterations=25), "checkpoint_every": Interval(iterations=10)}
+    make_loop(tmp_path, session, recorder=rows, **settings).run()
+    assert rows.checkpoints == ["iteration_000010", "iteration_000020", "iteration_000025"]
+
+
+def test_checkpoints_come_by_time(tmp_path):
+    session, rows = FakeSession(iteration_s=0.5), Rows()
+    settings = {"limits": Limits(iterations=20), "checkpoint_every": Interval(time_s=4.0)}
+    make_loop(tmp_path, session, recorder=rows, **settings).run()
+    assert len(rows.checkpoints) == 3
+    assert rows.checkpoints[-1] == "iteration_000020"
+
+
+def test_the_best_evaluation_is_kept_though_later_ones_are_worse(tmp_path):
+    session = FakeSession()
+    session.evaluate_value = lambda iteration: {10: 5.0, 20: 9.0}.get(iteration, 1.0)
+    outcome = make_loop(tmp_path, session, limits=Limits(iterations=60), evaluation_interval=10).run()
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert outcome.best_return == 9.0
+    assert store.pointer("best")["checkpoint"] == "iteration_000020"
+    assert store.load("best").state["shared"]["iteration"] == 20
+    assert store.load("last").state["shared"]["iteration"] == 60
+
+
+def test_an_interrupt_finishes_the_request_in_flight_and_saves(tmp_path):
+    interrupt = Interrupt()
+    session = FakeSession(events={25: lambda: setattr(interrupt, "requested", True)})
+    outcome = make_loop(tmp_path, session, interrupt=interrupt, limits=Limits(iterations=1000)).run()
+    assert outcome.stop is None
+    assert outcome.position.iteration >= 25
+    assert session.in_flight is None
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.load().state["shared"]["iteration"] == outcome.position.iteration
+
+
+@pytest.mark.parametrize("quantity", ["policy_loss", "value_loss", "grad_norm"])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_quantity(tmp_path, quantity):
+    session = FakeSession(events={12: {quantity: math.nan}})
+    settings = {"limits": Limits(iterations=100), "checkpoint_every": Interval(iterations=5)}
+    with pytest.raises(
+        NonFiniteResultError, match=rf"{quantity} became nan at iteration 12 \(768 environment"
+    ):
+        make_loop(tmp_path, session, **settings).run()
+    assert CheckpointStore(tmp_path / "checkpoints").names()[-1] == "iteration_000010"
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    session = FakeSession()
+    session.events = {7: lambda: session.weights.fill_(math.inf)}
+    settings = {"limits": Limits(iterations=100), "checkpoint_every": Interval(iterations=5)}
+    with pytest.raises(NonFiniteResultError, match=r"learner\.weights became inf at iteration 10"):
+        make_loop(tmp_path, session, **settings).run()
+    assert CheckpointStore(tmp_path / "checkpoints").names() == ["iteration_000005"]
+
+
+def test_a_resumed_run_goes_on_where_it_was(tmp_path):
+    whole, first, second = Rows(), Rows(), Rows()
+    make_loop(tmp_path / "whole", FakeSession(), recorder=whole, limits=Limits(iterations=40)).run()
+    make_loop(tmp_path / "parts", FakeSession(), recorder=first, limits=Limits(iterations=15)).run()
+
+    loop = make_loop(tmp_path / "parts", FakeSession(), recorder=second, limits=Limits(iterations=40))
+    loop.restore(CheckpointStore(tmp_path / "parts" / "checkpoints").load())
+    loop.run()
+    counted = ("iteration", "env_steps_total", "episodes_total", "episode_return_mean", "episode_length_mean")
+    together = [[row[name] for name in counted] for row in first.rows + second.rows]
+    assert together == [[row[name] for name in counted] for row in whole.rows]
+    assert second.rows[0]["train_s"] == pytest.approx(1.6)
+
+
+def test_first_non_finite_names_the_tensor():
+    import torch
+
+    assert first_non_finite({"a": [torch.ones(2)], "b": {"c": 1}}) is None
+    name, value = first_non_finite({"a": [torch.ones(2), torch.tensor([1.0, -math.inf])]})
+    assert (name, value) == ("a.1", -math.inf)
