@@ -1,0 +1,1 @@
+"""How GMIs exchange gradients and statistics. No Ray and no RL in it."""

@@ -14,7 +14,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.rl_module import MultiRLModule, RLModule, RLModuleSpec
+from ray.rllib.core.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.tune import PlacementGroupFactory
@@ -27,15 +27,11 @@ from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
-from rayagi.rl_module import export_module
+from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
 
 # What these say concerns parts of RLlib that rayagi replaces.
-for _name in (
-    "ray.rllib.algorithms.algorithm_config",
-    "ray.rllib.core.rl_module.rl_module",
-    "ray.tune.utils.util",
-):
+for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 _EVALUATION_SEED_OFFSET = 1_000_003
@@ -163,7 +159,8 @@ class PPO(Algorithm):
             filesystem, path = pyarrow.fs.FileSystem.from_uri(_absolute(path))
         state = state or self.get_state()
         saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
-        _write_module(self._module(state["session"]), saved, filesystem)
+        modules = Path(saved, "learner_group", "learner", "rl_module")
+        save_modules(self._module(state["session"]), modules, filesystem)
         return saved
 
     def restore_from_path(
@@ -194,9 +191,10 @@ class PPO(Algorithm):
             self.session = None
 
     def __repr__(self) -> str:
-        session = getattr(self, "session", None)
-        gmis = session.plan.num_gmis if session is not None else "no"
-        return f"rayagi.PPO(env={self.config.env}; gmis={gmis})"
+        # Ray also asks an actor whose constructor has just raised.
+        if getattr(self, "session", None) is None:
+            return "rayagi.PPO"
+        return f"rayagi.PPO(env={self.config.env}; gmis={self.plan.num_gmis})"
 
     @staticmethod
     def _get_env_id_and_creator(env: Any, config: AlgorithmConfig) -> tuple[str, Any]:
@@ -237,10 +235,3 @@ def _plan(spec: RunSpec) -> Plan:
         num_envs=gmi.num_envs,
         threads_per_gmi=gmi.threads_per_gmi,
     )
-
-
-def _write_module(module: RLModule, checkpoint: str, filesystem: pyarrow.fs.FileSystem) -> None:
-    """Where RLlib's own checkpoints have it: learner_group/learner/rl_module/default_policy."""
-    modules = MultiRLModule(rl_module_specs={DEFAULT_MODULE_ID: RLModuleSpec.from_module(module)})
-    modules[DEFAULT_MODULE_ID].set_state(module.get_state())
-    modules.save_to_path(Path(checkpoint, "learner_group", "learner", "rl_module"), filesystem=filesystem)

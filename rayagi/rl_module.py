@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import gymnasium
 import numpy as np
+import pyarrow.fs
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module import MultiRLModule, RLModule, RLModuleSpec
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from torch import Tensor, nn
 
@@ -58,12 +65,13 @@ def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule
         free_log_std=info.action.kind == "continuous",
     )
     observations, actions = spaces(info)
-    return DefaultPPOTorchRLModule(
-        observation_space=observations,
-        action_space=actions,
-        inference_only=False,
-        model_config=dataclasses.asdict(config),
-    )
+    with _without_deprecations():
+        return DefaultPPOTorchRLModule(
+            observation_space=observations,
+            action_space=actions,
+            inference_only=False,
+            model_config=dataclasses.asdict(config),
+        )
 
 
 def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
@@ -115,6 +123,25 @@ def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -
     if missing or unexpected:
         raise ExportError(missing, unexpected)
     module.load_state_dict({**own, **weights})
+
+
+def save_modules(module: RLModule, folder: Path, filesystem: pyarrow.fs.FileSystem) -> None:
+    """Write the module as ``default_policy`` of a MultiRLModule, as RLlib's own checkpoints have it."""
+    with _without_deprecations():
+        modules = MultiRLModule(rl_module_specs={DEFAULT_MODULE_ID: RLModuleSpec.from_module(module)})
+    modules[DEFAULT_MODULE_ID].set_state(module.get_state())
+    modules.save_to_path(folder, filesystem=filesystem)
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """RLlib's constructors of modules warn of themselves."""
+    logger = logging.getLogger("ray._common.deprecation")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _affine(normaliser: ObservationNormaliser | None, obs_dim: int) -> tuple[Tensor, Tensor]:

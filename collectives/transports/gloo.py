@@ -95,13 +95,14 @@ class GlooCommunicator:
         self._store = store
         self._broken: str | None = None
         self._group: dist.ProcessGroupGloo | None = None
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address(members, rank))]
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=_address(members, rank))]
         options._timeout = timedelta(seconds=timeout_s)
         # A namespace in the store, so that the caller may keep other things there.
         names = dist.PrefixStore("gloo", store.store)
         with _Translated(self, "connect"):
-            self._group = dist.ProcessGroupGloo(names, rank, self.world_size, options)
+            self._group = gloo(names, rank, self.world_size, options)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place: ring reduce-scatter and all-gather, so each element is summed in one place only."""

@@ -45,7 +45,10 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 
 
 class DpOnlyProgram:
-    """Synchronous PPO in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel."""
+    """Synchronous PPO in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
+
+    On a GPU slice the networks live there and physics stays on the host. [unverified on GPU]
+    """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 
 from actors.agent import Agent
@@ -72,7 +76,7 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     """
     import imageio.v2 as imageio
 
-    if "DISPLAY" not in os.environ:
+    if sys.platform == "linux" and "DISPLAY" not in os.environ:
         # Without a screen, MuJoCo draws with EGL; its default would look for a window.
         os.environ.setdefault("MUJOCO_GL", "egl")
     env = render_env(spec.env.id, spec.env.kwargs)
@@ -80,19 +84,26 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     total, frames, done = 0.0, 0, False
     try:
         obs, _ = env.reset(seed=seed)
-        with disk_errors(path), imageio.get_writer(path, fps=fps) as writer:
+        with disk_errors(path), imageio.get_writer(path, fps=fps) as opened:
+            writer: Any = opened  # imageio types every writer as its common base
             while not done and frames < _MOST_FRAMES:
                 writer.append_data(env.render())
                 frames += 1
-                action = agent.act_greedily(torch.as_tensor(obs, dtype=torch.float32).reshape(1, -1))[
-                    0
-                ].numpy()
-                obs, reward, terminated, truncated, _ = env.step(action)
+                actions = agent.act_greedily(torch.as_tensor(obs, dtype=torch.float32).reshape(1, -1))
+                obs, reward, terminated, truncated, _ = env.step(_taken(actions[0].numpy(), env.action_space))
                 total += float(reward)
                 done = terminated or truncated
     finally:
         env.close()
     return frames, total
+
+
+def _taken(action: np.ndarray, space: gymnasium.Space[Any]) -> Any:
+    """An action as one environment takes it, the way the batched ones do: clipped, choices from the space's first."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(action) + int(space.start)
+    assert isinstance(space, gymnasium.spaces.Box)
+    return np.clip(action, space.low, space.high).astype(space.dtype)
 
 
 def _check_video(path: Path) -> None:

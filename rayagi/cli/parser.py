@@ -86,7 +86,7 @@ def _add_train(commands: Any) -> None:
     during.add_argument(
         "--dashboard",
         action="store_true",
-        help="start Ray's dashboard with the local Ray, and with it the Prometheus export of every metric",
+        help="start Ray's dashboard with the local Ray",
     )
     folder = parser.add_argument_group("where it goes")
     folder.add_argument("--out", type=Path, default=Path("runs"), help="folder of run folders (default runs)")

@@ -57,11 +57,14 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
     Raises:
         UsageError: an option was given that a resumed run cannot change.
     """
-    given = [option for name, option in _FIXED_ON_RESUME.items() if getattr(arguments, name)]
+    given = [
+        option for name, option in _FIXED_ON_RESUME.items() if getattr(arguments, name) not in (None, [])
+    ]
     if given:
         raise UsageError(
             f"{', '.join(given)} cannot change on --resume: the run goes on as its config.yaml says. "
-            f"Start a new run for other settings, e.g. rayagi train {spec.env.id} --config {arguments.resume}/config.yaml {given[0]} ..."
+            "Start a new run for other settings: "
+            f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml {given[0]} ..."
         )
     if arguments.task is not None and arguments.task != spec.env.id:
         raise UsageError(f"{arguments.resume} is a run of {spec.env.id}, not of {arguments.task}")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import shutil
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from rich.console import Console
 
+from rayagi.algorithms.program import dp_only_factory
 from rayagi.cli.failures import INTERRUPTED, explain
 from rayagi.cli.settings import limits_from, resumed_spec, spec_from, typed_limits
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
+from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
-from rayagi.monitoring.report import summary, write_report
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
 from rayagi.run.csv_log import read_rows
@@ -129,16 +130,19 @@ def _train(
 ) -> Outcome:
     with ExitStack() as stack:
         session = stack.enter_context(
-            Session(spec, on_plan=lambda plan: _show_plan(folder, plan), dashboard=dashboard)
+            Session(
+                spec,
+                factory=ExportingFactory(dp_only_factory(spec), run=folder.path.name),
+                on_plan=lambda plan: _show_plan(folder, plan),
+                dashboard=dashboard,
+            )
         )
         position = None if checkpoint is None else position_of(checkpoint.counters)
         folder.checkpoints.rewind(-1 if position is None else position.iteration)
         files = FileRecorder(folder, resumed_at=position)
         stack.callback(files.close)
         screen = _screen(folder, spec, settings)
-        interrupt = Interrupt(
-            lambda: say("Finishing what is being computed, then saving. Ctrl-C again quits at once.")
-        )
+        interrupt = Interrupt(_announce_end)
         loop = TrainingLoop(session, folder.checkpoints, [files, screen], settings, interrupt=interrupt)
         if checkpoint is not None:
             loop.restore(checkpoint)
@@ -162,6 +166,12 @@ def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LivePro
     return PlainProgress(settings.limits, say)
 
 
+def _announce_end() -> None:
+    # Called from a signal handler: Python refuses to print where the signal came in the middle of a print.
+    with suppress(RuntimeError):
+        say("Finishing what is being computed, then saving. Ctrl-C again quits at once.")
+
+
 def _conclude(folder: RunFolder, outcome: Outcome) -> int:
     """Record how the run ended, write the report, and say what to do next."""
     interrupted = outcome.stop is None
@@ -178,6 +188,9 @@ def _conclude(folder: RunFolder, outcome: Outcome) -> int:
         },
     )
     if position.iteration > 0:
+        # Imported here: drawing is not needed before the end, and takes its time to load.
+        from rayagi.monitoring.report import summary, write_report
+
         report = write_report(folder)
         facts = summary(folder, read_rows(folder.progress_csv), read_rows(folder.evaluations_csv))
         say("")
@@ -203,16 +216,14 @@ def _after_failure(folder: RunFolder, error: BaseException) -> None:
         return
     if isinstance(error, LimitReachedError):
         return
-    try:
+    # The disk may be what failed: the first error is the one to tell.
+    with suppress(RunError):
         if known is None and isinstance(error, Exception):
             log = folder.path / "error.log"
             replace_text(log, "".join(traceback.format_exception(error)))
             error.add_note(f"The traceback is in {log}.")
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         folder.update(status=status, reason=known.message if known else f"{type(error).__name__}: {error}")
-    except RunError:
-        # The disk may be what failed; the first error is the one to tell.
-        pass
     if checkpoints:
         error.add_note(
             f"The last good checkpoint is {checkpoints[-1]}. Go on from it with:\n"

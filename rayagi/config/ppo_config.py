@@ -179,6 +179,9 @@ class PPOConfig(RllibPPOConfig):
         try:
             # Twice: sizes can only be worked out from settings that have the right types.
             spec = run_spec_from_dict(merged(run_spec_to_dict(base), self._changes()))
+            if self.kl_target is not PRESET and spec.ppo.lr_schedule != "kl_adaptive":
+                reason = f"has no effect with lr_schedule={spec.ppo.lr_schedule!r}"
+                raise ConfigError("ppo.target_kl", self.kl_target, reason, 'use lr_schedule="kl_adaptive"')
             length, minibatches = self._sizes(spec, base)
             sized = dataclasses.replace(spec.ppo, rollout_length=length, num_minibatches=minibatches)
             return checked(dataclasses.replace(spec, ppo=sized))
@@ -191,13 +194,6 @@ class PPOConfig(RllibPPOConfig):
 
     def _changes(self) -> dict[str, Any]:
         """What the user set, as a nested dictionary of RunSpec's keys."""
-        if self.kl_target is not PRESET and self.lr_schedule != "kl_adaptive":
-            raise ConfigError(
-                "training(kl_target=)",
-                self.kl_target,
-                "has an effect on the learning rate only",
-                'use lr_schedule="kl_adaptive"',
-            )
         changes: dict[str, Any] = {}
         for name, (path, _) in SPEC_PATHS.items():
             value = getattr(self, name)

@@ -111,7 +111,8 @@ UNSET_BY_RAYAGI = (
 )
 """Attributes that PPOConfig() sets to PRESET, so that a value the user gives is told from RLlib's default."""
 
-_INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen"})
+_INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
+"""Not settings: what RLlib keeps beside them, and what Tune adds to a trial's config."""
 _DICT_NAMES = {"lambda": "lambda_"}
 
 _SUGGESTIONS: tuple[tuple[str, str], ...] = (

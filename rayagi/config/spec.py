@@ -101,7 +101,11 @@ class EvaluationSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A whole run. Convert with ``rayagi.config.convert``, check with ``rayagi.config.rules.checked``, change with ``dataclasses.replace``."""
+    """A whole run.
+
+    Convert with ``rayagi.config.convert``, check with ``rayagi.config.rules.checked``, change with
+    ``dataclasses.replace``.
+    """
 
     env: EnvSpec = field(default_factory=EnvSpec)
     gmi: GmiSpec = field(default_factory=GmiSpec)

@@ -95,12 +95,22 @@ def _connect(address: str, source: str) -> None:
     try:
         _probe(_resolved(address), address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ClusterUnreachableError:
+        raise
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         # Ray calls sys.exit where a server answers but is no Ray head.
-        if isinstance(error, ClusterUnreachableError):
-            raise
-        detail = str(error).strip().splitlines() or [repr(error)]
-        raise ClusterUnreachableError(address, source, detail[0]) from error
+        raise ClusterUnreachableError(address, source, _problem(error)) from error
+
+
+def _problem(error: BaseException) -> str:
+    """Why Ray refused, in a line."""
+    link: BaseException | None = error
+    while link is not None:
+        # Ray hands the refusal on as an exception, or as the text of another.
+        if "AuthenticationError" in repr(link) or "authentication token" in str(link).lower():
+            return "it asks for a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's"
+        link = link.__cause__
+    return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 def _resolved(address: str) -> str:

@@ -19,7 +19,8 @@ def _allowed() -> list[Any]:
     reconstruct = array.__reduce__()[0]
     scalar = np.float64(0.0).__reduce__()[0]
     dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
-    return [reconstruct, scalar, np.ndarray, np.dtype, *dtypes]
+    # An empty array is pickled with a call of bytes.
+    return [reconstruct, scalar, np.ndarray, np.dtype, bytes, *dtypes]
 
 
 def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
@@ -32,6 +33,12 @@ def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(_allowed()):
             loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(str(path.parent), f"{path.name} cannot be read ({reason})") from error
+        raise CheckpointError(str(path.parent), f"{path.name} cannot be read ({_reason(error)})") from error
     return dict(loaded)
+
+
+def _reason(error: Exception) -> str:
+    """The one sentence of torch's page of advice that says what is wrong."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    telling = [line for line in lines if "Unpickler error: " in line or "unsupported GLOBAL" in line]
+    return (telling or lines)[0].rpartition("error: ")[2].partition(". ")[0].strip().rstrip(".")

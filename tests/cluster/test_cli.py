@@ -94,6 +94,27 @@ def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environme
     assert (tmp_path / "runs/a/report.html").exists()
 
 
+def test_a_resumed_run_learns_exactly_what_an_uninterrupted_one_does(tmp_path, environment):
+    whole = rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "12", "--name", "whole")
+    first = rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "7", "--name", "parts")
+    second = rayagi(tmp_path, environment, "train", "--resume", "runs/parts", "--iterations", "12")
+    assert [code for code, _, _ in (whole, first, second)] == [0, 0, 0], second
+    measured = (
+        "policy_loss",
+        "value_loss",
+        "grad_norm",
+        "episode_return_mean",
+        "action_std",
+        "episodes_total",
+    )
+    curves = [
+        [[row.get(name) for name in measured] for row in read_rows(tmp_path / "runs" / name / "progress.csv")]
+        for name in ("whole", "parts")
+    ]
+    assert len(curves[0]) == 12
+    assert curves[0] == curves[1]
+
+
 def test_an_unreachable_cluster_is_said_at_once(tmp_path, environment):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -30,7 +30,9 @@ class Counting:
         return IterationResult(iteration=self.iteration, metrics={"env_steps": ranks.item()})
 
     def evaluate(self, num_episodes, seed):
-        return EvaluationResult(episode_returns=[float(seed)] * num_episodes, episode_lengths=[1] * num_episodes)
+        return EvaluationResult(
+            episode_returns=[float(seed)] * num_episodes, episode_lengths=[1] * num_episodes
+        )
 
     def state_dict(self):
         return {"shared": {"iteration": self.iteration}, "local": {"index": self.context.identity.index}}
@@ -77,7 +79,8 @@ def joined_pair(factory, other_factory=None):
 
 
 def test_a_gmi_reads_as_its_identity():
-    assert repr(gmi()) == "GMI 0/1 cpu[] simulator+trainer Ant-v5"
+    alone = gmi()
+    assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
 
 
 def test_landing_says_where_the_process_is():
@@ -117,7 +120,7 @@ def test_when_one_program_raises_the_other_gmi_does_not_wait_for_the_limit():
 
 
 def test_building_before_joining_others_is_an_error():
-    with pytest.raises(RuntimeError, match="GMI 1/2 .* must join"):
+    with pytest.raises(RuntimeError, match=r"GMI 1/2 .* must join"):
         gmi(1, 2).build(Counting)
 
 

@@ -60,7 +60,9 @@ def run_group(transport: str, world_size: int, task: Task, timeout_s: float = 30
             process.start()
             sender.close()
         try:
-            return [_answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
+            return [
+                _answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)
+            ]
         finally:
             for process in processes:
                 process.kill()

@@ -94,7 +94,7 @@ def test_a_missing_member_is_named_with_those_that_came():
 def test_rank_0_that_publishes_nothing_is_named():
     meeting = Collective(2)
     meeting.register(0, this_member(0))
-    with pytest.raises(RendezvousError, match="rank 0 .* published no endpoint within 0.1 s"):
+    with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint within 0.1 s"):
         connect(meeting, this_member(1), world_size=2, timeout_s=0.1)
 
 
@@ -160,4 +160,6 @@ def test_errors_survive_pickling(error):
 
 def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long():
     text = str(CommunicatorError("barrier", 1, "rank 0 (pid 7 on here)", 2.5, "it left the group"))
-    assert text == "barrier on rank 1 failed after 2.5 s waiting for rank 0 (pid 7 on here): it left the group"
+    assert (
+        text == "barrier on rank 1 failed after 2.5 s waiting for rank 0 (pid 7 on here): it left the group"
+    )

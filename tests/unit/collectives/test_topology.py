@@ -14,7 +14,9 @@ def test_gmis_of_one_device_have_neighbouring_ranks():
 
 def test_every_rank_is_on_exactly_one_device():
     layout = Topology.regular(num_nodes=3, devices_per_node=4, gmis_per_device=2)
-    found = [rank for node in range(3) for device in range(4) for rank in layout.ranks_on_device(node, device)]
+    found = [
+        rank for node in range(3) for device in range(4) for rank in layout.ranks_on_device(node, device)
+    ]
     assert found == list(range(24))
 
 

@@ -147,7 +147,7 @@ def lose_a_member(communicator, done):
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(100):
         communicator.all_reduce(torch.ones(1000))
-    return None
+    return
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
@@ -165,7 +165,7 @@ def leave_early(communicator, done):
         communicator.close()
         communicator.close()
         done.wait(30)
-        return None
+        return
     try:
         communicator.all_reduce(torch.ones(3))
     finally:

@@ -200,7 +200,11 @@ def test_a_setting_that_nothing_honours_is_refused_by_name(key):
         (lambda c: c.training(grad_clip_by="value"), "grad_clip_by", "global_norm"),
         (lambda c: c.training(entropy_coeff=[[0, 0.1]]), "training(entropy_coeff=)", "must be a number"),
         (lambda c: c.training(lr_schedule=[[0, 0.1]]), "training(lr_schedule=)", "must be one of 'constant'"),
-        (lambda c: c.training(kl_target=0.02), "training(kl_target=)", "kl_adaptive"),
+        (
+            lambda c: c.training(kl_target=0.02, lr_schedule="constant"),
+            "training(kl_target=) = 0.02: has no effect",
+            "kl_adaptive",
+        ),
         (lambda c: c.training(minibatch_size="all"), "training(minibatch_size=) = 'all'", "whole number"),
         (lambda c: c.environment(clip_rewards=True), "clip_rewards", "normalize_rewards"),
         (lambda c: c.environment(normalize_actions=True), "normalize_actions", "wrap"),

@@ -56,7 +56,7 @@ def test_a_folder_that_is_no_run_says_which_runs_are_near(tmp_path):
     folder = make(tmp_path, name="there")
     with pytest.raises(RunFolderError, match=f"no such run folder; runs there: {folder.path}"):
         open_run(tmp_path / "runs" / "missing")
-    with pytest.raises(RunFolderError, match="it has no run.json"):
+    with pytest.raises(RunFolderError, match=r"it has no run\.json"):
         open_run(tmp_path / "runs")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fake_training_session import FakeClock, FakeSession
@@ -27,9 +28,9 @@ TASK = "InvertedPendulum-v5"
 class FakeOpenSession(FakeSession):
     """The session as the command opens it."""
 
-    events = {}
+    events: ClassVar = {}
 
-    def __init__(self, spec, *, on_plan, dashboard):
+    def __init__(self, spec, *, factory, on_plan, dashboard):
         super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
         self.plan = make_plan(local_machine(), num_envs=spec.gmi.num_envs, num_gmis=spec.gmi.num_gmis)
         self._on_plan = on_plan
@@ -146,6 +147,8 @@ def test_what_a_resumed_run_learns_cannot_be_changed(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert rayagi("--resume", "runs/a", "--gmis", "1", "--set", "ppo.gamma=0.9") == 2
     assert "--gmis, --set cannot change on --resume" in capsys.readouterr().err
+    assert rayagi("--resume", "runs/a", "--seed", "0") == 2
+    assert "--seed cannot change on --resume" in capsys.readouterr().err
     assert rayagi("Ant-v5", "--resume", "runs/a") == 2
     assert "is a run of InvertedPendulum-v5, not of Ant-v5" in capsys.readouterr().err
 
@@ -161,7 +164,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(fake, capsys):
     last = CheckpointStore(Path("runs/a/checkpoints")).load()
     assert last.counters["iteration"] == record["counters"]["iteration"] >= 25
     fake.events = {}
-    assert rayagi("--resume", "runs/a", "--iterations", "200") == 0
+    assert rayagi("--resume", "runs/a", "--iterations", str(record["counters"]["iteration"] + 5)) == 0
 
 
 def test_sigterm_saves_too(fake):

@@ -1,0 +1,183 @@
+"""rayagi.PPO as an RLlib Algorithm, on a Ray of this machine."""
+
+import logging
+
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module import MultiRLModule
+
+from placement.errors import PlanError
+from rayagi import PPO, PPOConfig
+from rayagi.config.errors import ConfigError
+from rayagi.monitoring.catalogue import CATALOGUE
+
+pytestmark = pytest.mark.cluster
+
+NUM_ENVS, ROLLOUT_LENGTH = 4, 32
+STEPS = NUM_ENVS * ROLLOUT_LENGTH
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray():
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
+class Seen(RLlibCallback):
+    """Notes which of its methods were called."""
+
+    calls: list[str] = []  # noqa: RUF012 - shared with the test on purpose
+
+    def on_algorithm_init(self, **kwargs):
+        self.calls.append("init")
+
+    def on_train_result(self, *, result, **kwargs):
+        result["noted"] = True
+        self.calls.append("result")
+
+    def on_evaluate_end(self, **kwargs):
+        self.calls.append("evaluated")
+
+
+def small_config():
+    return (
+        PPOConfig()
+        .environment("InvertedPendulum-v5")
+        .gmi(num_gmis=1, num_envs=NUM_ENVS, threads_per_gmi=1)
+        .training(
+            lr=1e-3, lr_schedule="constant", rollout_length=ROLLOUT_LENGTH, num_minibatches=4, num_epochs=2
+        )
+        .rl_module(model_config={"fcnet_hiddens": [16, 16]})
+        .evaluation(evaluation_interval=2, evaluation_duration=3)
+        .debugging(seed=3)
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Results of three iterations, a checkpoint after them, its policy, and one more iteration."""
+    Seen.calls.clear()
+    algo = small_config().callbacks(Seen).build_algo()
+    try:
+        shown = repr(algo)
+        results = [algo.train() for _ in range(3)]
+        path = algo.save_to_path(tmp_path_factory.mktemp("run") / "checkpoint")
+        module, state = algo.get_module(), algo.get_state()
+        results.append(algo.train())
+    finally:
+        algo.stop()
+    return {"results": results, "path": path, "module": module, "state": state, "repr": shown, "algo": algo}
+
+
+def test_results_carry_rllibs_keys_and_ours(trained):
+    result = trained["results"][2]
+    assert result["training_iteration"] == 3
+    assert result["num_env_steps_sampled_lifetime"] == 3 * STEPS
+    sampled = result["env_runners"]
+    assert sampled["num_env_steps_sampled"] == STEPS
+    assert sampled["num_env_steps_sampled_lifetime"] == 3 * STEPS
+    assert sampled["episode_return_min"] <= sampled["episode_return_mean"] <= sampled["episode_return_max"]
+    # The pendulum pays 1 for every step but the one on which it falls.
+    assert sampled["episode_return_mean"] == pytest.approx(sampled["episode_len_mean"] - 1)
+    assert result["learners"]["default_policy"]["learning_rate"] == 1e-3
+    assert {"policy_loss", "value_loss", "entropy"} <= set(result["learners"]["default_policy"])
+    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE}
+    assert result["timers"]["gmi_iteration"] > 0
+
+
+def test_the_mean_return_is_over_all_episodes_of_the_window_not_only_the_last_iterations(trained):
+    third = trained["results"][2]["env_runners"]
+    assert third["num_episodes_lifetime"] > third["num_episodes"]
+    saved = trained["state"]["episodes"]["returns"]
+    assert len(saved) == third["num_episodes_lifetime"] <= 100
+    assert third["episode_return_mean"] == pytest.approx(sum(saved) / len(saved))
+
+
+def test_evaluation_runs_at_its_interval_and_callbacks_are_called(trained):
+    assert ["evaluation" in result for result in trained["results"]] == [False, True, False, True]
+    evaluated = trained["results"][1]["evaluation"]["env_runners"]
+    assert evaluated["num_episodes"] == 3
+    assert evaluated["episode_len_mean"] == pytest.approx(evaluated["num_env_steps_sampled"] / 3)
+    assert Seen.calls == ["init", "result", "evaluated", "result", "result", "evaluated", "result"]
+    assert trained["results"][0]["noted"]
+
+
+def test_it_says_what_it_is(trained):
+    assert trained["repr"] == "rayagi.PPO(env=InvertedPendulum-v5; gmis=1)"
+
+
+def test_a_stopped_algorithm_says_so(trained):
+    trained["algo"].stop()  # a second time does nothing
+    with pytest.raises(RuntimeError, match="was stopped"):
+        trained["algo"].train()
+
+
+def test_a_restored_algorithm_goes_on_as_if_nothing_had_happened(trained):
+    restored = Algorithm.from_checkpoint(trained["path"])
+    try:
+        assert isinstance(restored, PPO)
+        assert restored.iteration == 3
+        result = restored.train()
+    finally:
+        restored.stop()
+    wanted = trained["results"][3]
+    assert result["training_iteration"] == 4
+    assert result["num_env_steps_sampled_lifetime"] == 4 * STEPS
+    assert result["env_runners"]["num_episodes_lifetime"] == wanted["env_runners"]["num_episodes_lifetime"]
+    # Weights, optimiser, statistics and environments go on, so the fourth iteration is the same as without a stop.
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm"):
+        assert result["rayagi"][name] == pytest.approx(wanted["rayagi"][name], rel=1e-5, abs=1e-7), name
+
+
+def test_another_algorithm_can_load_a_checkpoint_from_a_relative_path(trained, monkeypatch):
+    monkeypatch.chdir(trained["path"])
+    algo = small_config().build_algo()
+    try:
+        algo.restore_from_path(".")
+        assert algo.iteration == 3
+        assert torch.equal(weights(algo.get_module()), weights(trained["module"]))
+        with pytest.raises(ValueError, match="whole checkpoints only"):
+            algo.restore_from_path(".", component="learner_group")
+    finally:
+        algo.stop()
+
+
+def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
+    modules = MultiRLModule.from_checkpoint(f"{trained['path']}/learner_group/learner/rl_module")
+    assert torch.equal(weights(modules["default_policy"]), weights(trained["module"]))
+    outputs = modules["default_policy"].forward_inference({"obs": torch.zeros(5, 4)})["action_dist_inputs"]
+    assert outputs.shape == (5, 2)  # mean and log standard deviation of one force
+
+
+def weights(module):
+    return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
+
+
+def test_a_refused_setting_stops_the_build():
+    with pytest.raises(ConfigError, match="num_env_runners = 2"):
+        small_config().env_runners(num_env_runners=2).build_algo()
+
+
+def test_a_trial_asks_for_its_own_process_and_one_bundle_per_gmi():
+    request = PPO.default_resource_request(small_config().gmi(num_gmis=2).to_dict())
+    assert request.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
+    assert request.head_bundle_is_empty
+    asked = PPO.default_resource_request(small_config().resources(num_cpus_for_main_process=1).to_dict())
+    assert asked.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
+    assert not asked.head_bundle_is_empty
+
+
+def test_a_trial_that_cannot_fit_is_refused_before_it_waits():
+    with pytest.raises(PlanError, match="64"):
+        PPO.default_resource_request(small_config().gmi(num_gmis=64).to_dict())

@@ -1,0 +1,107 @@
+"""The collective actor behind a real actor handle, and runs that join a cluster by its address."""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.collective import Collective
+from actors.groups import _RemoteRendezvous
+from collectives.errors import RendezvousError
+from collectives.rendezvous import this_member
+
+pytestmark = pytest.mark.cluster
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+DRIVER = """
+from actors.protocols import IterationResult
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.session import Session
+
+class Program:
+    def __init__(self, context):
+        self.context = context
+    def iterate(self):
+        self.context.communicator.barrier()
+        return IterationResult(iteration=1, metrics={"env_steps": 1.0})
+    def close(self):
+        pass
+
+with Session(RunSpec(gmi=GmiSpec(num_gmis=2, threads_per_gmi=1)), factory=Program) as session:
+    print("origin", session.plan.machine.origin)
+    print("steps", session.train(1)[0].metrics["env_steps"])
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    context = ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+    )
+    yield context
+    ray.shutdown()
+
+
+def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
+    handle = ray.remote(Collective).options(num_cpus=0).remote(2)
+    meeting = _RemoteRendezvous(handle)
+    meeting.register(0, this_member(0))
+    assert meeting.members(0) == (this_member(0),)
+    with pytest.raises(RendezvousError, match="already taken by rank 0"):
+        meeting.register(0, replace(this_member(0), pid=1))
+    assert meeting.endpoint(0) is None
+    meeting.publish(0, "127.0.0.1:7")
+    assert meeting.endpoint(0) == "127.0.0.1:7"
+    ray.kill(handle)
+    with pytest.raises(RendezvousError, match="the collective actor does not answer"):
+        # The process ends a moment after the kill.
+        deque((meeting.members(0) for _ in range(10_000)), maxlen=0)
+
+
+def test_a_cluster_that_asks_for_a_token_says_so(cluster):
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address_info["gcs_address"]}
+    environment |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        env=environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "RAY_AUTH_MODE=token" in done.stderr.splitlines()[-1]
+
+
+def test_a_run_joins_the_cluster_that_ray_address_names_and_leaves_it_running(cluster):
+    environment = {
+        **os.environ,
+        "RAY_ADDRESS": cluster.address_info["gcs_address"],
+        "RAY_AUTH_MODE": "token",  # a Ray started by ray.init asks for its token, which lies in the user's home
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        env=environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "origin ray" in done.stdout
+    assert "steps 2.0" in done.stdout
+    assert ray.cluster_resources()["CPU"] == 2.0

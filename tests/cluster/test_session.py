@@ -1,0 +1,248 @@
+"""Sessions on a Ray of this machine, with a small program that really communicates."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray.util import state as ray_state
+
+from actors.groups import GmiLostError
+from actors.protocols import EvaluationResult, IterationResult
+from collectives.errors import CommunicatorError
+from placement.errors import PlanError
+from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator.session import Session, SessionClosedError
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True)
+class SumProgram:
+    """Adds the sum of all ranks plus one to a weight that every GMI holds alike; misbehaves when told to."""
+
+    raise_at: int | None = None
+    die_at: int | None = None
+    raise_in_build: bool = False
+
+    def __call__(self, context):
+        if self.raise_in_build and context.identity.index == 1:
+            raise LookupError("no such environment")
+        return _Running(self, context)
+
+
+class _Running:
+    def __init__(self, program, context):
+        self.program, self.context = program, context
+        self.iteration, self.weight, self.steps = 0, torch.zeros(3), 0
+
+    def iterate(self):
+        self.iteration += 1
+        index = self.context.identity.index
+        if index == 1 and self.iteration == self.program.raise_at:
+            raise FloatingPointError("policy_loss is NaN")
+        if index == 1 and self.iteration == self.program.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        gradient = torch.full((3,), float(index + 1))
+        self.context.communicator.all_reduce(gradient)
+        self.weight += gradient
+        self.steps += 10
+        return IterationResult(
+            iteration=self.iteration,
+            metrics={"env_steps": 10.0, "iteration_s": float(index)},
+            episode_returns=[self.weight[0].item()],
+            episode_lengths=[index],
+        )
+
+    def evaluate(self, num_episodes, seed):
+        return EvaluationResult(
+            episode_returns=[float(seed + episode) for episode in range(num_episodes)],
+            episode_lengths=[self.context.identity.index] * num_episodes,
+        )
+
+    def state_dict(self):
+        shared = {"weight": self.weight.clone(), "iteration": self.iteration}
+        return {"shared": shared, "local": {"steps": self.steps, "index": self.context.identity.index}}
+
+    def load_state_dict(self, state):
+        self.weight, self.iteration = state["shared"]["weight"].clone(), state["shared"]["iteration"]
+        self.steps = state.get("local", {}).get("steps", 0)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    here = Path(__file__).resolve().parent
+    # So that workers can import the programs of this file.
+    path = os.pathsep.join([str(here), str(here.parents[1])])
+    context = ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=True,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield context
+    ray.shutdown()
+
+
+def spec(num_gmis=2, **gmi):
+    return RunSpec(
+        env=EnvSpec(id="Ant-v5"), gmi=GmiSpec(num_gmis=num_gmis, num_envs=4, threads_per_gmi=1, **gmi)
+    )
+
+
+def free_cpus():
+    return ray.available_resources().get("CPU", 0.0)
+
+
+def comes_true(question, limit_s=20.0):
+    """Ray gives resources back a moment after the processes end."""
+    deadline = time.monotonic() + limit_s
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
+    plans = []
+    with Session(spec(transport=transport), factory=SumProgram(), on_plan=plans.append) as session:
+        results = session.train(2)
+        assert len(plans) == 1
+        assert session.plan.num_gmis == 2
+    assert [result.iteration for result in results] == [1, 2]
+    assert [result.metrics["env_steps"] for result in results] == [20.0, 20.0]
+    assert results[1].metrics["iteration_s"] == 1.0  # the slowest GMI's
+    assert results[1].episode_returns == [6.0, 6.0]  # 1 + 2, twice, on both
+    assert results[1].episode_lengths == [0, 1]
+
+
+def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
+    with Session(spec(), factory=SumProgram()) as session:
+        first, second = session.landings
+        assert first.pid != second.pid
+        assert (first.num_threads, second.num_threads) == (1, 1)
+        assert first.node_id == ray.get_runtime_context().get_node_id()
+        for landing, piece in zip(session.landings, session.plan.slices, strict=True):
+            if piece.cores:
+                assert landing.cores == piece.cores
+
+
+def test_ray_lists_gmis_by_slice_roles_and_task(cluster):
+    with Session(spec(), factory=SumProgram()):
+        actors = ray_state.list_actors(
+            address=cluster.address_info["gcs_address"], filters=[("state", "=", "ALIVE")], detail=True
+        )
+        names = sorted(actor.repr_name for actor in actors if actor.class_name == "GmiActor")
+    assert [name.split(" cpu[")[0] for name in names] == ["GMI 0/2", "GMI 1/2"]
+    assert all(name.endswith("simulator+agent+trainer Ant-v5") for name in names)
+
+
+def test_requests_can_be_kept_in_flight(cluster):
+    with Session(spec(), factory=SumProgram()) as session:
+        session.submit(1)
+        session.submit(2)
+        assert session.num_pending == 2
+        with pytest.raises(RuntimeError, match="2 submitted requests"):
+            session.train(1)
+        assert [result.iteration for result in session.collect()] == [1]
+        assert [result.iteration for result in session.collect()] == [2, 3]
+        with pytest.raises(RuntimeError, match="nothing was submitted"):
+            session.collect()
+
+
+def test_evaluation_episodes_are_spread_over_gmis_with_distinct_seeds(cluster):
+    with Session(spec(), factory=SumProgram()) as session:
+        result = session.evaluate(3, seed=100)
+        assert result.episode_returns == [100.0, 101.0, 102.0]
+        assert result.episode_lengths == [0, 0, 1]
+        assert session.evaluate(1).episode_lengths == [0]
+
+
+def test_state_moves_to_a_new_session_and_to_another_number_of_gmis(cluster):
+    with Session(spec(), factory=SumProgram()) as session:
+        session.train(2)
+        state = session.state_dict()
+    assert state["num_gmis"] == 2
+    assert state["shared"]["weight"].tolist() == [6.0, 6.0, 6.0]
+    assert [local["index"] for local in state["local"]] == [0, 1]
+    with Session(spec(), factory=SumProgram()) as session:
+        session.load_state_dict(state)
+        assert session.train(1)[0].iteration == 3
+        assert session.state_dict()["local"][1]["steps"] == 30
+    with Session(spec(num_gmis=1), factory=SumProgram()) as session:
+        session.load_state_dict(state)
+        again = session.state_dict()
+        assert again["shared"]["weight"].tolist() == [6.0, 6.0, 6.0]
+        assert again["local"][0]["steps"] == 0
+
+
+def test_what_a_program_raises_arrives_as_itself_and_ends_the_session(cluster):
+    with Session(spec(), factory=SumProgram(raise_at=2)) as session:
+        session.train(1)
+        with pytest.raises(FloatingPointError, match="policy_loss is NaN"):
+            session.train(3)
+        with pytest.raises(SessionClosedError, match="FloatingPointError"):
+            session.train(1)
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
+    with Session(spec(transport=transport), factory=SumProgram(die_at=2)) as session:
+        session.train(1)
+        with pytest.raises(GmiLostError, match=r"GMI 1/2 .* was lost during 2 training iterations") as caught:
+            session.train(2)
+        assert caught.value.index == 1
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
+def test_what_building_raises_arrives_as_itself_and_nothing_stays_reserved(cluster):
+    with pytest.raises(LookupError, match="no such environment"):
+        Session(spec(), factory=SumProgram(raise_in_build=True)).__enter__()
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
+def test_more_gmis_than_the_cluster_has_cpus_are_refused(cluster):
+    with pytest.raises(PlanError, match="num_gmis=3"):
+        Session(spec(num_gmis=3), factory=SumProgram()).__enter__()
+
+
+def test_a_session_leaves_a_ray_that_was_there_before_running(cluster):
+    with Session(spec(num_gmis=1), factory=SumProgram()) as session:
+        session.train(1)
+    assert ray.is_initialized()
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
+@dataclass(frozen=True)
+class _OneStaysAway:
+    """GMI 1 never takes part."""
+
+    def __call__(self, context):
+        return (_Running if context.identity.index == 0 else _Absent)(SumProgram(), context)
+
+
+class _Absent(_Running):
+    def iterate(self):
+        threading.Event().wait(60)
+
+
+def test_a_gmi_that_waits_for_another_in_vain_says_for_whom_and_how_long(cluster):
+    with (
+        Session(spec(collective_timeout_s=3.0), factory=_OneStaysAway()) as session,
+        pytest.raises(CommunicatorError, match=r"rank 1 .* did not come within 3.0 s") as caught,
+    ):
+        session.train(1)
+    assert caught.value.rank == 0

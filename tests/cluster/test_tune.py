@@ -1,0 +1,64 @@
+"""rayagi.PPO inside tune.Tuner."""
+
+import logging
+
+import pytest
+import ray
+from ray import tune
+from ray.rllib.algorithms.algorithm import Algorithm
+
+from rayagi import PPO, PPOConfig
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray():
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
+def test_a_grid_of_two_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, capfd):
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .gmi(num_gmis=1, num_envs=4, threads_per_gmi=1)
+        .training(
+            lr=tune.grid_search([1e-3, 1e-4]), rollout_length=16, num_minibatches=4, lr_schedule="constant"
+        )
+        .rl_module(model_config={"fcnet_hiddens": [16, 16]})
+    )
+    results = tune.Tuner(
+        PPO,
+        param_space=config,
+        run_config=tune.RunConfig(
+            stop={"training_iteration": 2},
+            storage_path=str(tmp_path),
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+        ),
+    ).fit()
+    assert not results.errors
+    assert sorted(result.config["lr"] for result in results) == [1e-4, 1e-3]
+    for result in results:
+        assert result.metrics["training_iteration"] == 2
+        assert result.metrics["num_env_steps_sampled_lifetime"] == 2 * 4 * 16
+        assert result.metrics["rayagi"]["learning_rate"] == result.config["lr"]
+        assert result.metrics["env_runners"]["episode_return_mean"] > 0
+    printed = capfd.readouterr()
+    assert len((printed.out + printed.err).splitlines()) < 40  # not a line per setting
+
+    best = results.get_best_result("env_runners/episode_return_mean", mode="max")
+    algo = Algorithm.from_checkpoint(best.checkpoint)
+    try:
+        assert algo.train()["training_iteration"] == 3
+    finally:
+        algo.stop()

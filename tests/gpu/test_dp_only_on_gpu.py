@@ -1,0 +1,52 @@
+"""The synchronous program with its networks on a GPU and its physics on the host."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from collectives.solo import SoloCommunicator
+from placement.types import Slice
+from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from tests.fakes.point import make_point
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing here was verified"),
+]
+
+SPEC = RunSpec(
+    gmi=GmiSpec(num_envs=8),
+    network=NetworkSpec(hidden=(32, 16)),
+    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+    seed=3,
+)
+
+
+def program(device, spec=SPEC):
+    identity = GmiIdentity(
+        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
+        roles=("simulator", "agent", "trainer"), task="Point",
+    )  # fmt: skip
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device(device))
+    return DpOnlyFactory(spec, make_point)(context)
+
+
+def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu():
+    on_gpu, on_cpu = program("cuda:0"), program("cpu")
+    found, expected = on_gpu.iterate(), on_cpu.iterate()
+    assert on_gpu.rollout.obs.device.type == "cuda"
+    assert torch.allclose(on_gpu.rollout.rewards, on_cpu.rollout.rewards, atol=1e-5)
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-4), name
+    gpu_weights, cpu_weights = on_gpu.training.learner.flat.parameters, on_cpu.training.learner.flat.parameters
+    assert torch.allclose(gpu_weights.cpu(), cpu_weights, atol=1e-4)
+
+
+def test_a_state_saved_on_the_gpu_continues_there():
+    straight, resumed = program("cuda:0"), program("cuda:0", replace(SPEC))
+    straight.iterate()
+    resumed.load_state_dict(straight.state_dict())
+    assert resumed.iterate().metrics["policy_loss"] == pytest.approx(straight.iterate().metrics["policy_loss"], rel=1e-4)

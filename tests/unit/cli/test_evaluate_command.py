@@ -1,0 +1,68 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.agent import Agent
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.algorithms.policy import load_policy
+from rayagi.cli import main
+from rayagi.cli.evaluate import film
+from rayagi.config.convert import run_spec_to_dict
+from rayagi.config.presets import preset
+from rayagi.envs import RenderingError, env_info
+from rayagi.run.folder import create_run
+
+
+def saved_run(task):
+    """A run folder with an untrained policy; returns it, its spec and the policy's shared state."""
+    spec = preset(task)
+    info = env_info(task)
+    torch.manual_seed(0)
+    model = ActorCritic(info, spec.network)
+    normaliser = ObservationNormaliser(info.obs_dim, spec.ppo.obs_clip, torch.device("cpu"))
+    shared = {"learner": {"model": model.state_dict()}, "obs_normaliser": normaliser.state_dict()}
+    folder = create_run(Path("runs"), task, seed=0, rayagi_version="0.1", name="a")
+    folder.write_config(run_spec_to_dict(spec))
+    folder.checkpoints.save(
+        {"shared": shared, "local": [], "num_gmis": 1}, {"iteration": 4, "env_steps": 4096}
+    )
+    folder.unlock()
+    return spec, shared
+
+
+@pytest.mark.parametrize("task", ["InvertedPendulum-v5", "CartPole-v1"])
+def test_a_saved_policy_is_evaluated_alike_each_time(task, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved_run(task)
+    assert main(["evaluate", "runs/a", "--episodes", "6", "--seed", "3"]) == 0
+    first = capsys.readouterr().out
+    assert f"{task}, iteration_000004 (4,096 environment steps), seed 3" in first
+    assert re.search(r"return [\d.,]+ \+- [\d.,]+ over 6 episodes", first)
+    assert main(["evaluate", "runs/a", "--episodes", "6", "--seed", "3"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved_run("CartPole-v1")
+    assert main(["evaluate", "runs/a", "--checkpoint", "iteration_000009"]) == 2
+    assert "usable ones: iteration_000004" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["InvertedPendulum-v5", "CartPole-v1"])
+def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
+    import imageio.v3 as imageio
+
+    monkeypatch.chdir(tmp_path)
+    spec, shared = saved_run(task)
+    agent = Agent(load_policy(shared, spec, env_info(task)))
+    try:
+        num_frames, film_return = film(spec, agent, tmp_path / "out.gif", seed=0)
+    except RenderingError as error:
+        pytest.skip(f"this machine cannot draw: {error}")
+    # Both tasks give one point for each step that the pole stands, CartPole also for the one in which it falls.
+    assert num_frames - 1 <= film_return <= num_frames
+    assert len(imageio.imread(tmp_path / "out.gif")) == num_frames

@@ -1,0 +1,70 @@
+"""Addresses at which no Ray answers: an error within seconds, and no Ray left connected."""
+
+import pickle
+import socket
+
+import pytest
+import ray
+
+from rayagi.coordinator.cluster import ClusterUnreachableError, connected, starts_local
+
+
+@pytest.fixture
+def silent_port():
+    """Something that accepts connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as once:
+        once.bind(("127.0.0.1", 0))
+        return once.getsockname()[1]
+
+
+def refusal(address):
+    with pytest.raises(ClusterUnreachableError) as caught, connected(address):
+        pass
+    assert not ray.is_initialized()
+    return str(caught.value)
+
+
+def test_a_port_where_nobody_listens_is_named(closed_port):
+    text = refusal(f"127.0.0.1:{closed_port}")
+    assert f"127.0.0.1:{closed_port} (from ray_address)" in text
+    assert "unset RAY_ADDRESS" in text
+
+
+def test_a_port_that_does_not_speak_ray_s_protocol_does_not_hang(silent_port):
+    assert "does not speak Ray's protocol" in refusal(f"127.0.0.1:{silent_port}")
+
+
+def test_the_environment_s_address_is_named_as_such(monkeypatch, closed_port):
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    assert "(from RAY_ADDRESS)" in refusal(None)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", "host:0", "host:70000", ":6379"])
+def test_a_malformed_address_says_what_form_it_has(address):
+    assert "host:port" in refusal(address)
+
+
+def test_ray_client_addresses_are_refused_with_the_way_out():
+    assert "ray job submit" in refusal("ray://127.0.0.1:10001")
+
+
+def test_without_an_address_a_local_ray_would_start(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert starts_local()
+    assert not starts_local("127.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert not starts_local()
+    assert starts_local("local")
+
+
+def test_the_error_survives_pickling():
+    error = ClusterUnreachableError("a:1", "RAY_ADDRESS", "refused")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

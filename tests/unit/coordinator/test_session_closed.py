@@ -1,0 +1,58 @@
+import pickle
+
+import pytest
+
+from actors.groups import GmiLostError, GmiSilentError
+from placement.errors import PlanError
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.session import Session, SessionClosedError
+
+
+def test_a_session_that_was_not_opened_says_so():
+    session = Session(RunSpec())
+    for ask in (
+        lambda: session.train(1),
+        lambda: session.evaluate(1),
+        session.state_dict,
+        lambda: session.plan,
+    ):
+        with pytest.raises(SessionClosedError, match="not opened"):
+            ask()
+    session.close()
+    session.close()
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_counts_below_one_are_named(count):
+    session = Session(RunSpec())
+    with pytest.raises(ValueError, match=f"num_iterations={count}"):
+        session.submit(count)
+    with pytest.raises(ValueError, match=f"num_episodes={count}"):
+        session.evaluate(count)
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_ray_starts(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    shown = []
+    with pytest.raises(PlanError, match="num_gmis=10000"):
+        Session(RunSpec(gmi=GmiSpec(num_gmis=10_000)), on_plan=shown.append).__enter__()
+    assert shown == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GmiLostError(1, "GMI 1/2", "3 training iterations", "the worker died"),
+        GmiSilentError("GMI 1/2", "entering its slice", 120.0),
+        SessionClosedError("it was closed"),
+    ],
+)
+def test_errors_survive_pickling(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+
+
+def test_a_lost_gmi_is_named_with_what_was_asked():
+    text = str(GmiLostError(1, "GMI 1/2 cpu[1]", "3 training iterations", "the worker died"))
+    assert text.startswith("GMI 1/2 cpu[1] was lost during 3 training iterations: the worker died.")
