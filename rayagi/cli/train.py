@@ -25,8 +25,10 @@ from rayagi.run.errors import LimitReachedError, NoCheckpointError, RunError
 from rayagi.run.folder import RunFolder, create_run, open_run
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits, should_stop
+from rayagi.run.loop_types import Interval, LoopSettings, Outcome
+from rayagi.run.measures import position_of
 from rayagi.run.recorders import FileRecorder
-from rayagi.run.training_loop import Interval, LoopSettings, Outcome, TrainingLoop, position_of
+from rayagi.run.training_loop import TrainingLoop
 from rayagi.run.versions import collect_versions, rayagi_version
 
 

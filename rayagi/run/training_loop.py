@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from actors.protocols import EvaluationResult, IterationResult
+from actors.protocols import IterationResult
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
-from rayagi.run.limits import Limits, Position, ReturnSource, Stop, iterations_until, should_stop
+from rayagi.run.limits import Position, Stop, iterations_until, should_stop
+from rayagi.run.loop_types import LoopSettings, Outcome, TrainingSession
+from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
 from rayagi.run.window import EpisodeWindow
 
@@ -29,67 +27,6 @@ REPORT_S = 1.0
 _MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
 _EVALUATION_SEED_OFFSET = 1_000_003
 """Evaluations of a run start from the same states each time, other than those it trains on."""
-
-
-class TrainingSession(Protocol):
-    """What the loop needs of rayagi.coordinator's Session."""
-
-    def submit(self, num_iterations: int, /) -> Any:
-        """Ask every GMI for iterations, without waiting."""
-        ...
-
-    def collect(self) -> list[IterationResult]:
-        """Wait for what was submitted; one merged result per iteration."""
-        ...
-
-    def evaluate(self, num_episodes: int, *, seed: int) -> EvaluationResult:
-        """Run whole episodes without learning."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """``{"shared", "local", "num_gmis"}``."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go on from a saved state."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """How often to save: by iterations or by time; with neither, at the end only."""
-
-    iterations: int | None = None
-    time_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopSettings:
-    """What the loop is told."""
-
-    limits: Limits
-    seed: int
-    evaluation_interval: int = 0
-    """Iterations between evaluations; 0: none."""
-    evaluation_episodes: int = 10
-    checkpoint_every: Interval = Interval(time_s=60.0)
-
-    @property
-    def return_source(self) -> ReturnSource:
-        """Which return ``stop_return`` and the best checkpoint refer to."""
-        return "evaluation" if self.evaluation_interval > 0 else "training"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    stop: Stop | None
-    """The limit reached; None where it was interrupted."""
-    position: Position
-    checkpoint: str
-    """Name of the last checkpoint."""
-    best_return: float | None
 
 
 class TrainingLoop:
@@ -327,52 +264,3 @@ class TrainingLoop:
 
     def _name(self) -> str:
         return f"iteration_{self._iteration:06d}"
-
-
-def position_of(counters: Mapping[str, Any]) -> Position:
-    """How far a run was when a checkpoint was saved."""
-    window = EpisodeWindow()
-    window.load(counters["window"])
-    return Position(
-        iteration=int(counters["iteration"]),
-        env_steps=int(counters["env_steps"]),
-        train_s=float(counters["train_s"]),
-        evaluation_return=counters["evaluation_return"],
-        training_return=window.return_mean(),
-    )
-
-
-def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, float]:
-    """An evaluation as a row of evaluations.csv."""
-    returns = torch.tensor(result.episode_returns, dtype=torch.float64)
-    return {
-        "iteration": position.iteration,
-        "env_steps_total": position.env_steps,
-        "train_s": position.train_s,
-        "evaluation_return_mean": result.mean_return(),
-        "evaluation_return_std": float(returns.std(correction=0)),
-        "evaluation_return_min": float(returns.min()),
-        "evaluation_return_max": float(returns.max()),
-        "evaluation_length_mean": sum(result.episode_lengths) / max(1, len(result.episode_lengths)),
-        "evaluation_episodes": len(result.episode_returns),
-    }
-
-
-def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | None:
-    """Name and value of the first tensor entry that is not finite, depth first; None where all are."""
-    if isinstance(state, Tensor):
-        if state.is_floating_point() and not bool(torch.isfinite(state).all()):
-            return name, float(state[~torch.isfinite(state)].reshape(-1)[0])
-        return None
-    entries = (
-        state.items()
-        if isinstance(state, Mapping)
-        else enumerate(state)
-        if isinstance(state, list | tuple)
-        else ()
-    )
-    for key, value in entries:
-        found = first_non_finite(value, f"{name}.{key}" if name != "state" else str(key))
-        if found is not None:
-            return found
-    return None

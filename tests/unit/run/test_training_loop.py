@@ -7,7 +7,9 @@ from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits
-from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop, first_non_finite
+from rayagi.run.loop_types import Interval, LoopSettings
+from rayagi.run.measures import first_non_finite
+from rayagi.run.training_loop import TrainingLoop
 
 
 class Rows:

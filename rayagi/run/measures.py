@@ -1,0 +1,62 @@
+"""What the training loop works out of results, states and counters; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EvaluationResult
+from rayagi.run.limits import Position
+from rayagi.run.window import EpisodeWindow
+
+
+def position_of(counters: Mapping[str, Any]) -> Position:
+    """How far a run was when a checkpoint was saved."""
+    window = EpisodeWindow()
+    window.load(counters["window"])
+    return Position(
+        iteration=int(counters["iteration"]),
+        env_steps=int(counters["env_steps"]),
+        train_s=float(counters["train_s"]),
+        evaluation_return=counters["evaluation_return"],
+        training_return=window.return_mean(),
+    )
+
+
+def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, float]:
+    """An evaluation as a row of evaluations.csv."""
+    returns = torch.tensor(result.episode_returns, dtype=torch.float64)
+    return {
+        "iteration": position.iteration,
+        "env_steps_total": position.env_steps,
+        "train_s": position.train_s,
+        "evaluation_return_mean": result.mean_return(),
+        "evaluation_return_std": float(returns.std(correction=0)),
+        "evaluation_return_min": float(returns.min()),
+        "evaluation_return_max": float(returns.max()),
+        "evaluation_length_mean": sum(result.episode_lengths) / max(1, len(result.episode_lengths)),
+        "evaluation_episodes": len(result.episode_returns),
+    }
+
+
+def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | None:
+    """Name and value of the first tensor entry that is not finite, depth first; None where all are."""
+    if isinstance(state, Tensor):
+        if state.is_floating_point() and not bool(torch.isfinite(state).all()):
+            return name, float(state[~torch.isfinite(state)].reshape(-1)[0])
+        return None
+    entries = (
+        state.items()
+        if isinstance(state, Mapping)
+        else enumerate(state)
+        if isinstance(state, list | tuple)
+        else ()
+    )
+    for key, value in entries:
+        found = first_non_finite(value, f"{name}.{key}" if name != "state" else str(key))
+        if found is not None:
+            return found
+    return None
