@@ -9,7 +9,9 @@ import pytest
 def modules_after(statement):
     """Names of the modules that a fresh interpreter holds after a statement."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     return set(done.stdout.split())
 
 

@@ -41,7 +41,10 @@ def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu():
     assert torch.allclose(on_gpu.rollout.rewards, on_cpu.rollout.rewards, atol=1e-5)
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
         assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-4), name
-    gpu_weights, cpu_weights = on_gpu.training.learner.flat.parameters, on_cpu.training.learner.flat.parameters
+    gpu_weights, cpu_weights = (
+        on_gpu.training.learner.flat.parameters,
+        on_cpu.training.learner.flat.parameters,
+    )
     assert torch.allclose(gpu_weights.cpu(), cpu_weights, atol=1e-4)
 
 
@@ -49,4 +52,6 @@ def test_a_state_saved_on_the_gpu_continues_there():
     straight, resumed = program("cuda:0"), program("cuda:0", replace(SPEC))
     straight.iterate()
     resumed.load_state_dict(straight.state_dict())
-    assert resumed.iterate().metrics["policy_loss"] == pytest.approx(straight.iterate().metrics["policy_loss"], rel=1e-4)
+    assert resumed.iterate().metrics["policy_loss"] == pytest.approx(
+        straight.iterate().metrics["policy_loss"], rel=1e-4
+    )
