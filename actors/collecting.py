@@ -28,18 +28,20 @@ def collect(simulator: Simulator, agent: Agent, rollout: Rollout, noise: Tensor)
     times = CollectTimes()
     rollout.finals.clear()
     clock = time.perf_counter
-    for t in range(rollout.num_steps):
+    for t, (step_noise, row) in enumerate(zip(noise.unbind(0), rollout.steps(), strict=True)):
         started = clock()
-        rollout.raw_obs[t] = simulator.obs
-        rollout.obs[t], rollout.outputs[t], actions = agent.act(simulator.obs, noise[t])
-        rollout.actions[t] = actions
+        row.raw_obs.copy_(simulator.obs)
+        observed, outputs, actions = agent.act(simulator.obs, step_noise)
+        row.obs.copy_(observed)
+        row.outputs.copy_(outputs)
+        row.actions.copy_(actions)
         host_actions = actions.cpu()
         acted = clock()
         step = simulator.step(host_actions)
         times.simulate_s += clock() - acted
-        rollout.rewards[t] = step.rewards
-        rollout.terminated[t] = step.terminated
-        rollout.truncated[t] = step.truncated
+        row.rewards.copy_(step.rewards)
+        row.terminated.copy_(step.terminated)
+        row.truncated.copy_(step.truncated)
         if len(step.final_ids):
             rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
         times.act_s += acted - started

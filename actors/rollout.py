@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
+
+
+class StepRow(NamedTuple):
+    """Views of one step of a rollout; names and shapes as in Rollout without the first dimension."""
+
+    raw_obs: Tensor
+    obs: Tensor
+    outputs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
 
 
 @dataclass(slots=True)
@@ -57,6 +71,11 @@ class Rollout:
             truncated=torch.zeros(shape, dtype=torch.bool),
             last_obs=torch.zeros((num_envs, info.obs_dim)),
         )
+
+    def steps(self) -> Iterator[StepRow]:
+        """Views of each step in turn: cut once per rollout, since indexing costs as much as copying a small row."""
+        fields = (getattr(self, name).unbind(0) for name in StepRow._fields)
+        return map(StepRow, *fields)
 
     @property
     def num_steps(self) -> int:

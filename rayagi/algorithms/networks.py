@@ -35,7 +35,9 @@ def mlp(
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # its default draws from torch's global generator
+        linear = nn.utils.skip_init(
+            nn.Linear, fan_in, fan_out
+        )  # its default draws from torch's global generator
         nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2), generator)
         nn.init.zeros_(linear.bias)
         layers.append(linear)

@@ -79,8 +79,9 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        # GMIs need processes of their own environment: idle ones started ahead would only delay them.
-        _system_config={"prestart_worker_first_driver": False},
+        # GMIs need processes of their own environment: idle ones started ahead would only delay them. Ray's workers
+        # otherwise run at niceness 15, where every other process of the machine goes before the training.
+        _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
     )
 
 
