@@ -79,13 +79,17 @@ class PPO(Algorithm):
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        self.session: Session | None = Session(self.run_spec)
+        self.session: Session | None = Session(self.run_spec, run_name=self._run_name())
         self.session.__enter__()
         try:
             self._call_back("on_algorithm_init")
         except BaseException:
             self.cleanup()  # nobody gets hold of an algorithm whose setup raised
             raise
+
+    def _run_name(self) -> str | None:
+        """The trial's id as tag of the exported metrics; outside Tune there is none."""
+        return None if self.trial_id == "default" else self.trial_id
 
     @property
     def plan(self) -> Plan:

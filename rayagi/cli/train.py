@@ -10,13 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from rayagi.algorithms.program import dp_only_factory
 from rayagi.cli.failures import INTERRUPTED, explain
 from rayagi.cli.settings import limits_from, resumed_spec, spec_from, typed_limits
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
-from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
@@ -134,7 +132,7 @@ def _train(
         session = stack.enter_context(
             Session(
                 spec,
-                factory=ExportingFactory(dp_only_factory(spec), run=folder.path.name),
+                run_name=folder.path.name,
                 on_plan=lambda plan: _show_plan(folder, plan),
                 dashboard=dashboard,
             )

@@ -19,6 +19,7 @@ from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
 from rayagi.monitoring.catalogue import merge
+from rayagi.monitoring.exporting import ExportingFactory
 
 START_TIMEOUT_S = 120.0
 """For a GMI's process to start and enter its slice, and again for its program to be built."""
@@ -55,6 +56,7 @@ class Session:
         *,
         ray_address: str | None = None,
         factory: ProgramFactory | None = None,
+        run_name: str | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         dashboard: bool = False,
     ) -> None:
@@ -63,13 +65,15 @@ class Session:
         Args:
             spec: the run
             ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
-            factory: makes each GMI's program; None: the one of the spec's template
+            factory: makes each GMI's program; None: the one of the spec's template, with its metrics exported through Ray
+            run_name: tag of the exported metrics; None: the environment's id
             on_plan: called with the plan before anything is reserved
             dashboard: whether a Ray that is started here has its dashboard
         """
         self._spec = spec
         self._ray_address = ray_address
         self._factory = factory
+        self._run_name = run_name or spec.env.id
         self._on_plan = on_plan
         self._dashboard = dashboard
         self._undo = ExitStack()
@@ -236,7 +240,7 @@ class Session:
                 )
             )
             group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)
-        factory = self._factory or _template_factory(self._spec)
+        factory = self._factory or _template_factory(self._spec, self._run_name)
         refs = group.ask(lambda index, handle: handle.build.remote(factory))
         group.answers(refs, "building its program", START_TIMEOUT_S)
 
@@ -280,11 +284,11 @@ def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:
     return tuple(landings)
 
 
-def _template_factory(spec: RunSpec) -> ProgramFactory:
+def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
     from rayagi.algorithms.program import dp_only_factory
 
-    return dp_only_factory(spec)
+    return ExportingFactory(dp_only_factory(spec), run=run_name)
 
 
 def _shares(total: int, parts: int) -> list[int]:
