@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class NonFiniteError(RuntimeError):
-    """A NaN or infinity appeared where training cannot go on: in an observation, a reward, a loss or a gradient."""
+    """A NaN or infinity appeared where training cannot go on: in an observation, a reward, a loss or a gradient.
+
+    ``iteration`` counts from 1, as progress and CSV do.
+    """
 
     def __init__(self, quantity: str, iteration: int, where: str) -> None:
         super().__init__(quantity, iteration, where)

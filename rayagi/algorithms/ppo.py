@@ -72,7 +72,7 @@ class PPOLearner:
         Args:
             batch: this GMI's samples.
             orders: flat sample indices, (num_epochs, num_minibatches, minibatch).
-            iteration: for error messages.
+            iteration: number of this iteration, from 1; for error messages.
             env_steps_total: steps of all GMIs before this update, for the linear schedule.
 
         Returns:

@@ -55,7 +55,7 @@ class PPOTraining:
             num_minibatches=self.spec.num_minibatches,
         ).to(batch.obs.device)
         samples = rollout.num_steps * self.num_envs * self.communicator.world_size
-        metrics = self.learner.update(batch, orders, iteration, iteration * samples)
+        metrics = self.learner.update(batch, orders, iteration + 1, iteration * samples)
         self.sync_s += self.learner.sync_s
         if self.policy.normaliser is not None:
             seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1]))

@@ -91,7 +91,7 @@ class DpOnlyProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         times = collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
-        check_finite(self.rollout, iteration)
+        check_finite(self.rollout, iteration + 1)
         collected = time.perf_counter()
         metrics = self.trainer.update(self.rollout)
         ended = time.perf_counter()

@@ -136,7 +136,7 @@ def test_a_nan_reward_stops_the_iteration_before_the_update():
     # step 20 of the environment is step 3 of the third rollout of 8
     with pytest.raises(
         NonFiniteError,
-        match=r"a reward became NaN or infinite in iteration 2 \(rollout step 3, environment 0\)",
+        match=r"a reward became NaN or infinite in iteration 3 \(rollout step 3, environment 0\)",
     ):
         program.iterate()
     assert torch.equal(before, program.training.learner.flat.parameters)
