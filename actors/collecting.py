@@ -14,6 +14,9 @@ from actors.protocols import EvaluationResult, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 
+LONGEST_EPISODE_STEPS = 10_000
+"""Of an evaluation's episode, where the task sets no limit of its own: ten times the field's usual one."""
+
 
 @dataclass(slots=True)
 class CollectTimes:
@@ -68,8 +71,10 @@ def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
     """Whole episodes with the policy's mode.
 
     Environment ``i`` contributes its first episodes in order until ``num_episodes`` are assigned round-robin, so that
-    short episodes are not over-represented.
+    short episodes are not over-represented. Without a time limit, an episode is cut after LONGEST_EPISODE_STEPS.
     """
+    limit = env.info.max_episode_steps
+    longest = LONGEST_EPISODE_STEPS if limit is None else limit
     quota = [num_episodes // env.num_envs + (i < num_episodes % env.num_envs) for i in range(env.num_envs)]
     simulator_obs = env.reset()
     running = torch.zeros(env.num_envs, dtype=torch.float64)
@@ -80,7 +85,9 @@ def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
         simulator_obs = step.obs
         running += step.rewards
         lengths += 1
-        for i in step.final_ids.tolist():
+        # Where a task has no time limit, an endless episode is counted as it stands.
+        ended = set(step.final_ids.tolist()) | set((lengths >= longest).nonzero().flatten().tolist())
+        for i in sorted(ended):
             found[i].append((float(running[i]), int(lengths[i])))
             running[i], lengths[i] = 0.0, 0
     kept = [episode for done, wanted in zip(found, quota, strict=True) for episode in done[:wanted]]

@@ -1,23 +1,30 @@
-"""Exploration noise that does not depend on the layout.
+"""Random numbers that do not depend on the layout: resets, exploration noise, minibatch order.
 
-Each environment has a stream of its own, keyed by (seed, global environment index) and positioned by the iteration.
+Each environment has streams of its own, keyed by (seed, global environment index), positioned by iteration or episode.
 So N environments draw the same noise on one GMI or spread over several, and a resumed run draws what it would have drawn.
 Philox is a counter-based generator: nothing has to be stored.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
 
-# Streams of one environment; they keep exploration and minibatch order apart.
-_EXPLORATION, _ORDER = 1, 2
+Stream = Literal["reset", "exploration", "order"]
+_NUMBER: dict[Stream, int] = {"reset": 0, "exploration": 1, "order": 2}
 
 
-def _generator(seed: int, env_index: int, stream: int, iteration: int) -> np.random.Generator:
-    key = np.array([seed, env_index], dtype=np.uint64)
-    counter = np.array([0, 0, stream, iteration], dtype=np.uint64)
+def environment_generator(seed: int, env_index: int, stream: Stream, position: int) -> np.random.Generator:
+    """One environment's random numbers of one purpose, from a position (iteration or episode) on.
+
+    Streams never meet: purpose and position are the upper two of the counter's four words, and each has
+    2**128 blocks of its own.
+    """
+    key = np.array([seed % 2**64, env_index], dtype=np.uint64)
+    counter = np.array([0, 0, _NUMBER[stream], position], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -27,7 +34,7 @@ def exploration_noise(
     """Standard normal noise (Gaussian policies) or Gumbel noise (categorical ones), (num_steps, num_envs, dim) float32."""
     noise = np.empty((num_steps, num_envs, dim), dtype=np.float32)
     for i in range(num_envs):
-        generator = _generator(seed, first_env_index + i, _EXPLORATION, iteration)
+        generator = environment_generator(seed, first_env_index + i, "exploration", iteration)
         if gumbel:
             noise[:, i] = generator.gumbel(size=(num_steps, dim))
         else:
@@ -60,7 +67,7 @@ def minibatch_orders(
         raise ValueError(f"num_minibatches={num_minibatches} does not divide rollout_length={num_steps}")
     keys = np.empty((num_epochs, num_steps, num_envs))
     for i in range(num_envs):
-        keys[:, :, i] = _generator(seed, first_env_index + i, _ORDER, iteration).random(
+        keys[:, :, i] = environment_generator(seed, first_env_index + i, "order", iteration).random(
             (num_epochs, num_steps)
         )
     steps = np.argsort(keys, axis=1)

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -44,22 +45,40 @@ def seconds_to(curve: list[dict[str, float]], goal: float) -> float | None:
     return next((row["train_s"] for row in curve if row["evaluation_return_mean"] >= goal), None)
 
 
-def draw(curves: dict[int, list[dict[str, float]]], task: str, goal: float, path: Path) -> None:
-    """Mean evaluation return against wall time and against environment steps, one line a seed."""
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Mean evaluation return against training time and against environment steps, one line a seed."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for seed, curve in curves.items():
-        returns = [row["evaluation_return_mean"] for row in curve]
-        left.plot([row["train_s"] / 60 for row in curve], returns, marker=".", label=f"seed {seed}")
-        right.plot([row["env_steps_total"] / 1e6 for row in curve], returns, marker=".")
+    for row in report["seeds"]:
+        returns = [point["evaluation_return_mean"] for point in row["curve"]]
+        minutes = [point["train_s"] / 60 for point in row["curve"]]
+        millions = [point["env_steps_total"] / 1e6 for point in row["curve"]]
+        left.plot(minutes, returns, marker=".", label=f"seed {row['seed']}")
+        right.plot(millions, returns, marker=".")
     for axes, label in ((left, "minutes, evaluations included"), (right, "million environment steps")):
-        axes.axhline(goal, color="grey", linestyle="--", linewidth=1)
+        axes.axhline(report["goal"], color="grey", linestyle="--", linewidth=1)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-    left.set_ylabel("mean return of 10 evaluation episodes")
+    left.set_ylabel("mean evaluation return")
     left.legend()
-    figure.suptitle(f"{task}: PPO on 2 GMIs of one core each")
+    # The plan's last line: template, backend, GMIs and environments.
+    figure.suptitle(f"{report['task']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}")
     figure.savefig(path, dpi=110)
+
+
+def summary(seed: int, folder: Path, goal: float) -> dict[str, object]:
+    """One seed's curve and what it says."""
+    curve = read_curve(folder)
+    returns = [row["evaluation_return_mean"] for row in curve]
+    return {
+        "seed": seed,
+        "seconds_to_goal": seconds_to(curve, goal),
+        "best": max(returns, default=None),
+        "last": returns[-1] if returns else None,
+        "env_steps": curve[-1]["env_steps_total"] if curve else None,
+        "train_s": curve[-1]["train_s"] if curve else None,
+        "curve": curve,
+    }
 
 
 def main() -> None:
@@ -75,35 +94,24 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=40, help="iterations between evaluations")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     given = parser.parse_args()
-    folders = {seed: train(given.task, seed, given) for seed in given.seeds}
-    curves = {seed: read_curve(folder) for seed, folder in folders.items()}
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    draw(curves, given.task, given.goal, results / f"{given.task}.png")
-    seeds = [
-        {
-            "seed": seed,
-            "seconds_to_goal": seconds_to(curve, given.goal),
-            "best": max(row["evaluation_return_mean"] for row in curve),
-            "last": curve[-1]["evaluation_return_mean"],
-            "env_steps": curve[-1]["env_steps_total"],
-            "train_s": curve[-1]["train_s"],
-            "curve": curve,
-        }
-        for seed, curve in curves.items()
-    ]
-    config = (folders[given.seeds[0]] / "config.yaml").read_text()
-    report = {
+    report: dict[str, Any] = {
         "origin": origin(),
         "task": given.task,
         "goal": given.goal,
         "time": given.time,
-        "config": config,
-        "seeds": seeds,
+        "seeds": [],
     }
-    (results / f"{given.task}.json").write_text(json.dumps(report, indent=1) + "\n")
-    for row in seeds:
-        print({name: value for name, value in row.items() if name != "curve"})
+    for seed in given.seeds:
+        folder = train(given.task, seed, given)
+        report["config"] = (folder / "config.yaml").read_text()
+        report["plan"] = (folder / "plan.txt").read_text()
+        report["seeds"].append(summary(seed, folder, given.goal))
+        # After each seed, so that a later one that fails costs nothing.
+        (results / f"{given.task}.json").write_text(json.dumps(report, indent=1) + "\n")
+        print({name: value for name, value in report["seeds"][-1].items() if name != "curve"}, flush=True)
+        draw(report, results / f"{given.task}.png")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -20,9 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.origin import origin
+from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 300.0
+TIMEOUT_S = 400.0
+QUIET_SHARE = 0.08
+"""Of all cores: below this a machine counts as idle."""
+MOST_OTHER_CORES, ATTEMPTS = 0.15, 2
+"""A run during which something else used more cores is repeated once."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Case:
 
     name: str
     command: tuple[str, ...]
+    times_start_up: bool = False
+    """Whether it takes ``--started``, the time at which it was called."""
 
 
 def our_cases(seconds: float) -> list[Case]:
@@ -46,15 +51,27 @@ def our_cases(seconds: float) -> list[Case]:
         "2",
     )
     return [
-        Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1")),
-        Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2")),
+        Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1"), times_start_up=True),
+        Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2"), times_start_up=True),
         Case("limit", ("taskset", "-c", "0", *limit)),
     ]
 
 
 def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
-    """Peers as the folder's compare.sh lists them: name, virtual environment, runner and flags."""
-    listed = (folder / "compare.sh").read_text().split("PEERS'\n")[1].split("\nPEERS")[0].splitlines()
+    """Peers as the folder's compare.sh lists them: name, virtual environment, runner and flags.
+
+    Raises:
+        SystemExit: the folder is no folder of peers, or lacks one of the names.
+    """
+    script = folder / "compare.sh"
+    if not script.is_file() or "PEERS'\n" not in script.read_text():
+        raise SystemExit(
+            f"--peers {folder}: there is no compare.sh that lists peers; see README.md beside this file"
+        )
+    listed = script.read_text().split("PEERS'\n")[1].split("\nPEERS")[0].splitlines()
+    missing = set(names) - {line.split()[0] for line in listed}
+    if missing:
+        raise SystemExit(f"--names {' '.join(sorted(missing))}: not in {script}")
     cases = []
     for line in listed:
         name, venv, *arguments = line.split()
@@ -82,51 +99,62 @@ def busy_share() -> float:
 def wait_until_quiet(limit_s: float = 30.0) -> None:
     """Wait until the machine is nearly idle, so that one case's leftovers do not slow the next."""
     until = time.monotonic() + limit_s
-    while time.monotonic() < until and busy_share() > 0.08:
+    while time.monotonic() < until and busy_share() > QUIET_SHARE:
         pass
 
 
 def run_case(case: Case) -> dict[str, object]:
-    """Run one case. Returns its JSON line, or what went wrong."""
-    wait_until_quiet()
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    command = (
-        [*case.command, "--started", str(time.time())]
-        if "ours" in " ".join(case.command)
-        else [*case.command]
-    )
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"case": case.name, "failed": f"no end within {TIMEOUT_S:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        return {"case": case.name, "failed": (done.stderr or done.stdout)[-500:]}
-    return {"case": case.name, **json.loads(lines[-1])}
+    """Run one case, again if something else used the machine meanwhile. Returns its JSON line, or what went wrong."""
+    attempt = 0
+    while True:
+        attempt += 1
+        wait_until_quiet()
+        started = ("--started", str(time.time())) if case.times_start_up else ()
+        try:
+            done = run_watched([*case.command, *started], TIMEOUT_S)
+        except TimeoutError as error:
+            return {"case": case.name, "failed": str(error)}
+        lines = [line for line in done.output.splitlines() if line.startswith("{")]
+        if not lines:
+            return {"case": case.name, "failed": (done.error or done.output)[-500:]}
+        if done.other_cores <= MOST_OTHER_CORES or attempt == ATTEMPTS:
+            break
+    watched = {"own_cores": done.own_cores, "other_cores": done.other_cores, "attempt": attempt}
+    return {**json.loads(lines[-1]), "case": case.name, **watched}
+
+
+def rate(row: dict[str, object]) -> float | None:
+    """Environment steps per second of a row, or the limit; None where it failed."""
+    value = row.get("steps_per_s", row.get("limit_steps_per_s"))
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def summarise(rows: list[dict[str, object]]) -> str:
-    """A Markdown table: median steps per second and range, and the ratio to rayagi-2x1 of the same repeat."""
-    rates: dict[str, list[float]] = {}
+    """A Markdown table: median steps per second and range, and the ratio of rayagi-2x1 to each in the same repeat."""
+    rates: dict[str, dict[object, float]] = {}
     for row in rows:
-        value = row.get("steps_per_s", row.get("limit_steps_per_s"))
-        if isinstance(value, (int, float)):
-            rates.setdefault(str(row["case"]), []).append(float(value))
-    ours = rates.get("rayagi-2x1", [])
+        value = rate(row)
+        if value is not None:
+            rates.setdefault(str(row["case"]), {})[row["repeat"]] = value
+    ours = rates.get("rayagi-2x1", {})
     lines = [
-        "| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case, median |",
-        "|---|---|---|---|---|",
+        "| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case: median | lowest - highest |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, values in sorted(rates.items(), key=lambda item: -statistics.median(item[1])):
-        ratios = [mine / other for mine, other in zip(ours, values, strict=False)]
-        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
-        lines.append(
-            f"| {name} | {len(values)} | {statistics.median(values):.0f} | {min(values):.0f} - {max(values):.0f} | {ratio} |"
+    for name, found in sorted(rates.items(), key=lambda item: -statistics.median(item[1].values())):
+        values = list(found.values())
+        ratios = [ours[repeat] / value for repeat, value in found.items() if repeat in ours]
+        ratio = (
+            f"{statistics.median(ratios):.2f} | {min(ratios):.2f} - {max(ratios):.2f}" if ratios else " | "
         )
+        spread = f"{min(values):.0f} - {max(values):.0f}"
+        lines.append(f"| {name} | {len(values)} | {statistics.median(values):.0f} | {spread} | {ratio} |")
     failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
-    return "\n".join([*lines, "", *failed])
+    disturbed = [
+        row for row in rows if isinstance(other := row.get("other_cores"), float) and other > MOST_OTHER_CORES
+    ]
+    kept = f"{len(disturbed)} of {len(rows)} runs are kept although something else used more than {MOST_OTHER_CORES} cores."
+    return "\n".join([*lines, "", kept, *failed])
 
 
 def main() -> None:
@@ -150,7 +178,7 @@ def main() -> None:
         for case in cases:
             row = {"repeat": repeat, **run_case(case)}
             rows.append(row)
-            print(json.dumps(row)[:200], flush=True)
+            print(repeat, case.name, rate(row), row.get("other_cores", row.get("failed")), flush=True)
     name = datetime.now(UTC).strftime("ant_v5_%Y-%m-%d_%H%M")
     header = origin()
     given.out.mkdir(parents=True, exist_ok=True)

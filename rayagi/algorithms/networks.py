@@ -65,15 +65,20 @@ class ActorCritic(nn.Module):
         return self.value(observed).squeeze(-1)
 
 
+_ROW = 512
+"""Elements summed at a time for the gradient norm."""
+
+
 class FlatParameters:
-    """A module's parameters and gradients as views of one flat tensor each.
+    """A module's parameters and gradients as views of one flat tensor each, padded with zeros to whole rows.
 
     One bucket to reduce, one vector to clip and step: no copies in or out. Only float32 parameters on one device.
     """
 
     def __init__(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
-        self.parameters = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
+        padding = parameters[0].new_zeros(-sum(p.numel() for p in parameters) % _ROW)
+        self.parameters = nn.Parameter(torch.cat([*(p.detach().reshape(-1) for p in parameters), padding]))
         self.gradients = torch.zeros_like(self.parameters)
         self.parameters.grad = self.gradients
         offset = 0
@@ -85,7 +90,8 @@ class FlatParameters:
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their global norm is at most ``max_norm`` (0: leave them). Returns the norm before."""
-        norm = torch.linalg.vector_norm(self.gradients)
+        # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number.
+        norm = self.gradients.view(-1, _ROW).square().sum(1).sum().sqrt()
         if max_norm > 0:
             self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,13 +140,31 @@ class PPOLearner:
     def state_dict(self) -> StateDict:
         """Model, optimiser moments and step size; alike on every replica."""
         return {
-            "model": {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()},
-            "optimiser": copy.deepcopy(self.optimiser.state_dict()),
+            "model": _on_host(self.model.state_dict()),
+            "optimiser": _on_host(self.optimiser.state_dict()),
             "learning_rate": self.learning_rate,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place: the model's parameters stay views of the flat vector."""
+        """Restore in place: the model's parameters stay views of the flat vector.
+
+        Settings are this run's own: only a KL-adaptive step size is something learned, and comes from the state.
+        """
         self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.learning_rate = float(state["learning_rate"])
+        # A copy: torch keeps the tensors that it is given.
+        self.optimiser.load_state_dict(_on_host(state["optimiser"]))
+        for group in self.optimiser.param_groups:
+            group["eps"] = self.spec.adam_eps
+        if self.spec.lr_schedule == "kl_adaptive":
+            self.learning_rate = float(state["learning_rate"])
+
+
+def _on_host(state: Any) -> Any:
+    """A copy of nested state with every tensor in host memory: checkpoints are read where there may be no GPU."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, Mapping):
+        return {name: _on_host(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_on_host(value) for value in state]
+    return state

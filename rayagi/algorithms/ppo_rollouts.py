@@ -40,6 +40,8 @@ class PPOTraining:
         self.learner = PPOLearner(policy.model, spec, communicator, total_env_steps)
         self.reward_scaler = RewardScaler(num_envs, spec.gamma) if spec.normalize_rewards else None
         self.sync_s = 0.0
+        self.env_steps = 0
+        """Steps of all GMIs so far; counted, since a resumed run may have another number of environments."""
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Statistics, advantages, update; then the observation statistics for the next rollout."""
@@ -54,8 +56,8 @@ class PPOTraining:
             num_epochs=self.spec.num_epochs,
             num_minibatches=self.spec.num_minibatches,
         ).to(batch.obs.device)
-        samples = rollout.num_steps * self.num_envs * self.communicator.world_size
-        metrics = self.learner.update(batch, orders, iteration + 1, iteration * samples)
+        metrics = self.learner.update(batch, orders, iteration + 1, self.env_steps)
+        self.env_steps += rollout.num_steps * self.num_envs * self.communicator.world_size
         self.sync_s += self.learner.sync_s
         if self.policy.normaliser is not None:
             seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1]))
@@ -125,7 +127,7 @@ class PPOTraining:
 
     def shared_state(self) -> StateDict:
         """Learner, observation statistics, return statistics."""
-        state: StateDict = {"learner": self.learner.state_dict()}
+        state: StateDict = {"learner": self.learner.state_dict(), "env_steps": self.env_steps}
         if self.policy.normaliser is not None:
             state["obs_normaliser"] = self.policy.normaliser.state_dict()
         if self.reward_scaler is not None:
@@ -139,6 +141,7 @@ class PPOTraining:
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Go on from a saved state."""
         self.learner.load_state_dict(shared["learner"])
+        self.env_steps = int(shared["env_steps"])
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
         if self.reward_scaler is not None:

@@ -76,7 +76,7 @@ class PPOSpec:
     entropy_coef: float = 0.0
     learning_rate: float = 3e-4
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
-    """linear: to zero over total_env_steps. kl_adaptive: halve or raise by 1.5 to hold target_kl."""
+    """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
     target_kl: float = 0.01
     """For kl_adaptive."""
     max_grad_norm: float = 0.5

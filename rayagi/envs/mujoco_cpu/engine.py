@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.noise import environment_generator
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.mujoco_cpu.physics import (
@@ -155,10 +156,7 @@ class MujocoVecEnv:
         )
 
     def _generator(self, i: int) -> np.random.Generator:
-        key = np.array([self._seed % 2**64, self._first_env_index + i], dtype=np.uint64)
-        # The counter's top word is the episode: streams of 2**192 draws that never meet.
-        counter = np.array([0, 0, 0, self._episode[i]], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+        return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""

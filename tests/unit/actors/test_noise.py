@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.noise import exploration_noise, minibatch_orders
+from actors.noise import environment_generator, exploration_noise, minibatch_orders
 
 
 def noise(first, count, **change):
@@ -62,3 +62,14 @@ def test_minibatches_that_do_not_divide_the_rollout_are_refused():
         minibatch_orders(
             seed=0, first_env_index=0, num_envs=1, iteration=0, num_steps=6, num_epochs=1, num_minibatches=4
         )
+
+
+def test_streams_positions_environments_and_seeds_are_apart():
+    drawn = {
+        float(environment_generator(seed, env, stream, position).random())
+        for seed in (0, 1)
+        for env in (0, 1)
+        for stream in ("reset", "exploration", "order")
+        for position in (0, 1)
+    }
+    assert len(drawn) == 24

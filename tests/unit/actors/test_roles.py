@@ -1,10 +1,12 @@
 """The roles called directly, without Ray."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import LONGEST_EPISODE_STEPS, check_finite, collect, evaluate
 from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec
 from actors.rollout import Rollout
@@ -90,3 +92,21 @@ def test_evaluation_takes_each_environments_first_episodes():
     alone = evaluate(PointEnv(1, 0, seed=4), Agent(TowardsOrigin()), 3)
     assert result.episode_returns[:3] == pytest.approx(alone.episode_returns)
     assert result.mean_return() == pytest.approx(sum(result.episode_returns) / 5)
+
+
+class EndlessEnv(PointEnv):
+    """A point whose episodes never end."""
+
+    def __init__(self):
+        super().__init__(1, 0, seed=0)
+        self.info = replace(self.info, max_episode_steps=None)
+
+    def step(self, actions):
+        self.elapsed[:] = 0
+        self.position[:] = 0
+        return super().step(actions)
+
+
+def test_evaluation_cuts_an_endless_episode():
+    result = evaluate(EndlessEnv(), Agent(TowardsOrigin()), 1)
+    assert result.episode_lengths == [LONGEST_EPISODE_STEPS]

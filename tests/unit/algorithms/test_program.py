@@ -174,3 +174,44 @@ def test_the_linear_schedule_ends_at_zero():
     program = build(spec)
     # 32 steps an iteration of 64 in all
     assert [program.iterate().metrics["learning_rate"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0.0])
+
+
+def test_the_linear_schedule_goes_on_where_it_was_after_a_resume_with_fewer_environments():
+    spec = replace(SPEC, total_env_steps=8 * 8 * 4, ppo=replace(SPEC.ppo, lr_schedule="linear"))
+    larger = build(replace(spec, gmi=GmiSpec(num_envs=8)))
+    larger.iterate()  # 64 steps of 256
+    smaller = build(spec)
+    smaller.load_state_dict({"shared": larger.state_dict()["shared"]})
+    assert smaller.iterate().metrics["learning_rate"] == pytest.approx(0.75e-3)
+    assert smaller.iterate().metrics["learning_rate"] == pytest.approx((1 - 96 / 256) * 1e-3)
+
+
+def test_a_restored_run_uses_its_own_learning_rate_unless_that_was_adapted():
+    saved = build().state_dict()
+    other = build(replace(SPEC, ppo=replace(SPEC.ppo, learning_rate=5e-4)))
+    other.load_state_dict(saved)
+    assert other.iterate().metrics["learning_rate"] == 5e-4
+    adaptive = replace(SPEC, ppo=replace(SPEC.ppo, lr_schedule="kl_adaptive", target_kl=1e-9))
+    first = build(adaptive)
+    first.iterate()
+    second = build(adaptive)
+    second.load_state_dict(first.state_dict())
+    assert second.iterate().metrics["learning_rate"] == pytest.approx(1e-3 / 1.5)
+
+
+def test_two_gmis_resume_to_the_last_bit():
+    saved, straight = [None, None], [None, None]
+
+    def until_saved(program):
+        rank = program.context.identity.index
+        program.iterate()
+        saved[rank] = program.state_dict()
+        straight[rank] = program.iterate().metrics["policy_loss"]
+
+    run_gmis(SPEC, 2, until_saved)
+
+    def resumed(program):
+        program.load_state_dict(saved[program.context.identity.index])
+        return program.iterate().metrics["policy_loss"]
+
+    assert run_gmis(SPEC, 2, resumed) == straight

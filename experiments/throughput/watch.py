@@ -1,0 +1,88 @@
+"""Runs a command and tells how many cores it used, and how many something else used meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARK = "RAYAGI_MEASURED"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A command that ended."""
+
+    output: str
+    error: str
+    own_cores: float
+    """Mean number of cores that the command and everything it started used."""
+    other_cores: float
+    """Mean number of cores that anything else used."""
+
+
+def run_watched(command: list[str], timeout_s: float) -> Watched:
+    """Run a command to its end; whatever it started and left behind is ended too.
+
+    Raises:
+        TimeoutError: it did not end within ``timeout_s``.
+    """
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", _MARK: mark}
+    own_ticks: dict[int, int] = {}
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.5):
+            own_ticks.update(_ticks_of(mark))
+
+    busy, began = _busy_ticks(), time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        output, error = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"no end within {timeout_s:.0f} s") from None
+    finally:
+        ended.set()
+        sampler.join()
+        for pid in _ticks_of(mark):
+            os.kill(pid, signal.SIGKILL)
+    wall_ticks = (time.monotonic() - began) * _TICKS_PER_S
+    own = sum(own_ticks.values())
+    others = max(0, _busy_ticks() - busy - own)
+    return Watched(output, error, round(own / wall_ticks, 2), round(others / wall_ticks, 2))
+
+
+def _busy_ticks() -> int:
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(fields) - fields[3] - fields[4]
+
+
+def _ticks_of(mark: str) -> dict[int, int]:
+    """CPU ticks so far of every process that carries the mark in its environment."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                found[int(folder.name)] = int(fields[11]) + int(fields[12])
+        except OSError:  # it ended meanwhile, or is not ours to read
+            continue
+    return found
