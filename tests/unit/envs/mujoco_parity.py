@@ -48,18 +48,23 @@ def state_of(theirs: list[gymnasium.Env], ours: MujocoVecEnv) -> StateDict:
 def assert_same_course(
     ours: MujocoVecEnv, theirs: list[gymnasium.Env], num_steps: int, rng: np.random.Generator
 ) -> None:
-    """Equal observation, reward and end for the same actions; each counts until its episode ends."""
-    going = np.ones(len(theirs), dtype=bool)
+    """Equal observation, reward and end for the same actions, ``num_steps`` of every environment.
+
+    Where an episode ends, Gymnasium's environment is reset and ours put into the same state.
+    """
     for step in range(num_steps):
         actions = random_actions(theirs, rng)
         got = ours.step_raw(actions)
         obs = got.obs.copy()
         obs[got.final_ids] = got.final_obs
-        for i in np.flatnonzero(going):
-            want_obs, want_reward, want_terminated, _, _ = theirs[i].step(actions[i])
+        for i, env in enumerate(theirs):
+            want_obs, want_reward, want_terminated, _, _ = env.step(actions[i])
             np.testing.assert_allclose(
                 obs[i], want_obs, rtol=1e-9, atol=1e-9, err_msg=f"step {step}, environment {i}"
             )
             np.testing.assert_allclose(got.rewards[i], want_reward, rtol=1e-9, atol=1e-9)
             assert bool(got.terminated[i]) == want_terminated
-        going[got.final_ids] = False
+        if got.final_ids.size:
+            for i in got.final_ids:
+                theirs[i].reset(seed=int(1000 * step + i))
+            ours.load_state_dict(state_of(theirs, ours))
