@@ -1,4 +1,4 @@
-"""Two GMIs sharing one GPU through the direct backend: the session, the reduction of device tensors, the state's way back."""
+"""Two GMIs sharing one GPU through the direct backend: session, reduction of device tensors, the state's way back."""
 
 import pytest
 import torch
