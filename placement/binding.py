@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from placement.backends import get_backend
 from placement.errors import PlanError
-from placement.plan import Plan
+from placement.plan import FRACTION_STEP, Plan
 from placement.types import Machine, Node, Slice, core_ranges
 
 
@@ -88,7 +88,8 @@ class _FreeNode:
             return None
         # The planned GPU if it has room here, so that a plan that landed as planned stays as it is.
         for uuid in sorted(self._gpus, key=lambda uuid: uuid != piece.gpu_uuid):
-            if self._gpus[uuid] >= piece.gpu_fraction:
+            # Sums of fractions like 0.05 miss 1 by a rounding error.
+            if self._gpus[uuid] >= piece.gpu_fraction - FRACTION_STEP / 2:
                 self._gpus[uuid] -= piece.gpu_fraction
                 return uuid
         raise PlanError(

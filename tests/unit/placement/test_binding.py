@@ -45,6 +45,13 @@ def test_more_gmis_on_a_node_than_its_gpus_hold_are_refused():
         bind(plan, ["ida", "ida"])
 
 
+@pytest.mark.parametrize("shares", range(1, 41))
+def test_a_gpu_that_is_cut_into_equal_shares_is_bound_to_them_all(shares):
+    machine = Machine(nodes=(node("a", range(2 * shares), 2, "ida"),), origin="ray")
+    plan = make_plan(machine, num_envs=1, gmis_per_gpu=shares)
+    assert bind(plan, ["ida"] * (2 * shares)) == plan
+
+
 def test_a_shared_reservation_keeps_threads_and_drops_cores():
     bound = bind(make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2), ["ida", "idb"], pinned=False)
     assert [(piece.cores, piece.num_threads) for piece in bound.slices] == [((), 4), ((), 4)]
