@@ -55,11 +55,18 @@ class GmiSilentError(RuntimeError):
 class GmiActor(Gmi):
     """A GMI as Ray hosts it: it knows its node, and meets the others through an actor handle."""
 
+    def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
+        given = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
+        self._gpu_ids = tuple(str(gpu) for gpu in given)
+        if self._gpu_ids and identity.slice.gpu_uuid is not None:
+            # Its name is to say which GPU Ray chose, not which was planned.
+            identity = replace(identity, slice=replace(identity.slice, gpu_uuid=self._gpu_ids[0]))
+        super().__init__(identity, backend_name)
+
     def land(self) -> Landing:
         """Enter the slice, and say where that is in Ray's terms."""
-        context = ray.get_runtime_context()
-        gpu_ids = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", ()))
-        return replace(super().land(), node_id=context.get_node_id(), gpu_ids=gpu_ids)
+        node_id = ray.get_runtime_context().get_node_id()
+        return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
     def join_through(self, collective: Any, *, timeout_s: float, transport: Transport) -> str:
         """Meet the other GMIs at the collective actor. Returns the communicator's name."""

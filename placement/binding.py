@@ -1,4 +1,4 @@
-"""From planned nodes to those that Ray really gave: slices get their cores and GPUs anew, without overlap."""
+"""From planned nodes and GPUs to those that Ray really gave: slices get their cores anew, without overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from placement.backends import get_backend
 from placement.errors import PlanError
-from placement.plan import Plan
+from placement.plan import FRACTION_STEP, Plan
 from placement.types import Machine, Node, Slice, core_ranges
 
 
@@ -17,8 +17,8 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
     Args:
         plan: what was planned
         bundle_node_ids: Ray's node id of each GMI's bundle, in slice order
-        pinned: False where others share the nodes unseen, as trials of one Tune run do: two of them would
-            pin to the same first cores. Slices then have threads but no cores.
+        pinned: False where others are on the nodes too: two runs would pin to the same first cores. Slices
+            then have threads but no cores.
 
     Raises:
         PlanError: a node is not in the plan's machine, or does not have enough cores or GPUs.
@@ -36,6 +36,24 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
         if node.name not in free:
             free[node.name] = _FreeNode(node, pinned=pinned)
         slices.append(free[node.name].take(piece, index))
+    return replace(plan, slices=tuple(slices))
+
+
+def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:
+    """The plan with the GPUs that Ray gave, which are not always the planned ones. [unverified on GPU]
+
+    Args:
+        plan: what was bound
+        gpu_ids: Ray's ids of each GMI's GPUs by its own account, in slice order: indices or UUIDs
+    """
+    slices = []
+    for piece, ids in zip(plan.slices, gpu_ids, strict=True):
+        if piece.gpu_uuid is None or not ids:
+            slices.append(piece)
+            continue
+        gpus = plan.machine.node(piece.node).gpus
+        uuid = next((gpu.uuid for gpu in gpus if ids[0] in (gpu.uuid, str(gpu.index))), ids[0])
+        slices.append(replace(piece, gpu_uuid=uuid))
     return replace(plan, slices=tuple(slices))
 
 
@@ -88,7 +106,8 @@ class _FreeNode:
             return None
         # The planned GPU if it has room here, so that a plan that landed as planned stays as it is.
         for uuid in sorted(self._gpus, key=lambda uuid: uuid != piece.gpu_uuid):
-            if self._gpus[uuid] >= piece.gpu_fraction:
+            # Sums of fractions like 0.05 miss 1 by a rounding error.
+            if self._gpus[uuid] >= piece.gpu_fraction - FRACTION_STEP / 2:
                 self._gpus[uuid] -= piece.gpu_fraction
                 return uuid
         raise PlanError(

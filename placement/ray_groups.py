@@ -21,7 +21,14 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from placement.binding import bind
-from placement.capacity import NodeResources, bundles_text, fits, planned_node_ids, refusal
+from placement.capacity import (
+    ROUNDING,
+    NodeResources,
+    bundles_text,
+    fits,
+    planned_node_ids,
+    refusal,
+)
 from placement.errors import ReservationError
 from placement.plan import Plan
 
@@ -42,6 +49,8 @@ class Reservation:
     """Index of GMI 0's bundle in the group; the ones before belong to others, as to a Tune trial itself."""
     owned: bool = True
     """False for a group that someone else made and will remove."""
+    alone: bool = False
+    """Whether nobody else held CPUs of these nodes when they were reserved: only then may cores be pinned to."""
 
 
 def reserve(plan: Plan, timeout_s: float = 10.0) -> Reservation:
@@ -64,20 +73,20 @@ def reserve(plan: Plan, timeout_s: float = 10.0) -> Reservation:
     try:
         if not group.wait(max(1, int(timeout_s))):  # Ray counts whole seconds
             raise refusal(plan, _live_nodes(), waited_s=time.monotonic() - started)
-        reservation = Reservation(group=group, bundle_node_ids=_landed(group, plan, first_bundle=0))
-        verify(plan, reservation)
+        landed = _landed(group, plan, first_bundle=0)
+        _compare(plan, landed)
     except BaseException:
         # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they come free.
         remove_placement_group(group)
         raise
-    return reservation
+    return Reservation(group=group, bundle_node_ids=landed, alone=_untouched(nodes, landed))
 
 
 def current_reservation(plan: Plan, first_bundle: int = 1) -> Reservation | None:
     """The placement group in which this process already runs, as a Tune trial does; None outside of one.
 
-    Such a group belongs to who made it, and ``release`` leaves it alone. Other trials share its nodes: bind
-    the plan with ``pinned=False``.
+    Such a group belongs to who made it, and ``release`` leaves it alone. Other trials share its nodes, so that
+    it never counts as alone there.
 
     Args:
         plan: what the group has to hold
@@ -129,6 +138,26 @@ def verify(plan: Plan, reservation: Reservation) -> dict[int, str]:
         ReservationError: the group is not up, or a bundle lies on another node than planned.
     """
     landed = _landed(reservation.group, plan, first_bundle=reservation.first_bundle)
+    _compare(plan, landed)
+    return dict(enumerate(landed))
+
+
+def release(reservation: Reservation) -> None:
+    """Give the bundles back. Safe to call twice and after Ray has gone. Others' groups are left alone."""
+    if reservation.owned and ray.is_initialized():
+        remove_placement_group(reservation.group)
+
+
+def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
+    """Whether all CPUs of these nodes are free."""
+    free = {
+        node.node_id for node in nodes if node.free.get("CPU", 0.0) + ROUNDING >= node.total.get("CPU", 0.0)
+    }
+    return free.issuperset(node_ids)
+
+
+def _compare(plan: Plan, landed: tuple[str, ...]) -> None:
+    """Raise if a bundle lies on another node than planned."""
     strays = []
     for index, (piece, node_id) in enumerate(zip(plan.slices, landed, strict=True)):
         planned = plan.machine.node(piece.node).ray_node_id
@@ -141,13 +170,6 @@ def verify(plan: Plan, reservation: Reservation) -> dict[int, str]:
             "Bind the plan to the reservation's nodes, or plan again from the cluster as it is now",
             0.0,
         )
-    return dict(enumerate(landed))
-
-
-def release(reservation: Reservation) -> None:
-    """Give the bundles back. Safe to call twice and after Ray has gone. Others' groups are left alone."""
-    if reservation.owned and ray.is_initialized():
-        remove_placement_group(reservation.group)
 
 
 def _landed(group: PlacementGroup, plan: Plan, *, first_bundle: int) -> tuple[str, ...]:

@@ -90,15 +90,20 @@ class Slice:
     num_threads: int = 1
     """Threads for torch, the physics engine and OpenMP."""
     gpu_uuid: str | None = None
+    """The GPU as planned; once the GMIs have landed, the one that Ray gave. None without a GPU."""
     gpu_fraction: float = 0.0
     """Share of one GPU, in (0, 1]; 0 without a GPU."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that must be set before the process imports torch or CUDA."""
 
     def label(self) -> str:
-        """Short text for tables and actor names, e.g. ``cpu[0-1]`` or ``direct[GPU-12ab34cd x0.50]``."""
+        """Short text for tables and actor names, e.g. ``cpu[0-1]`` or ``direct[GPU-12ab34cd x0.50]``.
+
+        A GMI knows its GPU by Ray's id, mostly an index: ``direct[GPU 0 x0.50]``.
+        """
         if self.gpu_uuid is not None:
-            return f"{self.backend}[{self.gpu_uuid[:12]} x{self.gpu_fraction:.2f}]"
+            gpu = f"GPU {self.gpu_uuid}" if self.gpu_uuid.isdigit() else self.gpu_uuid[:12]
+            return f"{self.backend}[{gpu} x{self.gpu_fraction:.2f}]"
         return f"{self.backend}[{core_ranges(self.cores) if self.cores else f'{self.num_threads} threads'}]"
 
 

@@ -6,7 +6,10 @@ passes and the kernel's socket copies of a ring over loopback.
 
 A barrier is one counter per member, in a cache line of its own that only this member writes. Publishing data by a
 plain store to a counter is ordered on x86-64 (stores become visible in program order), which is why other processors
-are left to Gloo.
+are left to Gloo. Beside its counter a member says what it was called for; all compare this after the barrier.
+
+Nobody reads a slot after an operation's last barrier, so the next operation may write to it at once. The result of an
+all_reduce is read after its last barrier: it is written only after another, for which its readers have to come.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ SLOT_BYTES = 2**20
 _ALIGN_ELEMENTS = 16
 """Shares begin on cache lines, so that two members never write to one."""
 
+_CALLS = ("connect", "barrier", "all_gather", "broadcast", "all_reduce")
+_OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+_DTYPE_INDEX = {dtype: index for index, dtype in enumerate(_DTYPES)}
+
 _SPINS = 2000
 """Looks at a counter before the processor is offered to others; some 0.1 to 0.2 ms."""
 _YIELDS = 200
@@ -48,7 +56,7 @@ def is_supported() -> bool:
 
 
 class Segment:
-    """The memory: a line of arrivals and a line of goodbyes per member; then a slot per member and one for results.
+    """The memory: a line of arrivals and tags and a line of goodbyes per member; then a slot each and one for results.
 
     It is an anonymous file: it has no name that could be left behind, and goes with the last process that maps it.
     Members of the same user open it through rank 0's descriptor in /proc.
@@ -136,52 +144,55 @@ class SharedMemoryCommunicator:
         self._broken: str | None = None
         self._watch = _Watch([member for member in members if member.rank != rank])
         try:
-            self._arrive("connect")
+            self._arrive(_tag("connect"))
         finally:
             segment.close_descriptor()
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place: ((t0 + t1) + t2) + ..., each element by one member, hence bitwise equal on all."""
+        tag = _tag("all_reduce", tensor, _OPS.index(op))
         for piece in self._pieces(tensor):
-            slots = [slot.view(piece.dtype)[: piece.numel()] for slot in self._segment.slots]
+            slots = self._slots(piece)
             result = self._segment.result.view(piece.dtype)[: piece.numel()]
             slots[self.rank].copy_(piece)
-            self._arrive("all_reduce")
+            self._arrive(tag)
             begin, end = self._share(piece.numel())
             _reduce([slot[begin:end] for slot in slots], result[begin:end], op)
-            self._arrive("all_reduce")
+            self._arrive(tag)
             piece.copy_(result)
         if op == "mean":
             tensor.div_(self.world_size)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        tag = _tag("all_gather", tensor)
         gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         own = self._pieces(tensor.detach().contiguous())
         others = [self._pieces(row) for row in gathered]
         for index, piece in enumerate(own):
-            slots = [slot.view(piece.dtype)[: piece.numel()] for slot in self._segment.slots]
+            slots = self._slots(piece)
             slots[self.rank].copy_(piece)
-            self._arrive("all_gather")
+            self._arrive(tag)
             for rank, slot in enumerate(slots):
                 others[rank][index].copy_(slot)
-            self._arrive("all_gather")
+            self._arrive(tag)
         return gathered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
+        tag = _tag("broadcast", tensor, source)
         for piece in self._pieces(tensor):
-            shared = self._segment.result.view(piece.dtype)[: piece.numel()]
+            shared = self._slots(piece)[source]
             if self.rank == source:
                 shared.copy_(piece)
-            self._arrive("broadcast")
+            self._arrive(tag)
             if self.rank != source:
                 piece.copy_(shared)
-            self._arrive("broadcast")
+            self._arrive(tag)
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._arrive("barrier")
+        self._arrive(_tag("barrier"))
 
     def close(self) -> None:
         """Say goodbye: members that wait for this one get an error. Safe to call twice."""
@@ -195,6 +206,10 @@ class SharedMemoryCommunicator:
             return ()
         return tensor.detach().view(-1).split(self._segment.slot_bytes // tensor.element_size())
 
+    def _slots(self, piece: Tensor) -> list[Tensor]:
+        """Every member's slot as room for such a piece, by rank."""
+        return [slot.view(piece.dtype)[: piece.numel()] for slot in self._segment.slots]
+
     def _share(self, size: int) -> tuple[int, int]:
         """The elements that this member reduces: [begin, end), beginning on a cache line."""
         lines = -(-size // _ALIGN_ELEMENTS)
@@ -204,20 +219,36 @@ class SharedMemoryCommunicator:
         ]
         return bounds[0], bounds[1]
 
-    def _arrive(self, operation: str) -> None:
-        """Wait until every member arrived as often as this one."""
+    def _arrive(self, tag: int) -> None:
+        """Wait until every member arrived as often as this one, and make sure that it did for the same call."""
         if self._broken is not None:
-            raise CommunicatorError(operation, self.rank, "nobody", 0.0, self._broken)
+            raise CommunicatorError(_name(tag), self.rank, "nobody", 0.0, self._broken)
         words = self._segment.words
         self._arrivals += 1
-        words[self.rank * _WORDS_PER_LINE] = self._arrivals
+        # Two tags by turns: a fast member's next does not overwrite the one that a slow member still has to compare.
+        tag_offset = 1 + self._arrivals % 2
+        own = self.rank * _WORDS_PER_LINE
+        words[own + tag_offset] = tag
+        words[own] = self._arrivals
         for member in self._members:
             word = member.rank * _WORDS_PER_LINE
             for _ in range(_SPINS):
                 if words[word] >= self._arrivals:
                     break
             else:
-                self._await(operation, member, word)
+                self._await(_name(tag), member, word)
+            if words[word + tag_offset] != tag:
+                self._refuse(tag, member, words[word + tag_offset])
+
+    def _refuse(self, tag: int, member: Member, other_tag: int) -> None:
+        """Two members came for different calls: what they would exchange means nothing."""
+        detail = (
+            f"rank {self.rank} called {_described(tag)}, and rank {member.rank} {_described(other_tag)}; "
+            "every member must call the same operations in the same order"
+        )
+        self.close()
+        self._broken = f"an earlier {_name(tag)} failed: {detail}"
+        raise CommunicatorError(_name(tag), self.rank, str(member), 0.0, detail)
 
     def _await(self, operation: str, member: Member, word: int) -> None:
         """The slow path: give the processor away, look after the member, mind the time."""
@@ -264,6 +295,31 @@ class SharedMemoryCommunicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _tag(call: str, tensor: Tensor | None = None, detail: int = 0) -> int:
+    """A call in one word of 64 bits: which, its reduction or source, its type and how many elements."""
+    head = _CALLS.index(call) << 12 | detail
+    if tensor is None:
+        return head << 48
+    return (head << 8 | _DTYPE_INDEX[tensor.dtype]) << 40 | tensor.numel()
+
+
+def _name(tag: int) -> str:
+    return _CALLS[tag >> 60]
+
+
+def _described(tag: int) -> str:
+    """A tag as text: ``all_reduce(sum) of 7 float32``."""
+    name, detail = _name(tag), tag >> 48 & 0xFFF
+    if name in ("connect", "barrier"):
+        return name
+    if name == "all_reduce":
+        name = f"all_reduce({_OPS[detail]})"
+    elif name == "broadcast":
+        name = f"broadcast(source={detail})"
+    dtype = str(_DTYPES[tag >> 40 & 0xFF]).removeprefix("torch.")
+    return f"{name} of {tag & (1 << 40) - 1} {dtype}"
 
 
 def _reduce(parts: Sequence[Tensor], out: Tensor, op: ReduceOp) -> None:

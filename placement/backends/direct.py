@@ -15,17 +15,14 @@ class DirectBackend:
     name: BackendName = "direct"
 
     def environment(self, piece: Slice) -> dict[str, str]:
-        """Thread counts, and the one GPU by UUID.
+        """Thread counts; the GPU is for Ray to choose, and to make the only visible one.
 
-        By UUID, since an index means another device as soon as someone sets CUDA_DEVICE_ORDER. Ray is told to
-        leave the variable alone: it would write its own index over it.
+        Ray does not say which GPU of a node it counts as taken by whom: a process that chose for itself could
+        choose that of another run. Nodes may have been started with Ray's own choice switched off.
         """
         if piece.gpu_uuid is None:
             raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
-        return thread_environment(piece.num_threads) | {
-            "CUDA_VISIBLE_DEVICES": piece.gpu_uuid,
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        }
+        return thread_environment(piece.num_threads) | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
 
     def device(self, piece: Slice) -> str:
         """The only GPU that the process sees."""
@@ -40,7 +37,7 @@ class DirectBackend:
         if not torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             raise SliceError(
-                f"GPU {piece.gpu_uuid}",
+                f"{piece.gpu_fraction:g} of a GPU",
                 f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
                 f"CUDA_VISIBLE_DEVICES={visible!r})",
                 "Install a CUDA build of torch, or use the cpu backend",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from placement.types import Machine
 
 
-def cluster_machine(timeout_s: float = 10.0) -> Machine:
+def cluster_machine(timeout_s: float = 60.0) -> Machine:
     """The connected Ray cluster; see ``placement.inventory.cluster.cluster_machine``."""
     from placement.inventory import (
         cluster,

@@ -22,11 +22,12 @@ KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def cluster_machine(timeout_s: float = 10.0) -> Machine:
+def cluster_machine(timeout_s: float = 60.0) -> Machine:
     """Every live node that can run work, as a process there sees it, limited to what Ray grants.
 
     Nodes that share one host (containers, or a cluster simulated on one machine) get disjoint cores and GPUs
     of it as far as they go. Logical GPUs that no driver knows, as in ``ray.init(num_gpus=8)``, are left out.
+    The limit is generous: on a node that has just joined, the first process is slow to start.
 
     Raises:
         InventoryError: Ray is not connected, has no node that can run work, or a node did not answer in time.
@@ -114,7 +115,7 @@ def _ask(entries: list[dict[str, Any]], timeout_s: float) -> list[tuple[Node, st
         raise InventoryError(
             f"Ray node {', '.join(silent)}",
             f"did not answer within {time.monotonic() - started:.1f} s",
-            "See `ray status` for the node, or raise timeout_s",
+            "See `ray status` and the load of the node: Ray could not run a task of no CPU on it in that time",
         )
     return [_answer(entry, pending[entry["NodeID"]]) for entry in entries]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import grpc
 import ray
@@ -20,8 +20,6 @@ OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
 
 _PROBE_TIMEOUT_S = 5.0
-
-Origin = Literal["present", "address", "local"]
 
 
 class ClusterUnreachableError(ConnectionError):
@@ -40,8 +38,8 @@ class ClusterUnreachableError(ConnectionError):
 
 
 @contextmanager
-def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[Origin]:
-    """Be connected to Ray inside the block; undone after it only if it was done here.
+def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
+    """Be connected to Ray inside the block; what was connected here ends with the last block that uses it.
 
     In this order: the connection that this process already has; ``ray_address``; RAY_ADDRESS; else a Ray of this
     machine alone, with as many CPUs as cores that this process may use. ``dashboard`` concerns only the last.
@@ -49,19 +47,63 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
     Raises:
         ClusterUnreachableError: the address does not answer.
     """
-    if ray.is_initialized():
-        yield "present"
-        return
-    address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    source = "ray_address" if ray_address else "RAY_ADDRESS"
+    mine = _SHARED.enter(ray_address, dashboard=dashboard)
     try:
-        if address == "local":
-            _start_local(local_machine(), dashboard=dashboard)
-        else:
-            _connect(address, source)
-        yield "local" if address == "local" else "address"
+        yield
     finally:
-        ray.shutdown()
+        _SHARED.leave(mine)
+
+
+class _SharedConnection:
+    """This process's connection to Ray if it was made here: the sessions in it are counted, the last one ends it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ours: str | None = None
+        self._num_users = 0
+
+    def enter(self, ray_address: str | None, *, dashboard: bool) -> str | None:
+        """Become a user of our connection, made if need be; None where the one that is there is not ours."""
+        with self._lock:
+            if not ray.is_initialized():
+                try:
+                    _open(ray_address, dashboard=dashboard)
+                except BaseException:
+                    ray.shutdown()
+                    raise
+                self._ours, self._num_users = _this_connection(), 0
+            elif self._ours != _this_connection():
+                return None
+            self._num_users += 1
+            return self._ours
+
+    def leave(self, connection: str | None) -> None:
+        """Give up what ``enter`` returned. Leaves alone what others connected after shutting ours down."""
+        with self._lock:
+            if connection is None or connection != self._ours:
+                return
+            self._num_users -= 1
+            if self._num_users == 0:
+                self._ours = None
+                if ray.is_initialized() and _this_connection() == connection:
+                    ray.shutdown()
+
+
+_SHARED = _SharedConnection()
+
+
+def _this_connection() -> str:
+    """Differs between clusters, and between connections to one."""
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} job {context.get_job_id()}"
+
+
+def _open(ray_address: str | None, *, dashboard: bool) -> None:
+    address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        _start_local(local_machine(), dashboard=dashboard)
+    else:
+        _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
 
 
 def starts_local(ray_address: str | None = None) -> bool:

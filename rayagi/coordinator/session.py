@@ -11,10 +11,11 @@ from typing import Any, Self
 from actors.gmi import Landing, ProgramFactory
 from actors.groups import GmiGroup, start, stop
 from actors.protocols import EvaluationResult, IterationResult, StateDict
+from placement.binding import bind, with_given_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan, make_plan
-from placement.ray_groups import Reservation, bind, current_reservation, release, reserve
+from placement.ray_groups import Reservation, current_reservation, release, reserve
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
@@ -112,16 +113,17 @@ class Session:
         with ExitStack() as undo:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
             undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
-            plan = early or self._planned(cluster_machine())
+            plan = early or self._planned(cluster_machine(START_TIMEOUT_S))
             reservation = current_reservation(plan)
             if reservation is None:
                 reservation = reserve(plan, self._spec.gmi.reserve_timeout_s)
             undo.callback(release, reservation)
-            # Trials share nodes unseen: pinned to the same first cores they would starve each other.
-            self._plan = bind(plan, reservation.bundle_node_ids, pinned=reservation.owned)
-            group = start(self._plan, reservation, self._spec.env.id)
+            # Pinned to the same first cores, runs that share a node would starve each other.
+            bound = bind(plan, reservation.bundle_node_ids, pinned=reservation.alone)
+            group = start(bound, reservation, self._spec.env.id)
             undo.callback(stop, group, CLOSE_TIMEOUT_S)
             self._landings = _landed(group, reservation)
+            self._plan = with_given_gpus(bound, [landing.gpu_ids for landing in self._landings])
             self._join_and_build(group)
             self._undo = undo.pop_all()
         self._group, self._ended = group, ""

@@ -88,6 +88,12 @@ def test_a_plan_that_fits_is_reserved_verified_and_released(hold):
     until(lambda: ray.available_resources().get("CPU") == NUM_CPUS)
 
 
+def test_only_who_comes_to_an_idle_node_is_alone_there(hold):
+    assert hold(plan_for(num_gmis=1)).alone
+    until(lambda: ray.available_resources().get("CPU") == NUM_CPUS - 1)
+    assert not hold(plan_for(num_gmis=2)).alone
+
+
 def test_the_bundles_of_a_node_from_this_cluster_are_held_to_it(hold):
     plan = plan_for(num_gmis=2, ray_node_id=node_id())
     reservation = hold(plan)
@@ -201,7 +207,7 @@ def in_group(num_bundles: int, plan: Plan) -> tuple[Reservation | None, int]:
 def test_inside_a_trials_group_the_gmis_have_the_bundles_after_the_first():
     reservation, groups = in_group(3, plan_for(num_gmis=2))
     assert reservation is not None
-    assert (reservation.first_bundle, reservation.owned) == (1, False)
+    assert (reservation.first_bundle, reservation.owned, reservation.alone) == (1, False, False)
     assert reservation.bundle_node_ids == (node_id(),) * 2
     assert groups == 1  # release left the trial's group alone
 

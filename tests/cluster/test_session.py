@@ -129,14 +129,37 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
 
 
 def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
+    assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
     with Session(spec(), factory=SumProgram()) as session:
         first, second = session.landings
         assert first.pid != second.pid
         assert (first.num_threads, second.num_threads) == (1, 1)
         assert first.node_id == ray.get_runtime_context().get_node_id()
+        (node,) = session.plan.machine.nodes
         for landing, piece in zip(session.landings, session.plan.slices, strict=True):
+            assert bool(piece.cores) == node.pinnable
             if piece.cores:
                 assert landing.cores == piece.cores
+
+
+def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):
+    holder = ray.remote(_Holder).options(num_cpus=1).remote()
+    ray.get(holder.everything.remote(), timeout=60)
+    try:
+        with Session(spec(num_gmis=1), factory=SumProgram()) as session:
+            assert session.plan.slices[0].cores == ()
+            assert session.landings[0].cores == tuple(sorted(os.sched_getaffinity(0)))
+            assert session.landings[0].num_threads == 1
+    finally:
+        ray.kill(holder)
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
+class _Holder:
+    """Holds what it was started with."""
+
+    def everything(self):
+        return ray.get_runtime_context().get_assigned_resources()
 
 
 def test_ray_lists_gmis_by_slice_roles_and_task(cluster):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import ray
+from ray import cloudpickle
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from placement.binding import with_given_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine
 from placement.plan import make_plan
-from placement.ray_groups import bind, release, reserve, verify
+from placement.ray_groups import bind, release, reserve, scheduling, verify
 from placement.types import Gpu, Machine
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +28,8 @@ LIMIT_S = 10.0
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
+    # Workers cannot import this file: its functions travel as values.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2})
     try:
         cluster.add_node(num_cpus=1, num_gpus=2)
@@ -119,3 +125,43 @@ def test_gpu_gmis_are_reserved_on_the_nodes_of_their_gpus(machine):
         piece.gpu_uuid for piece in plan.slices
     ]
     release(reservation)
+
+
+def visible_gpus() -> tuple[str, list[str]]:
+    """What a process sees, and what Ray says that it was given."""
+    given = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return os.environ["CUDA_VISIBLE_DEVICES"], list(given)
+
+
+def test_a_gmi_sees_the_gpu_that_no_other_tenant_of_its_node_has(machine):
+    all_free()
+    plan = make_plan(with_made_up_gpus(machine), num_envs=8, threads_per_gmi=1, gmis_per_gpu=1, num_gmis=1)
+    (piece,) = plan.slices
+    node = plan.machine.node(piece.node)
+    elsewhere = NodeAffinitySchedulingStrategy(node.ray_node_id, soft=False)
+    tenant = ray.remote(Tenant).options(num_cpus=0, num_gpus=1, scheduling_strategy=elsewhere).remote()
+    taken, _ = ray.get(tenant.visible_gpus.remote(), timeout=60)
+    reservation = reserve(plan, LIMIT_S)
+    try:
+        answer = ray.remote(visible_gpus).options(
+            num_cpus=1,
+            num_gpus=piece.gpu_fraction,
+            max_retries=0,
+            scheduling_strategy=scheduling(reservation, 0),
+            runtime_env={"env_vars": piece.environment},
+        )
+        seen, given = ray.get(answer.remote(), timeout=60)
+    finally:
+        release(reservation)
+        ray.kill(tenant)
+    assert given == [seen]
+    assert {taken, seen} == {"0", "1"}
+    (bound,) = with_given_gpus(bind(plan, reservation.bundle_node_ids), [given]).slices
+    assert bound.gpu_uuid == node.gpus[int(seen)].uuid
+
+
+class Tenant:
+    """Somebody else on the node."""
+
+    def visible_gpus(self) -> tuple[str, list[str]]:
+        return visible_gpus()

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from dataclasses import dataclass
 from functools import reduce
 
 import pytest
@@ -190,3 +192,85 @@ def test_a_closed_communicator_says_so(transport):
     error = run_group(transport, 2, use_after_close)[0].error
     assert isinstance(error, CommunicatorError)
     assert "closed" in str(error)
+
+
+def alternate_reductions_and_broadcasts(communicator, done):
+    """Rank 1 is slow after every barrier, when it still has to copy out what the others may already write over."""
+    if communicator.rank == 1 and hasattr(communicator, "_arrive"):
+        arrive = communicator._arrive
+
+        def arrive_and_dawdle(call):
+            arrive(call)
+            time.sleep(1e-3)
+
+        communicator._arrive = arrive_and_dawdle
+    wrong = []
+    for turn in range(30):
+        tensor = torch.full((1000,), float(turn + communicator.rank))
+        communicator.all_reduce(tensor)
+        message = torch.full((1000,), float(1000 * turn + communicator.rank))
+        communicator.broadcast(message, source=0)
+        gathered = communicator.all_gather(torch.full((1000,), float(communicator.rank)))
+        if not (tensor == 2 * turn + 1).all() or not (message == 1000 * turn).all():
+            wrong.append((turn, tensor.unique().tolist(), message.unique().tolist()))
+        if gathered.mean(1).tolist() != [0.0, 1.0]:
+            wrong.append((turn, gathered.mean(1).tolist()))
+    return wrong
+
+
+@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+def test_a_slow_member_still_gets_the_result_of_the_operation_before(transport):
+    assert run_group(transport, 2, alternate_reductions_and_broadcasts) == [[], []]
+
+
+def call_differently(communicator, done):
+    communicator.barrier()
+    call = DIFFERENT_CALLS[communicator.rank if communicator.rank < 2 else 0]
+    try:
+        call(communicator)
+    except CommunicatorError as error:
+        try:
+            communicator.barrier()
+        except CommunicatorError as later:
+            return str(error), str(later)
+    return None
+
+
+DIFFERENT_CALLS = (
+    lambda communicator: communicator.all_reduce(torch.ones(7)),
+    lambda communicator: communicator.broadcast(torch.ones(7, dtype=torch.float64), source=1),
+)
+
+
+def test_shared_memory_names_both_calls_when_members_call_different_ones():
+    answers = run_group("shm", 3, call_differently)
+    first, second = "all_reduce(sum) of 7 float32", "broadcast(source=1) of 7 float64"
+    for rank, other, mine, theirs in ((0, 1, first, second), (1, 0, second, first), (2, 1, first, second)):
+        error, later = answers[rank]
+        assert f"rank {rank} called {mine}, and rank {other} {theirs}" in error
+        assert "an earlier" in later
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Each rank reduces a tensor of its own size, by its own operator."""
+
+    sizes: tuple[int, int]
+    ops: tuple[str, str] = ("sum", "sum")
+
+    def __call__(self, communicator, done):
+        communicator.all_reduce(torch.ones(self.sizes[communicator.rank]), self.ops[communicator.rank])
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        (Reduce((7, 8)), "all_reduce(sum) of 8 float32"),
+        (Reduce((SLOT_BYTES // 4, LARGER_THAN_A_SLOT)), f"of {LARGER_THAN_A_SLOT} float32"),
+        (Reduce((7, 7), ("sum", "max")), "all_reduce(max) of 7 float32"),
+    ],
+)
+def test_shared_memory_notices_another_size_or_operator(task, named):
+    for answer in run_group("shm", 2, task):
+        assert isinstance(answer.error, CommunicatorError)
+        assert named in str(answer.error)

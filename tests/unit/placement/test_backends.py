@@ -63,12 +63,12 @@ def test_a_slice_without_cores_leaves_the_affinity():
     assert os.sched_getaffinity(0) == before
 
 
-def test_the_direct_backend_shows_one_gpu_by_uuid_and_stops_ray_from_overwriting_it():
+def test_the_direct_backend_leaves_the_choice_of_the_gpu_to_ray():
     piece = Slice(node="n", backend="direct", num_threads=4, gpu_uuid="GPU-1", gpu_fraction=0.5)
     backend = get_backend("direct")
     environment = backend.environment(piece)
-    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
-    assert environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["OMP_NUM_THREADS"] == "4"
     assert backend.device(piece) == "cuda:0"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from placement.binding import bind
+from placement.binding import bind, with_given_gpus
 from placement.errors import PlanError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
@@ -30,7 +30,6 @@ def test_swapped_nodes_swap_cores_and_gpus():
         ("b", (8, 9, 10, 11), "GPU-b0"),
         ("a", (0, 1, 2, 3), "GPU-a0"),
     ]
-    assert bound.slices[0].environment["CUDA_VISIBLE_DEVICES"] == "GPU-b0"
 
 
 def test_more_gmis_on_a_node_than_its_cores_hold_are_refused():
@@ -43,6 +42,33 @@ def test_more_gmis_on_a_node_than_its_gpus_hold_are_refused():
     plan = make_plan(TWO_NODES, num_envs=1, threads_per_gmi=1)
     with pytest.raises(PlanError, match="1 of a GPU for GMI 1 on node a: its 1 GPUs are taken"):
         bind(plan, ["ida", "ida"])
+
+
+def test_the_gpus_that_ray_gave_replace_the_planned_ones():
+    machine = Machine(nodes=(node("a", range(8), 2, "ida"),), origin="ray")
+    plan = make_plan(machine, num_envs=1, gmis_per_gpu=2)
+    by_index_or_uuid = [("1",), ("1",), ("GPU-a0",), ("GPU-a0",)]
+    given = with_given_gpus(plan, by_index_or_uuid)
+    assert [piece.gpu_uuid for piece in given.slices] == ["GPU-a1", "GPU-a1", "GPU-a0", "GPU-a0"]
+    assert [piece.cores for piece in given.slices] == [piece.cores for piece in plan.slices]
+
+
+def test_a_gpu_that_the_inventory_does_not_know_keeps_ray_s_name_for_it():
+    machine = Machine(nodes=(node("a", range(2), 1, "ida"),), origin="ray")
+    (piece,) = with_given_gpus(make_plan(machine, num_envs=1), [("7",)]).slices
+    assert piece.label() == "direct[GPU 7 x1.00]"
+
+
+def test_slices_of_cores_are_given_no_gpu():
+    plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2)
+    assert with_given_gpus(plan, [(), ("0",)]) == plan
+
+
+@pytest.mark.parametrize("shares", range(1, 41))
+def test_a_gpu_that_is_cut_into_equal_shares_is_bound_to_them_all(shares):
+    machine = Machine(nodes=(node("a", range(2 * shares), 2, "ida"),), origin="ray")
+    plan = make_plan(machine, num_envs=1, gmis_per_gpu=shares)
+    assert bind(plan, ["ida"] * (2 * shares)) == plan
 
 
 def test_a_shared_reservation_keeps_threads_and_drops_cores():

@@ -50,7 +50,7 @@ def test_a_gpu_makes_auto_choose_direct_with_one_gmi_and_all_cores():
     assert plan.backend == "direct"
     assert plan.reason.startswith("direct since there is 1 GPU")
     assert plan.bundles() == [{"CPU": 12.0, "GPU": 1.0}]
-    assert plan.slices[0].environment["CUDA_VISIBLE_DEVICES"] == plan.machine.nodes[0].gpus[0].uuid
+    assert plan.slices[0].gpu_uuid == plan.machine.nodes[0].gpus[0].uuid
 
 
 def test_gmis_per_gpu_share_each_gpu_and_the_cores_evenly():

@@ -1,0 +1,64 @@
+"""Several sessions of one process on the Ray that the first of them started."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+import pytest
+import ray
+from ray import cloudpickle
+
+from actors.protocols import IterationResult
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.session import Session
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass
+class Counting:
+    """Counts its iterations; is its own factory."""
+
+    iteration: int = 0
+
+    def __call__(self, context):
+        return self
+
+    def iterate(self):
+        self.iteration += 1
+        return IterationResult(iteration=self.iteration, metrics={"env_steps": 1.0})
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch):
+    # Workers cannot import this file: its classes travel as values.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not ray.is_initialized()
+    yield
+    ray.shutdown()
+
+
+def session():
+    return Session(RunSpec(gmi=GmiSpec(num_gmis=1, threads_per_gmi=1, num_envs=1)), factory=Counting())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two sessions need two cores")
+def test_ray_ends_with_the_last_session_and_not_with_the_one_that_started_it():
+    first = session().__enter__()
+    with session() as second:
+        first.close()
+        first.close()
+        assert [result.iteration for result in second.train(2)] == [1, 2]
+    assert not ray.is_initialized()
+
+
+def test_a_ray_that_was_shut_down_meanwhile_and_started_again_is_not_ours():
+    with connected():
+        ray.shutdown()
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    assert ray.is_initialized()
