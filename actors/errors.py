@@ -15,7 +15,7 @@ class NonFiniteError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.quantity} became NaN or infinite in iteration {self.iteration} ({self.where}); training stopped and the "
-            "last good checkpoint stands. A lower learning_rate, max_grad_norm or initial_log_std often helps; "
+            f"{self.quantity} became NaN or infinite in iteration {self.iteration} ({self.where}); training stopped. "
+            "A lower learning_rate, max_grad_norm or initial_log_std often helps; "
             "if an observation or reward did it, look at the environment"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from actors.agent import Agent
 from actors.collecting import evaluate
 from rayagi.algorithms.policy import load_policy
 from rayagi.cli.failures import UsageError
+from rayagi.cli.output import say
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.config.spec import RunSpec
 from rayagi.envs import env_info, make_env_factory, render_env
@@ -25,9 +27,10 @@ from rayagi.run.folder import open_run
 from rayagi.run.versions import usable_cores
 
 _MOST_ENVS = 64
-_VIDEO_SUFFIXES = (".mp4", ".gif", ".webm", ".mkv")
+_VIDEO_SUFFIXES = (".mp4", ".gif", ".mkv")
 _MOST_FRAMES = 10_000
 """Of a film, for tasks whose episodes need not end."""
+_ELSEWHERE = "free space there, or film to a file in another folder"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     spec = run_spec_from_dict(folder.read_config())
     checkpoint = folder.checkpoints.load(arguments.checkpoint, with_local=False)
     for reason in checkpoint.damaged:
-        print(f"{reason}; using {checkpoint.name}.")
+        say(f"{reason}; using {checkpoint.name}.")
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     agent = Agent(load_policy(checkpoint.state["shared"], spec, info))
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
@@ -55,15 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
     steps = checkpoint.counters["env_steps"]
-    print(f"{spec.env.id}, {checkpoint.name} ({steps:,} environment steps), seed {arguments.seed}")
+    say(f"{spec.env.id}, {checkpoint.name} ({steps:,} environment steps), seed {arguments.seed}")
     spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
     mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
-    print(
+    say(
         f"return {mean} over {len(returns)} episodes ({spread}); mean length {float(lengths.mean()):,.1f} steps"
     )
     if arguments.video is not None:
         num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)
-        print(f"{arguments.video}: {num_frames} frames of an episode with return {film_return:,.1f}")
+        say(f"{arguments.video}: {num_frames} frames of an episode with return {film_return:,.1f}")
     return 0
 
 
@@ -76,15 +79,12 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     """
     import imageio.v2 as imageio
 
-    if sys.platform == "linux" and "DISPLAY" not in os.environ:
-        # Without a screen, MuJoCo draws with EGL; its default would look for a window.
-        os.environ.setdefault("MUJOCO_GL", "egl")
     env = render_env(spec.env.id, spec.env.kwargs)
     fps = env.metadata.get("render_fps", 30)
     total, frames, done = 0.0, 0, False
     try:
         obs, _ = env.reset(seed=seed)
-        with disk_errors(path), imageio.get_writer(path, fps=fps) as opened:
+        with _written(path), imageio.get_writer(path, fps=fps) as opened:
             writer: Any = opened  # imageio types every writer as its common base
             while not done and frames < _MOST_FRAMES:
                 writer.append_data(env.render())
@@ -96,6 +96,19 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     finally:
         env.close()
     return frames, total
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """A film that is written inside is on the disk after it, or a ``DiskError`` says why not."""
+    try:
+        with disk_errors(path, _ELSEWHERE):
+            yield
+    except OSError as error:  # ffmpeg's end, which reaches Python as a broken pipe or without a number
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DiskError(str(path), f"the video writer gave up ({reason})", _ELSEWHERE) from error
+    if not path.exists() or path.stat().st_size == 0:
+        raise DiskError(str(path), "the video writer left it empty", _ELSEWHERE)
 
 
 def _taken(action: np.ndarray, space: gymnasium.Space[Any]) -> Any:
@@ -112,4 +125,4 @@ def _check_video(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--video {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise DiskError(str(path), "the folder is read-only")
+        raise DiskError(str(path), "the folder is read-only", _ELSEWHERE)

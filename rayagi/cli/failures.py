@@ -41,8 +41,14 @@ class UsageError(Exception):
 class Explanation:
     """What to tell the user."""
 
-    message: str
+    error: BaseException
+    """The known one."""
     exit_code: int
+
+    @property
+    def message(self) -> str:
+        """Its text."""
+        return str(self.error)
 
 
 def explain(error: BaseException) -> Explanation | None:
@@ -51,7 +57,7 @@ def explain(error: BaseException) -> Explanation | None:
         for cls in type(candidate).__mro__:
             code = KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
             if code is not None:
-                return Explanation(message=str(candidate), exit_code=code)
+                return Explanation(error=candidate, exit_code=code)
     return None
 
 

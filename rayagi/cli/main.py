@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from rayagi.cli.failures import FAILED, INTERRUPTED, explain
+from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
 
 _COMMANDS = {
@@ -19,31 +21,37 @@ _COMMANDS = {
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
+_LISTINGS = ("envs", "plan", "report")
+"""Commands whose reader may leave early, such as `head`: they have done what was asked."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 when it did what was asked, 1 when a run failed, 2 for bad input, 130 after Ctrl-C.
+        0 when it did what was asked, 1 when it failed, 2 for bad input, 130 when it was told to stop.
     """
     arguments = build_parser().parse_args(argv)
     try:
         command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run
-        return command(arguments)
-    except KeyboardInterrupt:
-        print("rayagi: stopped at once; what was saved before stands", file=sys.stderr)
+        code = command(arguments)
+        if arguments.command in _LISTINGS:
+            sys.stdout.flush()
+        return code
+    except (KeyboardInterrupt, SystemExit) as error:  # Ray makes a SystemExit of SIGTERM while it starts
+        complain("\n".join(["rayagi: stopped at once", *_notes(error)]))
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output, such as `head`, has seen enough; Python would complain again at exit.
-        sys.stderr.close()
-        return 0
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and arguments.command in _LISTINGS:
+            silence(sys.stdout)
+            return 0
         return _report(error, debug=arguments.debug)
 
 
 def _report(error: Exception, *, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        with suppress(OSError):
+            traceback.print_exception(error)
     known = explain(error)
     if known is not None:
         message, code = known.message, known.exit_code
@@ -51,7 +59,10 @@ def _report(error: Exception, *, debug: bool) -> int:
         first_line = (str(error).splitlines() or [""])[0]
         hint = "" if debug else "; --debug shows the traceback"
         message, code = f"unexpected {type(error).__name__}: {first_line}{hint}", FAILED
-    print(f"rayagi: {message}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
+    complain("\n".join([f"rayagi: {message}", *_notes(error)]))
     return code
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What the command added about what still stands."""
+    return list(getattr(error, "__notes__", ()))

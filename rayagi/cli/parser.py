@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ examples:
   rayagi train --resume runs/ant-seed3 --time 1h      go on until one hour of training in all
 
 limits count from the start of the run, resumed or not; the first one reached ends it. Without any, the
-configuration's total_env_steps decides, or ten minutes. --stop-return is compared with the evaluation's mean
-return where --evaluate-every is on, else with the mean return of the last 100 training episodes.
+configuration's total_env_steps decides, or ten minutes. With --resume, the limits given now replace those given
+before. --stop-return is compared with the evaluation's mean return where --evaluate-every is on, else with the
+mean return of the last 100 training episodes, once there are 100; the best checkpoint is chosen by the same.
 
-Ctrl-C finishes what is being computed, saves, and says how to resume; a second Ctrl-C quits at once.
+Ctrl-C, SIGTERM or closing the terminal finishes what is being computed, saves, and says how to resume; Ctrl-C
+after that quits at once.
 """
 _EPILOG = """\
 start here:
@@ -33,8 +36,9 @@ start here:
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
 
-exit codes: 0 done, 1 the run failed, 2 bad input, 130 stopped by Ctrl-C (saved). Ray's cluster is taken from
-RAY_ADDRESS where that is set; else a local one is started.
+exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
+start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
+is set, by `rayagi plan` too; else a local one is started.
 """
 
 
@@ -74,7 +78,7 @@ def _add_train(commands: Any) -> None:
         "--env-steps", type=_count, metavar="N", help="environment steps of all GMIs: 500k, 2M"
     )
     limits.add_argument("--iterations", type=_count, metavar="N", help="iterations (rollout and update)")
-    limits.add_argument("--stop-return", type=float, metavar="R", help="mean return at which to end")
+    limits.add_argument("--stop-return", type=_return, metavar="R", help="mean return at which to end")
     during = parser.add_argument_group("while it runs")
     during.add_argument("--evaluate-every", type=_count, metavar="N", help="evaluate every N iterations")
     during.add_argument(
@@ -86,10 +90,10 @@ def _add_train(commands: Any) -> None:
     during.add_argument(
         "--dashboard",
         action="store_true",
-        help="start Ray's dashboard with the local Ray",
+        help="start Ray's dashboard with the local Ray, and say where it is",
     )
     folder = parser.add_argument_group("where it goes")
-    folder.add_argument("--out", type=Path, default=Path("runs"), help="folder of run folders (default runs)")
+    folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
     folder.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
 
@@ -121,7 +125,10 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
     parser.add_argument(
-        "--machine", type=Path, metavar="FILE", help="a recorded machine (JSON) instead of this one"
+        "--machine",
+        type=Path,
+        metavar="FILE",
+        help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
 
 
@@ -189,6 +196,16 @@ def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
     return int(text)
+
+
+def _return(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number to compare a return with")
+    return value
 
 
 def _interval(text: str) -> tuple[str, float]:

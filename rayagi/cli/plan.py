@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from placement.inventory import load_machine, local_machine
+from placement.inventory import cluster_machine, load_machine, local_machine
 from placement.plan import make_plan
+from placement.types import Machine
 from rayagi.cli.settings import spec_from
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
     spec = spec_from(arguments)
-    machine = local_machine() if arguments.machine is None else load_machine(arguments.machine)
     plan = make_plan(
-        machine,
+        _machine(arguments),
         backend=spec.gmi.backend,
         template=spec.gmi.template,
         num_gmis=spec.gmi.num_gmis,
@@ -24,3 +25,16 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(plan.table())
     return 0
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    """What is planned for: a recorded machine, else what `rayagi train` would run on."""
+    if arguments.machine is not None:
+        return load_machine(arguments.machine)
+    if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
+        return local_machine()
+    # Imported here: without a cluster there is no need to wait for Ray.
+    from rayagi.coordinator.cluster import connected
+
+    with connected():
+        return cluster_machine()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
@@ -22,6 +24,7 @@ _FIXED_ON_RESUME = {
     "seed": "--seed",
     "settings": "--set",
     "name": "--name",
+    "out": "--out",
 }
 
 
@@ -68,6 +71,13 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
         )
     if arguments.task is not None and arguments.task != spec.env.id:
         raise UsageError(f"{arguments.resume} is a run of {spec.env.id}, not of {arguments.task}")
+    if decays_linearly(spec) and arguments.env_steps not in (None, spec.total_env_steps):
+        raise UsageError(
+            f"--env-steps {arguments.env_steps} cannot be given on --resume: the learning rate of this run falls to "
+            f"zero over {spec.total_env_steps} steps (ppo.lr_schedule = linear), and another number would change "
+            f"it. Leave it out, or start a new run: "
+            f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml --env-steps {arguments.env_steps}"
+        )
     return checked(_with_training_options(spec, arguments))
 
 
@@ -77,6 +87,27 @@ def limits_from(arguments: argparse.Namespace, spec: RunSpec) -> Limits:
     if spec.total_env_steps is not None:
         limits = replace(limits, env_steps=spec.total_env_steps)
     return Limits(time_s=DEFAULT_TIME_S) if limits.is_empty() else limits
+
+
+def resumed_limits(arguments: argparse.Namespace, spec: RunSpec, stored: Mapping[str, Any]) -> Limits:
+    """What ends a run that goes on: what is typed now; without that, what ended it before."""
+    limits = typed_limits(arguments)
+    if limits.is_empty():
+        limits = Limits.from_dict(stored) if stored else limits_from(arguments, spec)
+    # A learning rate that has fallen to zero learns nothing more.
+    return replace(limits, env_steps=spec.total_env_steps) if decays_linearly(spec) else limits
+
+
+def decays_linearly(spec: RunSpec) -> bool:
+    """Whether the number of steps decides the learning rate too."""
+    return spec.ppo.lr_schedule == "linear"
+
+
+def with_num_gmis(spec: RunSpec, num_gmis: int) -> RunSpec:
+    """The spec with as many GMIs as a run has, where it left them to the machine: their batches add up."""
+    if spec.gmi.num_gmis is not None or spec.gmi.gmis_per_gpu is not None:
+        return spec
+    return replace(spec, gmi=replace(spec.gmi, num_gmis=num_gmis))
 
 
 def typed_limits(arguments: argparse.Namespace) -> Limits:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import traceback
 from contextlib import ExitStack, suppress
-from typing import Any
+from pathlib import Path
 
+from ray._private.worker import get_dashboard_url
 from rich.console import Console
 
-from rayagi.cli.failures import INTERRUPTED, explain
-from rayagi.cli.settings import limits_from, resumed_spec, spec_from, typed_limits
+from placement.errors import PlanError
+from placement.plan import Plan
+from rayagi.cli.endings import after_failure, conclude
+from rayagi.cli.output import say
+from rayagi.cli.settings import (
+    decays_linearly,
+    limits_from,
+    resumed_limits,
+    resumed_spec,
+    spec_from,
+    with_num_gmis,
+)
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
+from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
-from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import LimitReachedError, NoCheckpointError, RunError
+from rayagi.run.errors import LimitReachedError, NoCheckpointError
 from rayagi.run.folder import RunFolder, create_run, open_run
-from rayagi.run.interrupt import Interrupt
-from rayagi.run.limits import Limits, should_stop
-from rayagi.run.loop_types import Interval, LoopSettings, Outcome
+from rayagi.run.interrupt import Interrupt, hangup_ignored
+from rayagi.run.limits import should_stop
+from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, Outcome
 from rayagi.run.measures import position_of
 from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import TrainingLoop
@@ -37,22 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         folder, spec, checkpoint = _created(arguments)
     settings = _settings(arguments, spec, folder)
+    before = None if arguments.resume is None else folder.record
+    interrupt = Interrupt(_announce_end)
     try:
-        _refuse_if_done(folder, settings, checkpoint)
+        _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
-        outcome = _train(folder, spec, settings, checkpoint, dashboard=arguments.dashboard)
+        outcome = _train(folder, spec, settings, checkpoint, interrupt, dashboard=arguments.dashboard)
     except BaseException as error:
-        _after_failure(folder, error)
+        after_failure(folder, spec, error, before=before)
         raise
     finally:
         folder.unlock()
-    return _conclude(folder, outcome)
+    return conclude(folder, outcome, interrupt.reason)
 
 
 def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
     spec = spec_from(arguments)
     folder = create_run(
-        arguments.out, spec.env.id, seed=spec.seed, rayagi_version=rayagi_version(), name=arguments.name
+        arguments.out or Path("runs"),
+        spec.env.id,
+        seed=spec.seed,
+        rayagi_version=rayagi_version(),
+        name=arguments.name,
     )
     return folder, spec, None
 
@@ -70,15 +85,17 @@ def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkp
         return folder, spec, None
     for reason in checkpoint.damaged:
         say(f"{reason}; going back to {checkpoint.name}.")
-    return folder, spec, checkpoint
+    return folder, with_num_gmis(spec, checkpoint.state["num_gmis"]), checkpoint
 
 
 def _settings(arguments: argparse.Namespace, spec: RunSpec, folder: RunFolder) -> LoopSettings:
     stored = folder.record
-    limits = limits_from(arguments, spec)
-    if arguments.resume is not None and typed_limits(arguments).is_empty() and stored.limits:
-        limits = Limits.from_dict(stored.limits)
-    every = Interval(**stored.checkpoint_every) if stored.checkpoint_every else Interval(time_s=60.0)
+    limits = (
+        limits_from(arguments, spec)
+        if arguments.resume is None
+        else resumed_limits(arguments, spec, stored.limits)
+    )
+    every = Interval(**stored.checkpoint_every) if stored.checkpoint_every else CHECKPOINT_EVERY
     if arguments.checkpoint_every is not None:
         unit, amount = arguments.checkpoint_every
         every = Interval(iterations=int(amount)) if unit == "iterations" else Interval(time_s=amount)
@@ -91,12 +108,27 @@ def _settings(arguments: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
     )
 
 
-def _refuse_if_done(folder: RunFolder, settings: LoopSettings, checkpoint: Checkpoint | None) -> None:
+def _refuse_if_done(
+    folder: RunFolder, spec: RunSpec, settings: LoopSettings, checkpoint: Checkpoint | None
+) -> None:
     if checkpoint is None:
         return
     position = position_of(checkpoint.counters)
-    if should_stop(settings.limits, position, settings.return_source) is not None:
-        raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source))
+    stop = should_stop(settings.limits, position, settings.return_source)
+    if stop is None:
+        return
+    if stop.limit == "env_steps" and decays_linearly(spec):
+        way_out = (
+            "Its learning rate has fallen to zero there; train longer in a new run: rayagi train "
+            f"{spec.env.id} --config {folder.path}/config.yaml --env-steps {2 * position.env_steps}"
+        )
+    else:
+        hours = int(position.train_s // 3600) + 1
+        way_out = (
+            "Limits count from the start of the run: give a larger one, e.g. "
+            f"rayagi train --resume {folder.path} --time {hours}h"
+        )
+    raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source), way_out)
 
 
 def _describe(
@@ -125,33 +157,64 @@ def _train(
     spec: RunSpec,
     settings: LoopSettings,
     checkpoint: Checkpoint | None,
+    interrupt: Interrupt,
     *,
     dashboard: bool,
 ) -> Outcome:
-    with ExitStack() as stack:
-        session = stack.enter_context(
-            Session(
-                spec,
-                run_name=folder.path.name,
-                on_plan=lambda plan: _show_plan(folder, plan),
-                dashboard=dashboard,
-            )
-        )
-        position = None if checkpoint is None else position_of(checkpoint.counters)
-        folder.checkpoints.rewind(-1 if position is None else position.iteration)
-        files = FileRecorder(folder, resumed_at=position)
-        stack.callback(files.close)
-        screen = _screen(folder, spec, settings)
-        interrupt = Interrupt(_announce_end)
-        loop = TrainingLoop(session, folder.checkpoints, [files, screen], settings, interrupt=interrupt)
-        if checkpoint is not None:
-            loop.restore(checkpoint)
-        with screen, interrupt:
-            outcome = loop.run()
+    outcome: Outcome | None = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(hangup_ignored())
+            loop, screen = _opened(stack, folder, spec, settings, checkpoint, interrupt, dashboard=dashboard)
+            with screen, interrupt:
+                outcome = loop.run()
+    except KeyboardInterrupt:
+        # While everything closes: the run is over and saved, whatever is left of Ray ends with this process.
+        if outcome is None:
+            raise
     return outcome
 
 
-def _show_plan(folder: RunFolder, plan: Any) -> None:
+def _opened(
+    stack: ExitStack,
+    folder: RunFolder,
+    spec: RunSpec,
+    settings: LoopSettings,
+    checkpoint: Checkpoint | None,
+    interrupt: Interrupt,
+    *,
+    dashboard: bool,
+) -> tuple[TrainingLoop, LiveProgress | PlainProgress]:
+    """The loop, where it starts, and its screen; ``stack`` closes what they need."""
+    num_gmis = None if checkpoint is None else checkpoint.state["num_gmis"]
+    session = Session(
+        spec,
+        run_name=folder.path.name,
+        on_plan=lambda plan: _show_plan(folder, plan, num_gmis),
+        dashboard=dashboard,
+    )
+    stack.enter_context(session)
+    if dashboard:
+        _say_dashboard()
+    position = None if checkpoint is None else position_of(checkpoint.counters)
+    folder.checkpoints.rewind(-1 if position is None else position.iteration)
+    files = FileRecorder(folder, resumed_at=position)
+    stack.callback(files.close)
+    screen = _screen(folder, spec, settings)
+    recorders = [files, screen, RunExporter(run=folder.path.name, task=spec.env.id)]
+    loop = TrainingLoop(session, folder.checkpoints, recorders, settings, interrupt=interrupt)
+    if checkpoint is not None:
+        loop.restore(checkpoint)
+    return loop, screen
+
+
+def _show_plan(folder: RunFolder, plan: Plan, num_gmis: int | None) -> None:
+    if num_gmis not in (None, plan.num_gmis):
+        raise PlanError(
+            f"resuming a run of {num_gmis} GMIs",
+            f"its settings give {plan.num_gmis} here, and with them another batch",
+            "Resume it on a machine like its first",
+        )
     table = plan.table()
     replace_text(folder.path / "plan.txt", table + "\n")
     replace_json(folder.path / "plan.json", plan.to_dict())
@@ -172,67 +235,7 @@ def _announce_end() -> None:
         say("Finishing what is being computed, then saving. Ctrl-C again quits at once.")
 
 
-def _conclude(folder: RunFolder, outcome: Outcome) -> int:
-    """Record how the run ended, write the report, and say what to do next."""
-    interrupted = outcome.stop is None
-    reason = "Ctrl-C" if outcome.stop is None else outcome.stop.reason
-    position = outcome.position
-    folder.update(
-        status="interrupted" if interrupted else "finished",
-        reason=reason,
-        counters={
-            "iteration": position.iteration,
-            "env_steps": position.env_steps,
-            "train_s": position.train_s,
-            "best_return": outcome.best_return,
-        },
-    )
-    if position.iteration > 0:
-        # Imported here: drawing is not needed before the end, and takes its time to load.
-        from rayagi.monitoring.report import summary, write_report
-
-        report = write_report(folder)
-        facts = summary(folder, read_rows(folder.progress_csv), read_rows(folder.evaluations_csv))
-        say("")
-        for key, value in facts:
-            say(f"{key:>18}  {value}")
-        say(f"{'report':>18}  {report}")
-    say("")
-    if interrupted:
-        say(f"Saved {outcome.checkpoint}. Go on with:\n  rayagi train --resume {folder.path}")
-        return INTERRUPTED
-    say(f"Next:\n  rayagi evaluate {folder.path}\n  rayagi evaluate {folder.path} --video out.mp4")
-    return 0
-
-
-def _after_failure(folder: RunFolder, error: BaseException) -> None:
-    """Leave the folder saying what happened, and the error saying what still stands."""
-    known = explain(error)
-    checkpoints = folder.checkpoints.names()
-    started = folder.progress_csv.exists() or bool(checkpoints)
-    if known is not None and not started and folder.record.status == "running":
-        # Nothing was computed: an empty folder would only be in the way.
-        shutil.rmtree(folder.path, ignore_errors=True)
-        return
-    if isinstance(error, LimitReachedError):
-        return
-    # The disk may be what failed: the first error is the one to tell.
-    with suppress(RunError):
-        if known is None and isinstance(error, Exception):
-            log = folder.path / "error.log"
-            replace_text(log, "".join(traceback.format_exception(error)))
-            error.add_note(f"The traceback is in {log}.")
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        folder.update(status=status, reason=known.message if known else f"{type(error).__name__}: {error}")
-    if checkpoints:
-        error.add_note(
-            f"The last good checkpoint is {checkpoints[-1]}. Go on from it with:\n"
-            f"  rayagi train --resume {folder.path}"
-        )
-    else:
-        error.add_note("No checkpoint had been saved yet.")
-
-
-def say(text: str) -> None:
-    """Write to standard output at once, so that a pipe or a log file shows it when it happens."""
-    print(text, flush=True)
+def _say_dashboard() -> None:
+    # Ray's public API names the address only to whom connects, which the session does.
+    url = get_dashboard_url()
+    say(f"Ray's dashboard: http://{url}" if url else "This cluster runs no dashboard.")

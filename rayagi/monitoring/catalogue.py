@@ -1,6 +1,6 @@
 """Every metric, declared once: its name, unit, how GMIs' values merge, and what it means.
 
-Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports read this table; none has names of
+Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports read these tables; none has names of
 its own.
 """
 
@@ -17,86 +17,100 @@ Merge = Literal["sum", "mean", "max"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One measured quantity of an iteration."""
+    """One measured quantity of a run."""
 
     name: str
     unit: str
+    help: str
+    group: Literal["progress", "time", "learning", "resources", "evaluation"]
+    kind: Literal["counter", "gauge"] = "gauge"
+    """counter: adds up over a run. gauge: holds until the next value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GmiMetric(Metric):
+    """One that every GMI measures for itself."""
+
     merge: Merge
     """How the GMIs' values become the run's value."""
-    help: str
-    group: Literal["progress", "time", "learning", "resources"]
 
 
-CATALOGUE: tuple[Metric, ...] = (
-    Metric(
+CATALOGUE: tuple[GmiMetric, ...] = (
+    GmiMetric(
         name="env_steps",
+        kind="counter",
         unit="steps",
         merge="sum",
         group="progress",
         help="environment steps of this iteration",
     ),
-    Metric(
+    GmiMetric(
         name="episodes",
+        kind="counter",
         unit="episodes",
         merge="sum",
         group="progress",
         help="episodes that ended in this iteration",
     ),
-    Metric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
-    Metric(name="simulate_s", unit="s", merge="mean", group="time", help="time in the simulator"),
-    Metric(name="act_s", unit="s", merge="mean", group="time", help="time in policy inference and sampling"),
-    Metric(
+    GmiMetric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
+    GmiMetric(name="simulate_s", unit="s", merge="mean", group="time", help="time in the simulator"),
+    GmiMetric(
+        name="act_s", unit="s", merge="mean", group="time", help="time in policy inference and sampling"
+    ),
+    GmiMetric(
         name="update_s",
         unit="s",
         merge="mean",
         group="time",
         help="time in the learner, without synchronisation",
     ),
-    Metric(
+    GmiMetric(
         name="sync_s",
         unit="s",
         merge="mean",
         group="time",
         help="time in collectives, waiting for other GMIs included",
     ),
-    Metric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
-    Metric(
+    GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
+    GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
     ),
-    Metric(name="entropy", unit="nats", merge="mean", group="learning", help="mean policy entropy"),
-    Metric(
+    GmiMetric(name="entropy", unit="nats", merge="mean", group="learning", help="mean policy entropy"),
+    GmiMetric(
         name="approx_kl",
         unit="nats",
         merge="mean",
         group="learning",
         help="estimate of KL(old, new), mean((r - 1) - log r)",
     ),
-    Metric(
+    GmiMetric(
         name="clip_fraction",
         unit="",
         merge="mean",
         group="learning",
         help="share of samples whose ratio was clipped",
     ),
-    Metric(
+    GmiMetric(
         name="explained_variance",
         unit="",
         merge="mean",
         group="learning",
         help="1 - Var(returns - values) / Var(returns)",
     ),
-    Metric(
+    GmiMetric(
         name="grad_norm", unit="", merge="mean", group="learning", help="global gradient norm before clipping"
     ),
-    Metric(name="learning_rate", unit="", merge="mean", group="learning", help="step size of this iteration"),
-    Metric(
+    GmiMetric(
+        name="learning_rate", unit="", merge="mean", group="learning", help="step size of this iteration"
+    ),
+    GmiMetric(
         name="action_std",
         unit="",
         merge="mean",
         group="learning",
         help="mean standard deviation of a Gaussian policy",
     ),
-    Metric(
+    GmiMetric(
         name="resident_bytes",
         unit="bytes",
         merge="max",
@@ -106,58 +120,72 @@ CATALOGUE: tuple[Metric, ...] = (
 )
 """What a GMI reports in IterationResult.metrics."""
 
+EVALUATION_RETURN_MEAN = Metric(
+    name="evaluation_return_mean",
+    unit="",
+    group="evaluation",
+    help="mean return of the policy's mode, without exploration",
+)
+
 DERIVED: tuple[Metric, ...] = (
     Metric(
         name="env_steps_total",
         unit="steps",
-        merge="sum",
         group="progress",
         help="environment steps since the run began",
     ),
     Metric(
         name="train_s",
         unit="s",
-        merge="max",
         group="progress",
         help="training time since the run began, evaluations and checkpoints included",
     ),
     Metric(
         name="steps_per_second",
         unit="steps/s",
-        merge="sum",
         group="progress",
         help="environment steps of all GMIs per wall second",
     ),
     Metric(
         name="episode_return_mean",
         unit="",
-        merge="mean",
         group="progress",
         help="mean undiscounted return of the last 100 training episodes",
     ),
     Metric(
         name="episode_length_mean",
         unit="steps",
-        merge="mean",
         group="progress",
         help="mean length of the last 100 training episodes",
     ),
     Metric(
         name="episodes_total",
         unit="episodes",
-        merge="sum",
         group="progress",
         help="training episodes that ended since the run began",
     ),
-    Metric(
-        name="evaluation_return_mean",
-        unit="",
-        merge="mean",
-        group="progress",
-        help="mean return of the policy's mode, without exploration",
-    ),
+    EVALUATION_RETURN_MEAN,
 )
 """What the driver adds from those values."""
+
+EVALUATION: tuple[Metric, ...] = (
+    EVALUATION_RETURN_MEAN,
+    Metric(
+        name="evaluation_return_std",
+        unit="",
+        group="evaluation",
+        help="standard deviation of the episodes' returns",
+    ),
+    Metric(name="evaluation_return_min", unit="", group="evaluation", help="least return of an episode"),
+    Metric(name="evaluation_return_max", unit="", group="evaluation", help="greatest return of an episode"),
+    Metric(
+        name="evaluation_length_mean", unit="steps", group="evaluation", help="mean length of the episodes"
+    ),
+    Metric(
+        name="evaluation_episodes", unit="episodes", group="evaluation", help="episodes of the evaluation"
+    ),
+)
+"""What an evaluation gives."""
 
 _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
     "sum": sum,

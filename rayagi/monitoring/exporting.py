@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.gmi import GmiContext, ProgramFactory
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
+from rayagi.monitoring.catalogue import CATALOGUE
 from rayagi.monitoring.ray_metrics import Exporter
 
 
@@ -28,7 +29,7 @@ class ExportingFactory:
             "gmi": str(identity.index),
             "slice": identity.slice.label(),
         }
-        return ExportingProgram(self.inner(context), Exporter(tags))
+        return ExportingProgram(self.inner(context), Exporter(CATALOGUE, tags))
 
 
 class ExportingProgram:
@@ -40,7 +41,7 @@ class ExportingProgram:
     def iterate(self) -> IterationResult:
         """One iteration of the program."""
         result = self._program.iterate()
-        self._exporter.export(result)
+        self._exporter.export(result.metrics)
         return result
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

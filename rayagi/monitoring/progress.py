@@ -154,18 +154,21 @@ class LiveProgress:
         self._evaluation: float | None = None
         self._checkpoint = "none yet"
         self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._shown = False
 
     def __enter__(self) -> LiveProgress:
-        self._live.start()
+        self._shown = self._draw(self._live.start)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        if self._shown:
+            self._draw(self._live.stop)
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Redraw."""
         self._tracker.iterated(rows)
-        self._live.update(self.panel(position), refresh=True)
+        panel = self.panel(position)
+        self._draw(lambda: self._live.update(panel, refresh=True))
 
     def evaluated(self, row: Values, *, best: bool) -> None:
         """Remember; drawn with the next iterations."""
@@ -175,6 +178,14 @@ class LiveProgress:
     def saved(self, checkpoint: str) -> None:
         """Remember; drawn with the next iterations."""
         self._checkpoint = checkpoint
+
+    def _draw(self, draw: Callable[[], object]) -> bool:
+        try:
+            draw()
+        except OSError:
+            # The terminal was closed; the run goes on, and saves.
+            self._console.quiet = True
+        return not self._console.quiet
 
     def panel(self, position: Position) -> Panel:
         """What is drawn."""

@@ -1,33 +1,35 @@
-"""The catalogue's metrics as Ray metrics, so that the Ray dashboard's Prometheus export carries them per GMI.
+"""The catalogue's metrics as Ray metrics, so that the Ray dashboard's Prometheus export carries them.
 
-Names appear there as ``ray_rayagi_<name>``; counters end in ``_total``. Tags carry the GMI's identity, not the
-worker's: a GMI that is rebuilt in another process goes on with its series.
+Names appear there as ``ray_rayagi_<name>`` per GMI and ``ray_rayagi_run_<name>`` for all together; counters end in
+``_total``. Tags carry the GMI's identity, not the worker's: a GMI that is rebuilt in another process goes on with its
+series.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from actors.protocols import IterationResult
-from rayagi.monitoring.catalogue import CATALOGUE
+from rayagi.monitoring.catalogue import Metric
 
 if TYPE_CHECKING:
     from ray.util.metrics import Counter, Gauge
 
 TAG_KEYS = ("run", "task", "gmi", "slice")
-COUNTED = frozenset({"env_steps", "episodes"})
-"""Quantities that add up over a run; the others are values of the newest iteration."""
 
 
 class Exporter:
-    """Lives in a GMI's process; without a Ray worker around it, it does nothing."""
+    """Lives in a process of Ray's, a GMI's or the driver's; elsewhere it does nothing."""
 
-    def __init__(self, tags: dict[str, str]) -> None:
+    def __init__(self, metrics: Sequence[Metric], tags: dict[str, str], *, prefix: str = "rayagi_") -> None:
         """Declare the metrics.
 
         Args:
+            metrics: of the catalogue.
             tags: a value for each of ``run``, ``task``, ``gmi`` and ``slice``.
+            prefix: of the metrics' names.
 
         Raises:
             ValueError: a tag is missing or unknown.
@@ -36,43 +38,35 @@ class Exporter:
             raise ValueError(f"tags {sorted(tags)} must be {sorted(TAG_KEYS)}")
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
-        self._return: Gauge | None = None
         if _inside_ray():
-            self._declare(tags)
+            self._declare(metrics, tags, prefix)
 
-    def export(self, result: IterationResult) -> None:
-        """Hand one iteration's values to Ray, which sends them on by itself."""
+    def export(self, values: Mapping[str, float | None]) -> None:
+        """Hand values by name to Ray, which sends them on by itself; those of no declared metric are left out."""
         for name, counter in self._counters.items():
             # Ray refuses to add zero.
-            if (amount := result.metrics.get(name, 0.0)) > 0:
+            if (amount := values.get(name) or 0.0) > 0:
                 counter.inc(amount)
         for name, gauge in self._gauges.items():
-            value = result.metrics.get(name)
+            value = values.get(name)
             if value is not None and math.isfinite(value):
                 gauge.set(value)
-        if self._return is not None and result.episode_returns:
-            self._return.set(sum(result.episode_returns) / len(result.episode_returns))
 
-    def _declare(self, tags: dict[str, str]) -> None:
+    def _declare(self, metrics: Sequence[Metric], tags: dict[str, str], prefix: str) -> None:
         from ray.util.metrics import Counter, Gauge
 
-        for metric in CATALOGUE:
+        for metric in metrics:
             text = f"{metric.help} ({metric.unit})" if metric.unit else metric.help
-            kind = Counter if metric.name in COUNTED else Gauge
-            declared = kind(f"rayagi_{metric.name}", description=text, tag_keys=TAG_KEYS)
+            name = f"{prefix}{metric.name}"
+            declared: Counter | Gauge
+            if metric.kind == "counter":
+                declared = self._counters[metric.name] = Counter(name, description=text, tag_keys=TAG_KEYS)
+            else:
+                declared = self._gauges[metric.name] = Gauge(name, description=text, tag_keys=TAG_KEYS)
             declared.set_default_tags(tags)
-            (self._counters if kind is Counter else self._gauges)[metric.name] = declared
-        self._return = Gauge(
-            "rayagi_episode_return",
-            description="mean return of the episodes that ended in the newest iteration with any",
-            tag_keys=TAG_KEYS,
-        )
-        self._return.set_default_tags(tags)
 
 
 def _inside_ray() -> bool:
-    try:
-        import ray
-    except ImportError:
-        return False
-    return bool(ray.is_initialized())
+    """Whoever has not imported Ray is not in it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

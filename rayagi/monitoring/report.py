@@ -16,6 +16,7 @@ from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
 from rayagi.run.quantities import bytes_text, count_text, duration_text
+from rayagi.run.window import WINDOW
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -50,6 +51,12 @@ def write_report(folder: RunFolder) -> Path:
     return path
 
 
+def summary_text(folder: RunFolder, report: Path) -> str:
+    """The run's main numbers and where its report lies, for the terminal."""
+    facts = summary(folder, read_rows(folder.progress_csv), read_rows(folder.evaluations_csv))
+    return "\n".join(f"{key:>18}  {value}" for key, value in (*facts, ("report", str(report))))
+
+
 def summary(
     folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]
 ) -> tuple[tuple[str, str], ...]:
@@ -58,14 +65,14 @@ def summary(
     train_s, env_steps = last["train_s"], last["env_steps_total"]
     facts = [
         ("task", folder.record.task),
-        ("status", f"{folder.record.status}{f': {folder.record.reason}' if folder.record.reason else ''}"),
+        ("status", _status(folder)),
         ("iterations", f"{int(last['iteration']):,}"),
         ("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})"),
         ("training time", duration_text(train_s)),
         ("steps per second", f"{mean_speed(progress):,.0f} (evaluations and checkpoints apart)"),
         (
             "training return",
-            f"{return_text(last.get('episode_return_mean'))} (mean of the last 100 episodes)",
+            f"{return_text(last.get('episode_return_mean'))} (mean of the last {WINDOW} episodes)",
         ),
     ]
     if evaluations:
@@ -84,6 +91,13 @@ def mean_speed(progress: Sequence[Row]) -> float:
     timed = [row for row in progress if row.get("steps_per_second")]
     seconds = sum(row["env_steps"] / row["steps_per_second"] for row in timed)
     return sum(row["env_steps"] for row in timed) / seconds if seconds > 0 else 0.0
+
+
+def _status(folder: RunFolder) -> str:
+    record = folder.record
+    if record.status == "running" and not folder.is_locked():
+        return f"killed; go on with rayagi train --resume {folder.path}"
+    return f"{record.status}: {record.reason}" if record.reason else record.status
 
 
 def _evaluation(row: Row) -> str:

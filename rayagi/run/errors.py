@@ -25,6 +25,8 @@ _DISK_ERRNOS = frozenset(
 )
 """What the system says when a file cannot be written: no space, read-only, no permission, folder gone."""
 
+WRITABLE = "free space there, or make it writable"
+
 
 class RunError(Exception):
     """A run cannot start, go on or be read."""
@@ -33,14 +35,12 @@ class RunError(Exception):
 class DiskError(RunError):
     """A file of the run cannot be written."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    def __init__(self, path: str, reason: str, way_out: str = WRITABLE) -> None:
+        super().__init__(path, reason, way_out)
+        self.path, self.reason, self.way_out = path, reason, way_out
 
     def __str__(self) -> str:
-        return (
-            f"cannot write {self.path}: {self.reason}; free space there, or choose another folder with --out"
-        )
+        return f"cannot write {self.path}: {self.reason}; {self.way_out}"
 
 
 class RunFolderError(RunError):
@@ -111,24 +111,21 @@ class NonFiniteResultError(RunError):
 class LimitReachedError(RunError):
     """A run that was resumed had already reached its limit."""
 
-    def __init__(self, run: str, limit: str) -> None:
-        super().__init__(run, limit)
-        self.run, self.limit = run, limit
+    def __init__(self, run: str, limit: str, way_out: str) -> None:
+        super().__init__(run, limit, way_out)
+        self.run, self.limit, self.way_out = run, limit, way_out
 
     def __str__(self) -> str:
-        return (
-            f"{self.run} has already reached its limit ({self.limit}). Limits count from the start of the run: "
-            f"give a larger one, e.g. rayagi train --resume {self.run} --time 1h"
-        )
+        return f"{self.run} has already reached its limit ({self.limit}). {self.way_out}"
 
 
 @contextmanager
-def disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn the system's refusal to write into a ``DiskError`` that names the path."""
+def disk_errors(path: Path | str, way_out: str = WRITABLE) -> Iterator[None]:
+    """Turn the system's refusal to write into a ``DiskError`` that names the path and the way out."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK_ERRNOS:
             raise
         named = error.filename if isinstance(error.filename, str) else str(path)
-        raise DiskError(named, os.strerror(error.errno or 0)) from error
+        raise DiskError(named, os.strerror(error.errno or 0), way_out) from error

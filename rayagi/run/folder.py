@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 import yaml
 
+from rayagi.config.yaml_text import parse_yaml
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
-from rayagi.run.errors import RunFolderError, RunVersionError, disk_errors
+from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
 
 SCHEMA_VERSION = 1
 """Layout of the run folder. Raised when a folder written before cannot be read as it is."""
@@ -90,6 +91,19 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
+    def is_locked(self) -> bool:
+        """Whether a process is training this run."""
+        if self._lock is not None:
+            return True
+        try:
+            self.lock()
+        except RunFolderError:
+            return True
+        except DiskError:
+            return False  # where nobody can write, nobody trains
+        self.unlock()
+        return False
+
     def update(self, **changes: Any) -> None:
         """Replace fields of run.json.
 
@@ -111,7 +125,7 @@ class RunFolder:
             RunFolderError: it is missing or no YAML mapping.
         """
         try:
-            config = yaml.safe_load((self.path / "config.yaml").read_text())
+            config = parse_yaml((self.path / "config.yaml").read_text())
         except (OSError, yaml.YAMLError) as error:
             raise RunFolderError(str(self.path), f"config.yaml cannot be read ({error})") from error
         if not isinstance(config, dict):
@@ -128,7 +142,7 @@ def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: st
     """
     now = datetime.now().astimezone()
     base = name or f"{_file_name(task)}-{now:%Y%m%d-%H%M%S}"
-    with disk_errors(out / base):
+    with disk_errors(out / base, "free space there, or choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         path = _new_folder(out, base, exact=name is not None)
     record = RunRecord(

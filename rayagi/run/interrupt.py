@@ -1,25 +1,36 @@
-"""Ctrl-C: the first asks the run to end and save, the second ends it at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks the run to end and save, a further Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP, as its terminal closed"}
 
 
 class Interrupt:
-    """Catches SIGINT and SIGTERM while it is entered; not outside the main thread, where Python cannot."""
+    """Catches these signals while it is entered; not outside the main thread, where Python cannot.
+
+    Only Ctrl-C ends a run at once: a closing terminal or a service manager may well send two signals. A SIGHUP that is
+    ignored when this is made, as under nohup, stays ignored.
+    """
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self._on_first = on_first
         self._previous: dict[int, object] = {}
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._caught = [number for number in _NAMES if not (ignored and number == signal.SIGHUP)]
         self.requested = False
         """Whether the run was asked to end."""
+        self.reason = ""
+        """By what; empty where nothing did."""
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+        if _in_main_thread():
+            for number in self._caught:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -31,7 +42,25 @@ class Interrupt:
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if not self.requested:
+            self.requested, self.reason = True, _NAMES[signal.Signals(number)]
+            self._on_first()
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
-        self._on_first()
+
+
+@contextmanager
+def hangup_ignored() -> Iterator[None]:
+    """Processes started in here outlive the terminal: the kernel hangs up on all of them, and the run saves first."""
+    if not _in_main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rayagi.run.quantities import count_text, duration_text
+from rayagi.run.window import WINDOW
 
 ReturnSource = Literal["evaluation", "training"]
 
@@ -23,7 +25,8 @@ class Limits:
     """Environment steps of all GMIs."""
     iterations: int | None = None
     stop_return: float | None = None
-    """Mean return at which the run ends: of the evaluation where that is on, else of the last 100 episodes."""
+    """Mean return at which the run ends: of the evaluation where that is on, else of the last 100 training episodes,
+    once there are as many."""
 
     def is_empty(self) -> bool:
         """Whether nothing ends the run."""
@@ -39,7 +42,7 @@ class Limits:
         }
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Limits:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Limits:
         """Read back what ``to_dict`` stored."""
         return cls(
             **{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")}
@@ -75,6 +78,17 @@ class Position:
     """Of the last evaluation; None before the first."""
     training_return: float | None
     """Mean of the last 100 episodes; None before the first episode ended."""
+    training_episodes: int
+    """Episodes that this is the mean of."""
+
+    def settled_return(self, source: ReturnSource) -> float | None:
+        """The return that a decision may rest on: of an evaluation, or of a full window of training episodes.
+
+        The first episodes to end are the short ones: their mean says little about the policy.
+        """
+        if source == "evaluation":
+            return self.evaluation_return
+        return self.training_return if self.training_episodes >= WINDOW else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +107,7 @@ def should_stop(limits: Limits, position: Position, return_source: ReturnSource)
     if limits.env_steps is not None and position.env_steps >= limits.env_steps:
         return Stop(limit="env_steps", reason=f"{position.env_steps:,} environment steps done")
     if limits.stop_return is not None:
-        measured = position.evaluation_return if return_source == "evaluation" else position.training_return
+        measured = position.settled_return(return_source)
         if measured is not None and measured >= limits.stop_return:
             return Stop(
                 limit="stop_return",

@@ -42,6 +42,10 @@ class Interval:
     time_s: float | None = None
 
 
+CHECKPOINT_EVERY = Interval(time_s=60.0)
+"""Where nobody says how often."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSettings:
     """What the loop is told."""
@@ -51,7 +55,7 @@ class LoopSettings:
     evaluation_interval: int = 0
     """Iterations between evaluations; 0: none."""
     evaluation_episodes: int = 10
-    checkpoint_every: Interval = Interval(time_s=60.0)
+    checkpoint_every: Interval = CHECKPOINT_EVERY
 
     @property
     def return_source(self) -> ReturnSource:

@@ -23,6 +23,7 @@ def position_of(counters: Mapping[str, Any]) -> Position:
         train_s=float(counters["train_s"]),
         evaluation_return=counters["evaluation_return"],
         training_return=window.return_mean(),
+        training_episodes=len(window),
     )
 
 

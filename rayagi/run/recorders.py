@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION
 from rayagi.run.csv_log import CsvLog
 from rayagi.run.folder import RunFolder
 from rayagi.run.limits import Position
@@ -17,14 +17,9 @@ EVALUATION_COLUMNS = (
     "iteration",
     "env_steps_total",
     "train_s",
-    "evaluation_return_mean",
-    "evaluation_return_std",
-    "evaluation_return_min",
-    "evaluation_return_max",
-    "evaluation_length_mean",
-    "evaluation_episodes",
+    *(metric.name for metric in EVALUATION),
 )
-_GROUPS = {metric.name: metric.group for metric in (*DERIVED, *CATALOGUE)}
+_GROUPS = {metric.name: metric.group for metric in (*DERIVED, *CATALOGUE, *EVALUATION)}
 
 Values = Mapping[str, float | None]
 
@@ -87,7 +82,7 @@ class FileRecorder:
 
     def _scalars(self, row: Values) -> None:
         tagged = {
-            f"{_GROUPS.get(name, 'evaluation')}/{name}": value
+            f"{_GROUPS[name]}/{name}": value
             for name, value in row.items()
             if name not in ("iteration", "env_steps_total")
         }

@@ -67,6 +67,7 @@ class TrainingLoop:
             train_s=self._train_s,
             evaluation_return=self._evaluation_return,
             training_return=self._window.return_mean(),
+            training_episodes=len(self._window),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -78,7 +79,9 @@ class TrainingLoop:
         """Go on counting from a checkpoint's counters."""
         self._iteration, self._env_steps = int(counters["iteration"]), int(counters["env_steps"])
         self._episodes, self._train_s = int(counters["episodes"]), float(counters["train_s"])
-        self._best_return = counters["best_return"]
+        # Returns with exploration and without are not compared with each other.
+        alike = counters.get("return_source") == self._settings.return_source
+        self._best_return = counters["best_return"] if alike else None
         self._evaluation_return, self._evaluated_at = (
             counters["evaluation_return"],
             int(counters["evaluated_at"]),
@@ -208,7 +211,7 @@ class TrainingLoop:
         """Save unless this iteration is saved already."""
         if self._saved_at == self._iteration:
             return
-        training_return = self._window.return_mean()
+        training_return = self.position.settled_return("training")
         if (
             best is None
             and self._settings.return_source == "training"
@@ -234,6 +237,7 @@ class TrainingLoop:
             "episodes": self._episodes,
             "train_s": self._train_s,
             "best_return": self._best_return,
+            "return_source": self._settings.return_source,
             "evaluation_return": self._evaluation_return,
             "evaluated_at": self._evaluated_at,
             "window": self._window.to_dict(),

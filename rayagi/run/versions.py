@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import rayagi
+from placement.inventory.limits import allowed_cores
 
 PACKAGES = ("torch", "ray", "mujoco", "gymnasium", "numpy")
 
@@ -56,8 +56,9 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, by affinity and quota."""
+    cores, _ = allowed_cores()
+    return len(cores)
 
 
 def collect_versions() -> dict[str, str | int | None]:

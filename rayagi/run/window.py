@@ -17,6 +17,9 @@ class EpisodeWindow:
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
 
+    def __len__(self) -> int:
+        return len(self._returns)
+
     def add(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Add the episodes of one iteration."""
         self._returns.extend(returns)

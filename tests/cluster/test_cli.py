@@ -12,8 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rayagi.config.yaml_text import parse_yaml
+from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
+from rayagi.run.measures import first_non_finite
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +33,7 @@ def environment():
     return kept | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def start(folder, environment, *arguments):
+def start(folder, environment, *arguments, group=False):
     return subprocess.Popen(
         [sys.executable, "-m", "rayagi", *arguments],
         cwd=folder,
@@ -37,6 +41,7 @@ def start(folder, environment, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=group,
     )
 
 
@@ -133,11 +138,38 @@ def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, envir
     assert "num_gmis=4096" in error
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, number):
+    # As a terminal does: the signal goes to the whole group, Ray's processes included, and nobody reads any more.
+    process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a", group=True)
+    for line in process.stdout:
+        if line.startswith("iteration"):
+            break
+    process.stdout.close()
+    process.stderr.close()
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=TIMEOUT_S) == 130
+    record = json.loads((tmp_path / "runs/a/run.json").read_text())
+    assert record["status"] == "interrupted"
+    last = CheckpointStore(tmp_path / "runs/a/checkpoints").load()
+    assert last.counters["iteration"] == record["counters"]["iteration"] > 0
+    assert (tmp_path / "runs/a/report.html").exists()
+
+
 def test_nan_in_the_loss_stops_the_run_and_the_last_good_checkpoint_stands(tmp_path, environment):
-    # A step size that no network survives.
-    diverging = ["--set", "ppo.learning_rate=1e30", "--set", "ppo.max_grad_norm=0", "--checkpoint-every", "1"]
-    code, _, error = rayagi(tmp_path, environment, "train", TASK, *SMALL, *diverging, "--name", "nan")
+    assert rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "5", "--name", "nan")[0] == 0
+    config = tmp_path / "runs/nan/config.yaml"
+    settings = parse_yaml(config.read_text())
+    settings["ppo"] |= {"value_coef": 3e38, "max_grad_norm": 0.0}  # gradients beyond float32
+    config.write_text(yaml.safe_dump(settings))
+    again = ["train", "--resume", "runs/nan", "--iterations", "50", "--checkpoint-every", "1"]
+    code, _, error = rayagi(tmp_path, environment, *again)
     assert code == 1
     assert re.search(r"became (NaN or infinite in|nan at|inf at) iteration \d+", error), error
+    assert "The last good checkpoint is iteration_000005" in error
     assert "Traceback" not in error
     assert json.loads((tmp_path / "runs/nan/run.json").read_text())["status"] == "failed"
+    last = CheckpointStore(tmp_path / "runs/nan/checkpoints").load()
+    assert last.name == "iteration_000005"
+    assert first_non_finite(last.state) is None
+    assert rayagi(tmp_path, environment, "evaluate", "runs/nan", "--episodes", "2")[0] == 0

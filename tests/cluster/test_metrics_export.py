@@ -1,66 +1,97 @@
-"""Metrics of a GMI as Prometheus reads them from Ray."""
+"""A run's metrics as Prometheus reads them from Ray."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import ray
 
-from actors.protocols import IterationResult
-from rayagi.monitoring.ray_metrics import Exporter
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 
 pytestmark = pytest.mark.cluster
 TIMEOUT_S = 90.0
-TAGS = {"run": "test-run", "task": "Ant-v5", "gmi": "3", "slice": "cpu[0]"}
-
-
-@ray.remote
-class ExportingActor:
-    def __init__(self):
-        self.exporter = Exporter(TAGS)
-
-    def iterate(self, iteration):
-        metrics = {"env_steps": 128.0, "episodes": 0.0, "value_loss": 0.5}
-        self.exporter.export(IterationResult(iteration=iteration, metrics=metrics, episode_returns=[3.0]))
+TASK = "InvertedPendulum-v5"
+NOT_MEASURED = {"evaluation_return_mean"}
+"""Without evaluations."""
 
 
 @pytest.fixture
 def local_ray():
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray.nodes()[0]
     ray.shutdown()
 
 
+def rayagi(folder, *arguments):
+    """A command that finds the test's Ray as it would any cluster."""
+    variables = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "rayagi", *arguments],
+        cwd=folder,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def exported(port, wanted):
-    """Lines of the node's export by metric name, once ``wanted`` is among them."""
+    """Tags by name and GMI of what the node exports, once every (name, GMI) that is ``wanted`` is among them."""
     deadline = time.monotonic() + TIMEOUT_S
     pause = threading.Event()
+    found = {}
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-                lines = [
-                    line for line in answer.read().decode().splitlines() if line.startswith("ray_rayagi_")
-                ]
+                lines = answer.read().decode().splitlines()
         except urllib.error.URLError:
             lines = []
-        found = {line.partition("{")[0]: line for line in lines}
-        if wanted in found:
+        for line in lines:
+            if line.startswith("ray_rayagi_"):
+                tags = dict(re.findall(r'(\w+)="([^"]*)"', line))
+                found[line.partition("{")[0], tags["gmi"]] = tags
+        if wanted <= found.keys():
             return found
         pause.wait(0.5)
-    raise AssertionError(f"{wanted} was not exported within {TIMEOUT_S:.0f} s")
+    raise AssertionError(f"not exported within {TIMEOUT_S:.0f} s: {sorted(wanted - found.keys())}")
 
 
-def test_metrics_reach_prometheus_with_the_identity_of_their_gmi(local_ray):
-    actor = ExportingActor.remote()
-    ray.get([actor.iterate.remote(i) for i in (1, 2)], timeout=60)
-    found = exported(local_ray["MetricsExportPort"], "ray_rayagi_env_steps_total")
-    assert found["ray_rayagi_env_steps_total"].endswith(" 256.0")
-    assert found["ray_rayagi_value_loss"].endswith(" 0.5")
-    assert found["ray_rayagi_episode_return"].endswith(" 3.0")
-    for line in found.values():
-        for key, value in TAGS.items():
-            assert f'{key}="{value}"' in line
+def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(local_ray, tmp_path):
+    suffix = {"counter": "_total", "gauge": ""}
+    wanted = {(f"ray_rayagi_{metric.name}{suffix[metric.kind]}", gmi) for metric in CATALOGUE for gmi in "01"}
+    wanted |= {
+        (f"ray_rayagi_run_{metric.name}", "all") for metric in DERIVED if metric.name not in NOT_MEASURED
+    }
+    options = ["--gmis", "2", "--num-envs", "8", "--time", "10m", "--name", "exported"]
+    process = rayagi(tmp_path, "train", TASK, *options)
+    try:
+        found = exported(local_ray["MetricsExportPort"], wanted)
+    finally:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, output
+    assert found.keys() == wanted
+    assert {(tags["run"], tags["task"]) for tags in found.values()} == {("exported", TASK)}
+    assert {tags["slice"] for (_, gmi), tags in found.items() if gmi == "all"} == {"all"}
+
+
+def test_a_plan_is_the_clusters_where_there_is_one(local_ray, tmp_path):
+    output, _ = rayagi(tmp_path, "plan", TASK, "--gmis", "3").communicate(timeout=TIMEOUT_S)
+    assert "num_gmis=3" in output
+    ray.shutdown()
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    output, _ = rayagi(tmp_path, "plan", TASK).communicate(timeout=TIMEOUT_S)
+    assert "1 GMI," in output

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,9 @@ def test_options_are_read_as_people_write_them():
         ("--time", "0s"),
         ("--evaluate-every", "0"),
         ("--checkpoint-every", "0"),
+        ("--stop-return", "nan"),
+        ("--stop-return", "inf"),
+        ("--stop-return", "high"),
         ("--seed", "-1"),
         ("--seed", "x"),
         ("--backend", "cuda"),
@@ -132,6 +136,7 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
         (("report", "runs/missing"), "no such run folder"),
         (("plan", "Ant-v5", "--machine", "missing.json"), "missing.json"),
         (("evaluate", "runs/x", "--video", "out.txt"), ".mp4"),
+        (("evaluate", "runs/x", "--video", "out.webm"), ".mp4"),
         (("evaluate", "runs/x", "--video", "no/such/out.mp4"), "there is no folder no/such"),
     ],
 )
@@ -186,6 +191,36 @@ def test_the_plan_is_a_table_of_gmis(capsys):
     output = capsys.readouterr().out
     assert "simulator+agent+trainer" in output
     assert " 7 " in output
+
+
+def test_a_plan_for_this_machine_does_not_load_ray():
+    code = "import sys; from rayagi.cli import main; main(['plan', 'Ant-v5']); print('ray' in sys.modules)"
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=kept
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("command", [["envs"], ["plan", "Ant-v5", "--gmis", "1"]])
+def test_a_reader_that_leaves_a_listing_early_is_no_failure(command):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayagi", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
+
+
+def test_a_reader_that_leaves_does_not_hide_a_failure(monkeypatch, capsys):
+    from rayagi.cli import train
+
+    def broken(arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(train, "run", broken)
+    assert run_cli("train", "Ant-v5") == 1
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 def test_environments_are_found_by_part_of_their_name(capsys):

@@ -13,6 +13,7 @@ from rayagi.cli.evaluate import film
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.presets import preset
 from rayagi.envs import RenderingError, env_info
+from rayagi.run.errors import DiskError
 from rayagi.run.folder import create_run
 
 
@@ -52,6 +53,21 @@ def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, ca
     assert "usable ones: iteration_000004" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_a_film_is_asked_for_on_the_command_line(suffix, tmp_path, monkeypatch, capsys):
+    import imageio.v3 as imageio
+
+    monkeypatch.chdir(tmp_path)
+    saved_run("InvertedPendulum-v5")
+    code = main(["evaluate", "runs/a", "--episodes", "1", "--video", f"out{suffix}"])
+    output, error = capsys.readouterr()
+    if "cannot be rendered here" in error:
+        pytest.skip(f"this machine cannot draw: {error}")
+    assert code == 0, error
+    (num_frames,) = re.findall(rf"out\{suffix}: (\d+) frames", output)
+    assert len(imageio.imread(tmp_path / f"out{suffix}", plugin="FFMPEG")) == int(num_frames)
+
+
 @pytest.mark.parametrize("task", ["InvertedPendulum-v5", "CartPole-v1"])
 def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
     import imageio.v3 as imageio
@@ -66,3 +82,24 @@ def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
     # Both tasks give one point for each step that the pole stands, CartPole also for the one in which it falls.
     assert num_frames - 1 <= film_return <= num_frames
     assert len(imageio.imread(tmp_path / "out.gif")) == num_frames
+
+
+def test_a_film_that_was_not_written_is_a_failure(tmp_path, monkeypatch):
+    import contextlib
+
+    import imageio.v2
+
+    monkeypatch.chdir(tmp_path)
+    spec, shared = saved_run("InvertedPendulum-v5")
+    agent = Agent(load_policy(shared, spec, env_info("InvertedPendulum-v5")))
+
+    class Writer:
+        def append_data(self, frame):
+            pass
+
+    monkeypatch.setattr(imageio.v2, "get_writer", lambda path, fps: contextlib.nullcontext(Writer()))
+    try:
+        with pytest.raises(DiskError, match=r"cannot write out\.mp4: the video writer left it empty"):
+            film(spec, agent, Path("out.mp4"), seed=0)
+    except RenderingError as error:
+        pytest.skip(f"this machine cannot draw: {error}")

@@ -1,14 +1,17 @@
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from actors.protocols import IterationResult
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION
 from rayagi.monitoring.plots import save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter
 from rayagi.monitoring.report import mean_speed
+from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run.limits import Limits, Position
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,7 +37,12 @@ def row(i, **values):
 
 def position(i):
     return Position(
-        iteration=i, env_steps=100 * i, train_s=0.5 * i, evaluation_return=None, training_return=float(i)
+        iteration=i,
+        env_steps=100 * i,
+        train_s=0.5 * i,
+        evaluation_return=None,
+        training_return=float(i),
+        training_episodes=i,
     )
 
 
@@ -112,11 +120,79 @@ def test_speed_is_smoothed_but_starts_at_the_first_value():
     assert 0.1 < tracker.steps_per_s < 200.0
 
 
-def test_without_ray_the_exporter_does_nothing():
-    exporter = Exporter({"run": "r", "task": "Ant-v5", "gmi": "0", "slice": "cpu[0]"})
-    exporter.export(IterationResult(iteration=1, metrics={"env_steps": 0.0, "value_loss": np.nan}))
+def test_without_ray_the_exporter_does_nothing_and_does_not_load_it():
+    code = """
+import sys
+from rayagi.monitoring.catalogue import CATALOGUE
+from rayagi.monitoring.ray_metrics import Exporter
+exporter = Exporter(CATALOGUE, {"run": "r", "task": "Ant-v5", "gmi": "0", "slice": "cpu[0]"})
+exporter.export({"env_steps": 5.0, "value_loss": 1.0})
+print("ray" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_values_reach_ray_by_their_kind_and_what_is_no_number_does_not(monkeypatch):
+    import ray.util.metrics as ray_metrics
+
+    sent = []
+
+    class Sent:
+        def __init__(self, name, description, tag_keys):
+            self.name = name
+
+        def set_default_tags(self, tags):
+            self.tags = tags
+
+        def inc(self, value):
+            sent.append((self.name, "inc", value, self.tags["gmi"]))
+
+        def set(self, value):
+            sent.append((self.name, "set", value, self.tags["gmi"]))
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr(ray_metrics, "Counter", Sent)
+    monkeypatch.setattr(ray_metrics, "Gauge", Sent)
+    exporter = Exporter(CATALOGUE, {"run": "r", "task": "Ant-v5", "gmi": "3", "slice": "cpu[0]"})
+    exporter.export({"env_steps": 64.0, "episodes": 0.0, "value_loss": np.nan, "entropy": 0.5, "other": 1.0})
+    assert sent == [("rayagi_env_steps", "inc", 64.0, "3"), ("rayagi_entropy", "set", 0.5, "3")]
+    del sent[:]
+    run = RunExporter(run="r", task="Ant-v5")
+    run.iterated([row(1), row(2)], position(2))
+    run.evaluated({"iteration": 2, "evaluation_return_mean": 7.0}, best=True)
+    assert ("rayagi_run_env_steps_total", "set", 200.0, "all") in sent
+    assert sent[-1] == ("rayagi_run_evaluation_return_mean", "set", 7.0, "all")
+
+
+def test_every_metric_has_a_name_of_its_own():
+    names = [metric.name for metric in {*CATALOGUE, *DERIVED, *EVALUATION}]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("closed_after", [0, 1, 2, 3])
+def test_a_terminal_that_closes_does_not_end_the_run(closed_after):
+    class Terminal(io.StringIO):
+        writes = 0
+
+        def write(self, text):
+            self.writes += 1
+            if self.writes > closed_after:
+                raise OSError(5, "Input/output error")
+            return super().write(text)
+
+    stdout = sys.stdout
+    terminal = Terminal()
+    progress = LiveProgress("Ant-v5", Limits(), "training", Console(file=terminal, force_terminal=True))
+    with progress:
+        progress.iterated([row(1)], position(1))
+        progress.iterated([row(2)], position(2))
+    assert terminal.writes == closed_after + 1
+    assert sys.stdout is stdout
 
 
 def test_an_exporter_needs_every_tag():
     with pytest.raises(ValueError, match="must be"):
-        Exporter({"run": "r"})
+        Exporter(CATALOGUE, {"run": "r"})

@@ -12,6 +12,7 @@ def position(**values):
         "train_s": 0.0,
         "evaluation_return": None,
         "training_return": None,
+        "training_episodes": 100,
     }
     return Position(**(defaults | values))
 
@@ -39,6 +40,14 @@ def test_the_return_that_counts_is_the_sources():
     both = position(evaluation_return=10.0, training_return=1.0)
     assert should_stop(Limits(stop_return=5.0), both, "evaluation") is not None
     assert should_stop(Limits(stop_return=5.0), both, "training") is None
+
+
+def test_a_training_return_counts_once_a_hundred_episodes_ended():
+    limits = Limits(stop_return=5.0)
+    assert should_stop(limits, position(training_return=9.0, training_episodes=99), "training") is None
+    assert should_stop(limits, position(training_return=9.0, training_episodes=100), "training") is not None
+    early = position(evaluation_return=9.0, training_episodes=0)
+    assert should_stop(limits, early, "evaluation") is not None
 
 
 def test_a_negative_stop_return_is_not_reached_before_there_is_a_return():

@@ -69,6 +69,25 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
     other.lock()
 
 
+def test_whether_a_run_is_being_trained_is_seen_from_its_lock(tmp_path):
+    folder = make(tmp_path)
+    other = open_run(folder.path)
+    assert folder.is_locked()
+    assert other.is_locked()
+    folder.unlock()
+    assert not other.is_locked()
+    other.lock()  # asking left no lock behind
+
+
+def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):
+    folder = make(tmp_path)
+    (folder.path / "config.yaml").write_text("ppo: {learning_rate: 3e-4}\n")
+    assert folder.read_config() == {"ppo": {"learning_rate": 0.0003}}
+    (folder.path / "config.yaml").write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(RunFolderError, match="'seed' is given twice"):
+        folder.read_config()
+
+
 def test_updates_are_whole_or_not_there(tmp_path):
     folder = make(tmp_path)
     folder.update(status="finished", reason="5 min of training done")

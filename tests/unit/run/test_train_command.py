@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,15 @@ from fake_training_session import FakeClock, FakeSession
 
 import rayagi.cli.train as train
 from actors.errors import NonFiniteError
+from actors.groups import GmiLostError
 from placement.inventory import local_machine
 from placement.plan import make_plan
+from placement.types import Machine, Node
 from rayagi.cli import main
 from rayagi.envs import SimulationError
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
+from rayagi.run.folder import open_run
 
 TASK = "InvertedPendulum-v5"
 
@@ -41,6 +45,9 @@ class FakeOpenSession(FakeSession):
 
     def __exit__(self, *error):
         return None
+
+    def state_dict(self):
+        return super().state_dict() | {"num_gmis": self.plan.num_gmis}
 
 
 @pytest.fixture
@@ -143,12 +150,60 @@ def test_a_run_that_reached_its_limit_asks_for_a_larger_one(fake, capsys):
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "finished"
 
 
+def test_what_is_typed_on_a_resume_replaces_the_limit_that_was(fake, capsys):
+    assert rayagi(TASK, "--env-steps", "320", "--name", "a") == 0
+    assert rayagi("--resume", "runs/a", "--env-steps", "640") == 0
+    assert read_rows(Path("runs/a/progress.csv"))[-1]["env_steps_total"] == 640
+    assert rayagi("--resume", "runs/a") == 2
+    # The advice is a command that works.
+    (advice,) = re.findall(r"rayagi train (--resume runs/a --time 1h)", capsys.readouterr().err)
+    fake.events = {25: lambda: os.kill(os.getpid(), signal.SIGINT)}
+    assert rayagi(*advice.split()) == 130
+    assert "Ends after 1 h of training." in capsys.readouterr().out
+
+
+def test_the_end_of_a_falling_learning_rate_cannot_be_moved(fake, capsys):
+    linear = ["--set", "ppo.lr_schedule=linear", "--env-steps", "640"]
+    assert rayagi(TASK, *linear, "--iterations", "5", "--name", "a") == 0
+    assert rayagi("--resume", "runs/a", "--env-steps", "1280") == 2
+    assert "the learning rate of this run falls to zero over 640 steps" in capsys.readouterr().err
+    assert rayagi("--resume", "runs/a", "--time", "1h") == 0
+    assert read_rows(Path("runs/a/progress.csv"))[-1]["env_steps_total"] == 640
+    capsys.readouterr()
+    assert rayagi("--resume", "runs/a", "--time", "2h") == 2
+    assert "Its learning rate has fallen to zero there" in capsys.readouterr().err
+
+
+def machine_of(num_cores):
+    node = Node(name="a", cores=tuple(range(num_cores)), memory_total_bytes=2**30)
+    return lambda: Machine(nodes=(node,), origin="local")
+
+
+def test_a_resumed_run_keeps_its_number_of_gmis_on_another_machine(fake, capsys, monkeypatch):
+    this_module = sys.modules[__name__]
+    monkeypatch.setattr(this_module, "local_machine", machine_of(2))
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    monkeypatch.setattr(this_module, "local_machine", machine_of(4))
+    assert rayagi("--resume", "runs/a", "--iterations", "9") == 0
+    assert len(json.loads(Path("runs/a/plan.json").read_text())["slices"]) == 2
+    monkeypatch.setattr(this_module, "local_machine", machine_of(1))
+    capsys.readouterr()
+    assert rayagi("--resume", "runs/a", "--iterations", "19") == 2
+    error = capsys.readouterr().err
+    assert "num_gmis=2" in error
+    assert "rayagi train InvertedPendulum-v5 --config runs/a/config.yaml --gmis N" in error
+    record = json.loads(Path("runs/a/run.json").read_text())
+    assert (record["status"], record["limits"]["iterations"]) == ("finished", 9)
+
+
 def test_what_a_resumed_run_learns_cannot_be_changed(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert rayagi("--resume", "runs/a", "--gmis", "1", "--set", "ppo.gamma=0.9") == 2
     assert "--gmis, --set cannot change on --resume" in capsys.readouterr().err
     assert rayagi("--resume", "runs/a", "--seed", "0") == 2
     assert "--seed cannot change on --resume" in capsys.readouterr().err
+    assert rayagi("--resume", "runs/a", "--out", "elsewhere") == 2
+    assert "--out cannot change on --resume" in capsys.readouterr().err
     assert rayagi("Ant-v5", "--resume", "runs/a") == 2
     assert "is a run of InvertedPendulum-v5, not of Ant-v5" in capsys.readouterr().err
 
@@ -167,10 +222,53 @@ def test_ctrl_c_saves_and_says_how_to_resume(fake, capsys):
     assert rayagi("--resume", "runs/a", "--iterations", str(record["counters"]["iteration"] + 5)) == 0
 
 
-def test_sigterm_saves_too(fake):
-    fake.events = {25: lambda: os.kill(os.getpid(), signal.SIGTERM)}
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP, as its terminal closed")],
+)
+def test_sigterm_and_a_closed_terminal_save_too(fake, number, reason):
+    fake.events = {25: lambda: os.kill(os.getpid(), number)}
     assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
     assert CheckpointStore(Path("runs/a/checkpoints")).load().counters["iteration"] >= 25
+    record = json.loads(Path("runs/a/run.json").read_text())
+    assert (record["status"], record["reason"]) == ("interrupted", reason)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_pipe_whose_reader_left_loses_nothing(tmp_path, number):
+    code = """
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        import test_train_command as module
+        import rayagi.cli.train as train
+        from rayagi.cli import main
+
+        def interrupted():
+            sys.stdin.readline()  # the reader of our output has left
+            os.kill(os.getpid(), int(sys.argv[2]))
+
+        class Session(module.FakeOpenSession):
+            events = {25: interrupted}
+
+        train.Session = Session
+        sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a"]))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent), str(int(number))],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    assert process.wait(timeout=120) == 130
+    assert CheckpointStore(tmp_path / "runs/a/checkpoints").load().counters["iteration"] >= 25
+    assert (tmp_path / "runs/a/report.html").exists()
+    assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "interrupted"
 
 
 def test_a_second_ctrl_c_quits_at_once_and_what_was_saved_stands(fake, capsys):
@@ -181,7 +279,66 @@ def test_a_second_ctrl_c_quits_at_once_and_what_was_saved_stands(fake, capsys):
     fake.events = {25: twice}
     assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 130
     assert CheckpointStore(Path("runs/a/checkpoints")).load().counters["iteration"] == 20
-    assert "stopped at once" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "stopped at once" in error
+    assert "The last good checkpoint is iteration_000020" in error
+    assert "rayagi train --resume runs/a" in error
+
+
+def test_ctrl_c_while_it_starts_leaves_no_folder_and_says_so(fake, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, "__enter__", interrupted)
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
+    assert not Path("runs/a").exists()
+    assert "no run folder is left" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_in_the_first_iteration_leaves_no_folder(fake):
+    fake.events = {1: KeyboardInterrupt()}
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
+    assert not Path("runs/a").exists()
+
+
+def test_ctrl_c_while_a_resumed_run_starts_leaves_what_there_is(fake, capsys, monkeypatch):
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, "__enter__", interrupted)
+    assert rayagi("--resume", "runs/a", "--iterations", "9") == 130
+    assert CheckpointStore(Path("runs/a/checkpoints")).load().name == "iteration_000005"
+    assert "The last good checkpoint is iteration_000005" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_closing_does_not_lose_the_report(fake, capsys, monkeypatch):
+    def interrupted(self, *error):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, "__exit__", interrupted)
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    assert Path("runs/a/report.html").exists()
+    assert json.loads(Path("runs/a/run.json").read_text())["status"] == "finished"
+
+
+def test_where_the_dashboard_is_is_said(fake, capsys, monkeypatch):
+    monkeypatch.setattr(train, "get_dashboard_url", lambda: "127.0.0.1:8265")
+    assert rayagi(TASK, "--iterations", "5", "--dashboard") == 0
+    assert "Ray's dashboard: http://127.0.0.1:8265" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_is_not_said_to_be_running(fake, capsys):
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    # What is left after SIGKILL: the status is the last that was written, and the lock is gone.
+    folder = open_run(Path("runs/a"))
+    folder.update(status="running", reason="")
+    assert main(["report", "runs/a"]) == 0
+    assert re.search(r"status  killed; go on with rayagi train --resume runs/a", capsys.readouterr().out)
+    folder.lock()
+    assert main(["report", "runs/a"]) == 0
+    assert re.search(r"status  running\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +361,31 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stands(fake, capsys, eve
     assert "Traceback" not in error
     assert CheckpointStore(Path("runs/a/checkpoints")).load().name == "iteration_000020"
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "failed"
+    # Going on from it would meet the same numbers again; the advice is a command that works.
+    assert "--resume" not in error
+    (advice,) = re.findall(r"rayagi train (.*)", error)
+    assert advice == f"{TASK} --config runs/a/config.yaml --set ppo.learning_rate=0.0005"
+    fake.events = {}
+    assert rayagi(*advice.split(), "--iterations", "5", "--name", "b") == 0
+    assert "learning_rate: 0.0005" in Path("runs/b/config.yaml").read_text()
+
+
+def test_nan_before_the_first_checkpoint_says_that_none_stands(fake, capsys):
+    fake.events = {1: {"value_loss": math.nan}}
+    assert rayagi(TASK, "--time", "1h", "--name", "a") == 1
+    error = capsys.readouterr().err
+    assert "No checkpoint had been saved yet" in error
+    assert "last good checkpoint" not in error
+    assert Path("runs/a/config.yaml").exists()
+
+
+def test_after_a_lost_gmi_the_run_can_be_resumed(fake, capsys):
+    fake.events = {25: GmiLostError(1, "GMI 1", "10 training iterations", "its node died")}
+    assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 1
+    (advice,) = re.findall(r"rayagi train (.*)", capsys.readouterr().err)
+    fake.events = {}
+    assert rayagi(*advice.split(), "--iterations", "30") == 0
+    assert [row["iteration"] for row in read_rows(Path("runs/a/progress.csv"))] == list(range(1, 31))
 
 
 def test_an_unexpected_error_leaves_its_traceback_in_the_run_folder(fake, capsys):
@@ -259,6 +441,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "cannot write runs/a/" in done.stderr
-    assert "File too large" in done.stderr
+    assert "File too large; free space there" in done.stderr
+    assert "--out" not in done.stderr
     assert "The last good checkpoint is iteration_000020" in done.stderr
     assert CheckpointStore(tmp_path / "runs/a/checkpoints").load().name == "iteration_000020"

@@ -84,10 +84,34 @@ def test_the_stop_return_is_the_evaluations_where_it_is_on(tmp_path):
 
 def test_the_stop_return_is_the_mean_of_the_training_episodes_without_evaluation(tmp_path):
     session = FakeSession(iteration_s=2.0)
-    # Returns are 1, 2, ..., i, so their mean reaches 5 at i = 9.
+    # Returns are 1, 2, ..., i: their mean passes 5 at i = 9, but is one of a hundred episodes from i = 100 only.
     outcome = make_loop(tmp_path, session, limits=Limits(stop_return=5.0)).run()
-    assert outcome.position.iteration == 9
-    assert "training return 5.0" in outcome.stop.reason
+    assert outcome.position.iteration == 100
+    assert "training return 50.5" in outcome.stop.reason
+
+
+def test_the_best_training_return_is_one_of_a_hundred_episodes(tmp_path):
+    session = FakeSession()
+    settings = {"limits": Limits(iterations=120), "checkpoint_every": Interval(iterations=30)}
+    outcome = make_loop(tmp_path, session, **settings).run()
+    best = CheckpointStore(tmp_path / "checkpoints").pointer("best")
+    # Checkpoints at 30, 60 and 90 come before the hundredth episode.
+    assert (best["checkpoint"], best["value"]) == ("iteration_000120", sum(range(21, 121)) / 100)
+    assert outcome.best_return == best["value"]
+
+
+def test_returns_with_and_without_exploration_are_not_compared_on_a_resume(tmp_path):
+    evaluated = make_loop(tmp_path, FakeSession(), limits=Limits(iterations=110), evaluation_interval=10)
+    assert evaluated.run().best_return == 1100.0
+    store = CheckpointStore(tmp_path / "checkpoints")
+    alike = make_loop(tmp_path, FakeSession(), limits=Limits(iterations=111), evaluation_interval=200)
+    alike.restore(store.load())
+    assert alike.run().best_return == 1110.0
+    trained = make_loop(tmp_path, FakeSession(), limits=Limits(iterations=112))
+    trained.restore(store.load())
+    # The mean training return of iterations 13 to 112 is the best of its kind, though evaluations gave 1110.
+    assert trained.run().best_return == 62.5
+    assert store.pointer("best")["checkpoint"] == "iteration_000112"
 
 
 def test_the_window_holds_the_last_hundred_episodes(tmp_path):

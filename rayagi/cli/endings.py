@@ -1,0 +1,115 @@
+"""What a training run leaves and says at its end, good or bad."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from contextlib import suppress
+from dataclasses import asdict
+
+from actors.errors import NonFiniteError
+from placement.errors import PlanError
+from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain
+from rayagi.cli.output import say
+from rayagi.config.spec import RunSpec
+from rayagi.envs import SimulationError
+from rayagi.run.atomic import replace_text
+from rayagi.run.errors import NonFiniteResultError, RunError
+from rayagi.run.folder import RunFolder, RunRecord
+from rayagi.run.loop_types import Outcome
+
+_DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
+"""Ends that a run would meet again if it went on from its last checkpoint."""
+
+
+def conclude(folder: RunFolder, outcome: Outcome, interrupted_by: str) -> int:
+    """Record how the run ended, write the report, and say what to do next; returns the exit code."""
+    position = outcome.position
+    folder.update(
+        status="interrupted" if outcome.stop is None else "finished",
+        reason=interrupted_by if outcome.stop is None else outcome.stop.reason,
+        counters={
+            "iteration": position.iteration,
+            "env_steps": position.env_steps,
+            "train_s": position.train_s,
+            "best_return": outcome.best_return,
+        },
+    )
+    if position.iteration > 0:
+        # Imported here: drawing is not needed before the end, and takes its time to load.
+        from rayagi.monitoring.report import summary_text, write_report
+
+        report = write_report(folder)
+        say(f"\n{summary_text(folder, report)}")
+    if outcome.stop is None:
+        say(f"\nSaved {outcome.checkpoint}. Go on with:\n  rayagi train --resume {folder.path}")
+        return INTERRUPTED
+    say(f"\nNext:\n  rayagi evaluate {folder.path}\n  rayagi evaluate {folder.path} --video out.mp4")
+    return 0
+
+
+def after_failure(
+    folder: RunFolder, spec: RunSpec, error: BaseException, *, before: RunRecord | None
+) -> None:
+    """Leave the folder saying what happened, and the error saying what still stands.
+
+    ``before``: what a resumed run's record was; None for a new run.
+    """
+    known = explain(error)
+    if before is not None and known is not None and known.exit_code == BAD_INPUT:
+        # It did not go on: whatever ended it before still holds.
+        with suppress(RunError):
+            folder.update(**asdict(before))
+        if isinstance(known.error, PlanError):
+            error.add_note(
+                "A resumed run keeps its number of GMIs, since its batch is theirs together. With another number, "
+                f"start a new run:\n  rayagi train {spec.env.id} --config {folder.path}/config.yaml --gmis N"
+            )
+        return
+    checkpoints = folder.checkpoints.names()
+    stopped = not isinstance(error, Exception)  # by Ctrl-C, or by SIGTERM while Ray starts
+    if (
+        before is None
+        and not checkpoints
+        and _is_bare(folder, stopped=stopped)
+        and (stopped or known is not None)
+    ):
+        # Nothing was computed: an empty folder would only be in the way.
+        shutil.rmtree(folder.path, ignore_errors=True)
+        error.add_note("Nothing had been computed yet, and no run folder is left.")
+        return
+    # The disk may be what failed: the first error is the one to tell.
+    with suppress(RunError):
+        if known is None and not stopped:
+            log = folder.path / "error.log"
+            replace_text(log, "".join(traceback.format_exception(error)))
+            error.add_note(f"The traceback is in {log}.")
+        reason = (
+            known.message if known else "stopped at once" if stopped else f"{type(error).__name__}: {error}"
+        )
+        folder.update(status="interrupted" if stopped else "failed", reason=reason)
+    error.add_note(_way_on(folder, spec, known, checkpoints))
+
+
+def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:
+    """Whether a new run's folder holds nothing worth keeping. After a failure its settings are, once it ran."""
+    if not folder.progress_csv.exists():
+        return True
+    return stopped and len(folder.progress_csv.read_text().splitlines()) < 2
+
+
+def _way_on(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpoints: list[str]) -> str:
+    """What stands, and the command that goes on from there."""
+    stands = (
+        f"The last good checkpoint is {checkpoints[-1]}."
+        if checkpoints
+        else "No checkpoint had been saved yet."
+    )
+    if known is not None and isinstance(known.error, _DIVERGED):
+        return (
+            f"{stands} To try again from the start with half the learning rate:\n"
+            f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
+            f"--set ppo.learning_rate={spec.ppo.learning_rate / 2:g}"
+        )
+    where = "Go on from it with" if checkpoints else "Start it again with"
+    return f"{stands} {where}:\n  rayagi train --resume {folder.path}"

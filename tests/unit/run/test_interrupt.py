@@ -1,0 +1,54 @@
+import os
+import signal
+
+import pytest
+
+from rayagi.run.interrupt import Interrupt, hangup_ignored
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGINT, "Ctrl-C"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGHUP, "SIGHUP, as its terminal closed"),
+    ],
+)
+def test_the_first_signal_asks_and_says_which_it_was(number, reason):
+    told = []
+    before = signal.getsignal(number)
+    with Interrupt(lambda: told.append(1)) as interrupt:
+        assert (interrupt.requested, interrupt.reason) == (False, "")
+        send(number)
+    assert (interrupt.requested, interrupt.reason, told) == (True, reason, [1])
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("further", [signal.SIGTERM, signal.SIGHUP])
+def test_only_ctrl_c_ends_at_once(further):
+    with Interrupt() as interrupt:
+        send(signal.SIGHUP)
+        send(further)
+        assert interrupt.reason == "SIGHUP, as its terminal closed"
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    with hangup_ignored(), Interrupt() as interrupt:
+        send(signal.SIGHUP)
+        assert not interrupt.requested
+
+
+def test_a_hangup_that_is_ignored_for_processes_started_meanwhile_is_still_caught():
+    interrupt = Interrupt()
+    with hangup_ignored():
+        send(signal.SIGHUP)
+        with interrupt:
+            send(signal.SIGHUP)
+    assert interrupt.requested
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
