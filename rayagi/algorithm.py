@@ -18,6 +18,7 @@ from ray.rllib.core.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.tune import PlacementGroupFactory
+from ray.tune.result import TRIAL_INFO
 
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
@@ -47,6 +48,11 @@ class PPO(Algorithm):
     """
 
     config: PPOConfig
+
+    def __init__(self, config: AlgorithmConfig | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        # RLlib drops Tune's word on which trial this is, and its trial_id is "default" then.
+        self._trial = config.get(TRIAL_INFO) if isinstance(config, Mapping) else None
+        super().__init__(config, **kwargs)
 
     @classmethod
     def get_default_config(cls) -> PPOConfig:
@@ -95,7 +101,7 @@ class PPO(Algorithm):
 
     def _run_name(self) -> str | None:
         """The trial's id as tag of the exported metrics; outside Tune there is none."""
-        return None if self.trial_id == "default" else self.trial_id
+        return None if self._trial is None else str(self._trial.trial_id)
 
     @property
     def plan(self) -> Plan:
