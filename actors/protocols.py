@@ -77,6 +77,8 @@ class VecEnv(Protocol):
 
     num_envs: int
     info: EnvInfo
+    resumes_episodes: bool
+    """Whether ``load_state_dict`` goes on within the saved episodes; else it starts new ones."""
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""

@@ -51,7 +51,11 @@ class Simulator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; episodes that the environments cannot resume count from zero."""
         self.obs = self.env.load_state_dict(state["env"])
-        self._returns = state["returns"].clone()
-        self._lengths = state["lengths"].clone()
+        if self.env.resumes_episodes:
+            self._returns = state["returns"].clone()
+            self._lengths = state["lengths"].clone()
+        else:
+            self._returns.zero_()
+            self._lengths.zero_()

@@ -18,15 +18,17 @@ from ray.rllib.core.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.tune import PlacementGroupFactory
+from ray.tune.result import TRIAL_INFO
 
 from placement.inventory import cluster_machine, local_machine
-from placement.plan import Plan, make_plan
+from placement.plan import Plan
 from rayagi.algorithms.policy import load_policy
 from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.rllib_settings import PRESET
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import EVALUATION_SEED_OFFSET
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
+from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
 
@@ -34,8 +36,7 @@ from rayagi.rllib_results import ResultLog, evaluation_results
 for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-_EVALUATION_SEED_OFFSET = 1_000_003
-"""Evaluation episodes start alike every time, and unlike the training ones."""
+_logger = logging.getLogger(__name__)
 
 
 class PPO(Algorithm):
@@ -47,6 +48,11 @@ class PPO(Algorithm):
     """
 
     config: PPOConfig
+
+    def __init__(self, config: AlgorithmConfig | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        # RLlib drops Tune's word on which trial this is, and its trial_id is "default" then.
+        self._trial = config.get(TRIAL_INFO) if isinstance(config, Mapping) else None
+        super().__init__(config, **kwargs)
 
     @classmethod
     def get_default_config(cls) -> PPOConfig:
@@ -61,7 +67,8 @@ class PPO(Algorithm):
             ConfigError, PlanError: a setting, or a plan, that cannot be met.
         """
         rayagi_config = cls.get_default_config().update_from_dict(config)
-        plan = _plan(rayagi_config.to_run_spec())
+        machine = cluster_machine() if ray.is_initialized() else local_machine()
+        plan = plan_of(rayagi_config.to_run_spec(), machine)
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs: unless asked for, it has no CPU, and they can have all.
         own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
@@ -71,6 +78,11 @@ class PPO(Algorithm):
         """Start the session. RLlib's own setup is not called: it would start environment runners and learners."""
         self.run_spec = self.config.to_run_spec()
         logging.getLogger("ray.rllib").setLevel(self.config.log_level)
+        if self.config.seed is None and self._run_name() is not None:
+            _logger.warning(
+                "seed is None, which rayagi takes as 0: trials with the same settings are the same run; "
+                "give .debugging(seed=tune.randint(0, 2**31)) to tell them apart"
+            )
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.env_runner_group = self.eval_env_runner_group = self.offline_eval_runner_group = None
         self.env_to_module_connector = self.module_to_env_connector = None
@@ -89,7 +101,7 @@ class PPO(Algorithm):
 
     def _run_name(self) -> str | None:
         """The trial's id as tag of the exported metrics; outside Tune there is none."""
-        return None if self.trial_id == "default" else self.trial_id
+        return None if self._trial is None else str(self._trial.trial_id)
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +117,7 @@ class PPO(Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Whole episodes with the policy's mode, ``evaluation_duration`` of them."""
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
-        seed = self.run_spec.seed + _EVALUATION_SEED_OFFSET
+        seed = self.run_spec.seed + EVALUATION_SEED_OFFSET
         result = self._session().evaluate(self.run_spec.evaluation.num_episodes, seed=seed)
         results = evaluation_results(result)
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=results)
@@ -131,11 +143,28 @@ class PPO(Algorithm):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``get_state()``."""
+        """Go on from ``get_state()``; on another number of GMIs, with a warning: the batch changes with it."""
+        saved, here = state["session"]["num_gmis"], self.plan.num_gmis
+        if saved != here:
+            _logger.warning(
+                "the checkpoint is of num_gmis=%d and goes on with %d: iterations have %.3g times as many steps, "
+                "and environments start anew; gmi(num_gmis=%d) keeps both",
+                saved,
+                here,
+                here / saved,
+                saved,
+            )
         self._session().load_state_dict(state["session"])
         self.metrics.set_state(state["metrics_logger"])
         self.results.load_state_dict(state["episodes"])
         self._iteration = state["training_iteration"]
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The config, with the number of GMIs that this machine gave: ``from_checkpoint`` keeps the batch elsewhere."""
+        config, gmi = self.config, self.run_spec.gmi
+        if gmi.num_gmis is None and gmi.gmis_per_gpu is None:
+            config = config.copy(copy_frozen=False).gmi(num_gmis=self.plan.num_gmis)
+        return (config.get_state(),), {}
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
         """None: the state is the session's, and the module that is written beside it is never read back."""
@@ -225,17 +254,3 @@ def _absolute(path: str | Path) -> str:
     """A path that Arrow understands: it takes URIs, and local paths only if they are absolute."""
     text = str(path)
     return text if "://" in text else str(Path(text).absolute())
-
-
-def _plan(spec: RunSpec) -> Plan:
-    """The plan that a session of ``spec`` will make here."""
-    gmi = spec.gmi
-    return make_plan(
-        cluster_machine() if ray.is_initialized() else local_machine(),
-        backend=gmi.backend,
-        template=gmi.template,
-        num_gmis=gmi.num_gmis,
-        gmis_per_gpu=gmi.gmis_per_gpu,
-        num_envs=gmi.num_envs,
-        threads_per_gmi=gmi.threads_per_gmi,
-    )

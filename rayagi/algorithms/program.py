@@ -141,7 +141,9 @@ class DpOnlyProgram:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; without ``local``, environments start anew."""
         local = state.get("local")
-        self.trainer.load_state(state["shared"], None if local is None else local["training"])
+        # The trainer's part are sums over running episodes, which end here where the environments start new ones.
+        resumes = self.simulator.env.resumes_episodes
+        self.trainer.load_state(state["shared"], local["training"] if local is not None and resumes else None)
         if local is not None:
             self.simulator.load_state_dict(local["simulator"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
+        # As with `python -m rayagi`: MODULE:ID finds modules of the working folder. Ray passes it on to the GMIs.
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
         command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run
         code = command(arguments)
         if arguments.command in _LISTINGS:

@@ -6,24 +6,15 @@ import argparse
 import os
 
 from placement.inventory import cluster_machine, load_machine, local_machine
-from placement.plan import make_plan
 from placement.types import Machine
 from rayagi.cli.settings import spec_from
+from rayagi.planning import plan_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
     spec = spec_from(arguments)
-    plan = make_plan(
-        _machine(arguments),
-        backend=spec.gmi.backend,
-        template=spec.gmi.template,
-        num_gmis=spec.gmi.num_gmis,
-        gmis_per_gpu=spec.gmi.gmis_per_gpu,
-        num_envs=spec.gmi.num_envs,
-        threads_per_gmi=spec.gmi.threads_per_gmi,
-    )
-    print(plan.table())
+    print(plan_of(spec, _machine(arguments)).table())
     return 0
 
 

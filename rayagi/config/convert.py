@@ -49,8 +49,11 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     The key is a dotted path (``ppo.learning_rate``) or a field's name alone where only one section has it;
     the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
 
+    A mapping is laid over a section and replaces a free mapping, so that ``env.kwargs={}`` can empty it.
+
     Raises:
-        ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type.
+        ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type, or
+            another task, whose preset the spec does not have.
     """
     data = run_spec_to_dict(spec)
     for setting in settings:
@@ -65,9 +68,17 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
         change: Any = value
         for part in reversed(path.split(".")):
             change = {part: change}
-        # A whole section is replaced, not merged, so that env.kwargs={} can empty it.
-        data = _replaced(data, path.split("."), value) if isinstance(value, Mapping) else merged(data, change)
-    return run_spec_from_dict(data)
+        replaces = isinstance(value, Mapping) and setting_paths().get(path) != "section"
+        data = _replaced(data, path.split("."), value) if replaces else merged(data, change)
+    changed = run_spec_from_dict(data)
+    if changed.env.id != spec.env.id:
+        raise ConfigError(
+            "env.id",
+            changed.env.id,
+            f"cannot be set: the other settings are those of {spec.env.id}",
+            f"name the task itself: rayagi train {changed.env.id}",
+        )
+    return changed
 
 
 def setting_path(key: str) -> str:

@@ -66,8 +66,11 @@ def _from_yaml(file: Path, source: str, env_id: str | None) -> RunSpec:
         given = run_spec_from_dict(
             data
         )  # refuses what is not a mapping, and unknown keys, before anything else
-        said = "id" in _section(data, "env")
-        base = preset(given.env.id if said or env_id is None else env_id)
+        if "id" in _section(data, "env"):
+            env_id = given.env.id
+        elif env_id is None:
+            raise ConfigError("env.id", NO_VALUE, "names no task", "give env.id, or `rayagi train TASK`")
+        base = preset(env_id)
         return checked(run_spec_from_dict(merged(run_spec_to_dict(base), data)))
     except ConfigError as error:
         raise error.at(f"{file}: {error.path}") from error
@@ -113,6 +116,7 @@ def _as_run_spec(file: Path, config: Any, env_id: str | None) -> RunSpec:
         if config.env is None and env_id is not None:
             config = config.copy(copy_frozen=False).environment(env_id)
         spec = config.to_run_spec()
+        config.refuse_algorithm_settings()
         assert isinstance(spec, RunSpec)
         return spec
     raise ConfigError(

@@ -24,6 +24,7 @@ from rayagi.config.rllib_settings import (
     UNSET_BY_RAYAGI,
     model_changes,
     no_environment,
+    refuse_algorithm_only,
     refuse_unhonoured,
     user_name,
 )
@@ -44,6 +45,9 @@ class PPOConfig(RllibPPOConfig):
         config = PPOConfig().environment("Ant-v5").gmi(num_gmis=2, num_envs=32).training(lr=3e-4)
         algo = config.build_algo()
         result = algo.train()
+
+    A run without a seed has seed 0, as ``rayagi train`` has: Tune's ``num_samples`` repeats the same run unless the
+    seed differs too, as with ``debugging(seed=tune.randint(0, 2**31))``.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -187,6 +191,14 @@ class PPOConfig(RllibPPOConfig):
             return checked(dataclasses.replace(spec, ppo=sized))
         except ConfigError as error:
             raise error.at(user_name(error.path)) from None
+
+    def refuse_algorithm_settings(self) -> None:
+        """For who takes the RunSpec alone: refuse what it cannot carry.
+
+        Raises:
+            ConfigError: a setting, such as callbacks, that only the algorithm of ``build_algo()`` honours.
+        """
+        refuse_algorithm_only(self.to_dict(), _pristine())
 
     def _given(self, name: str) -> Any:
         value = getattr(self, name)

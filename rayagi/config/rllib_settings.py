@@ -101,6 +101,9 @@ RLLIB_HONOURED = frozenset(
 )
 """Settings that rayagi.PPO itself honours, as RLlib's own algorithms do."""
 
+ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking"}
+"""Those of them that leave no trace in a RunSpec: without an Algorithm nobody would see them."""
+
 UNSET_BY_RAYAGI = (
     *(name for name in SPEC_PATHS if name not in ("env", "env_config", "evaluation_interval", "seed")),
     *BATCH_SETTINGS,
@@ -190,6 +193,18 @@ def refuse_unhonoured(config: Mapping[str, Any], pristine: Mapping[str, Any]) ->
         raise ConfigError(
             _user_key(key), value, "rayagi does not honour this RLlib setting", _instead(key, pristine[key])
         )
+
+
+def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
+    """Raise for the first setting that only an Algorithm would honour and that differs from ``pristine``.
+
+    Raises:
+        ConfigError: the setting.
+    """
+    for key in sorted(ALGORITHM_ONLY & config.keys()):
+        if not _same(config[key], pristine[key]):
+            reason = "works with build_algo(), not with `rayagi train`"
+            raise ConfigError(key, config[key], reason, "leave it out of the file, or build the algorithm")
 
 
 def is_honoured(key: str) -> bool:

@@ -10,6 +10,9 @@ Activation = Literal["elu", "relu", "tanh", "silu"]
 Template = Literal["dp_only"]
 Backend = Literal["auto", "cpu", "direct"]
 
+EVALUATION_SEED_OFFSET = 1_000_003
+"""Added to a run's seed for evaluation episodes: they start alike every time, and unlike the training ones."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:

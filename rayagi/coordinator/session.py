@@ -14,13 +14,14 @@ from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.binding import bind, with_given_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine, local_machine
-from placement.plan import Plan, make_plan
+from placement.plan import Plan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
 from rayagi.monitoring.catalogue import merge
 from rayagi.monitoring.exporting import ExportingFactory
+from rayagi.planning import plan_of
 
 START_TIMEOUT_S = 120.0
 """For a GMI's process to start and enter its slice, and again for its program to be built."""
@@ -219,16 +220,7 @@ class Session:
         self.close()
 
     def _planned(self, machine: Machine) -> Plan:
-        gmi = self._spec.gmi
-        plan = make_plan(
-            machine,
-            backend=gmi.backend,
-            template=gmi.template,
-            num_gmis=gmi.num_gmis,
-            gmis_per_gpu=gmi.gmis_per_gpu,
-            num_envs=gmi.num_envs,
-            threads_per_gmi=gmi.threads_per_gmi,
-        )
+        plan = plan_of(self._spec, machine)
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan

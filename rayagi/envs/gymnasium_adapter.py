@@ -125,6 +125,8 @@ class GymnasiumVecEnv:
     thread: most of these environments hold the interpreter lock.
     """
 
+    resumes_episodes = False
+
     def __init__(
         self,
         env_id: str,

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any, Literal, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs import gymnasium_adapter
@@ -47,11 +48,13 @@ class EnvListing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegisteredEnvFactory:
-    """Implements EnvFactory: carries names and numbers only, so it travels to any process."""
+    """Implements EnvFactory: carries a description only, so it travels to any process."""
 
     env_id: str
     engine: Engine
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    registered: EnvSpec | None = None
+    """Registration that other processes lack, since this one was told of it by the user."""
 
     def __call__(self, *, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
         """Make the environments of one GMI."""
@@ -59,6 +62,8 @@ class RegisteredEnvFactory:
             raise EnvironmentOptionError(
                 self.env_id, f"num_envs is {num_envs} and num_threads {num_threads}; both must be at least 1"
             )
+        if self.registered is not None:
+            gymnasium.registry[self.registered.id] = self.registered
         if self.engine == "gymnasium":
             return gymnasium_adapter.GymnasiumVecEnv(
                 self.env_id, self.kwargs, num_envs=num_envs, first_env_index=first_env_index, seed=seed
@@ -93,7 +98,9 @@ def make_env_factory(
     chosen = _choose_engine(env_id, engine)
     if chosen == "mujoco_cpu":
         make_task(env_id, _time_limit(env_id, options)[1])
-    return RegisteredEnvFactory(env_id=env_id, engine=chosen, kwargs=options)
+    return RegisteredEnvFactory(
+        env_id=env_id, engine=chosen, kwargs=options, registered=_users_registration(env_id)
+    )
 
 
 def env_info(env_id: str, engine: str = "auto", kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
@@ -148,6 +155,16 @@ def _choose_engine(env_id: str, engine: str) -> Engine:
     if engine == "auto":
         return "mujoco_cpu" if env_id in TASKS else "gymnasium"
     return cast(Engine, engine)
+
+
+def _users_registration(env_id: str) -> EnvSpec | None:
+    """How an id was registered, unless Gymnasium itself did it, as it does in every process."""
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    if spec is None:
+        return None
+    entry = spec.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return None if module.startswith("gymnasium.") else spec
 
 
 def _nearest(env_id: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.protocols import IterationResult
+from rayagi.config.spec import EVALUATION_SEED_OFFSET
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
@@ -25,8 +26,6 @@ from rayagi.run.window import EpisodeWindow
 REPORT_S = 1.0
 """About how often results come in."""
 _MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
-_EVALUATION_SEED_OFFSET = 1_000_003
-"""Evaluations of a run start from the same states each time, other than those it trains on."""
 
 
 class TrainingLoop:
@@ -192,7 +191,7 @@ class TrainingLoop:
         }
 
     def _evaluate(self) -> None:
-        seed = self._settings.seed + _EVALUATION_SEED_OFFSET
+        seed = self._settings.seed + EVALUATION_SEED_OFFSET
         result = self._session.evaluate(self._settings.evaluation_episodes, seed=seed)
         self._tick()
         mean = result.mean_return()

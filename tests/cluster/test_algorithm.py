@@ -2,6 +2,8 @@
 
 import logging
 
+import gymnasium
+import numpy as np
 import pytest
 import ray
 import torch
@@ -162,6 +164,50 @@ def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
 
 def weights(module):
     return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
+
+
+def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog):
+    chosen = small_config().gmi(num_gmis=None)
+    algo = chosen.build_algo()
+    try:
+        path, num_gmis = algo.save_to_path(tmp_path / "checkpoint"), algo.plan.num_gmis
+    finally:
+        algo.stop()
+    assert num_gmis == 2  # one for each of the two CPUs
+    restored = Algorithm.from_checkpoint(path)
+    try:
+        assert (restored.config.num_gmis, restored.plan.num_gmis) == (2, 2)
+    finally:
+        restored.stop()
+    assert "goes on with" not in caplog.text
+    other = small_config().gmi(num_gmis=1).build_algo()
+    try:
+        other.restore_from_path(path)
+    finally:
+        other.stop()
+    assert "num_gmis=2 and goes on with 1: iterations have 0.5 times as many steps" in caplog.text
+
+
+def test_an_environment_that_the_user_registered_exists_inside_the_gmis():
+    class Own(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.full(2, 0.5, np.float32), 1.0, False, False, {}
+
+    gymnasium.register("OfTheUser-v0", Own, max_episode_steps=5)
+    try:
+        algo = small_config().environment("OfTheUser-v0").build_algo()
+        try:
+            assert algo.train()["env_runners"]["episode_return_mean"] == 5.0
+        finally:
+            algo.stop()
+    finally:
+        del gymnasium.registry["OfTheUser-v0"]
 
 
 def test_a_refused_setting_stops_the_build():

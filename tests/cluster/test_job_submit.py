@@ -22,15 +22,22 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 context = ray.init(num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
 client = JobSubmissionClient(f"http://{context.dashboard_url}")
+runtime_env = {"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]}
 job = client.submit_job(
     entrypoint=f"{sys.executable} experiments/train_ant.py --env InvertedPendulum-v5 --iterations 2 --gmis 1 --num-envs 4",
-    runtime_env={"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]},
+    runtime_env=runtime_env,
 )
 until = time.monotonic() + 150
-while not client.get_job_status(job).is_terminal() and time.monotonic() < until:
-    time.sleep(0.5)
-print(client.get_job_logs(job))
+
+def ended(job):
+    while not client.get_job_status(job).is_terminal() and time.monotonic() < until:
+        time.sleep(0.5)
+    return client.get_job_logs(job)
+
+print(ended(job))
 print("STATUS", client.get_job_status(job).value)
+question = 'import os, rayagi; print("ORIGIN", rayagi.__file__); print("FOLDER", os.getcwd())'
+print(ended(client.submit_job(entrypoint=f"{sys.executable} -c '{question}'", runtime_env=runtime_env)))
 ray.shutdown()
 """
     )
@@ -48,3 +55,9 @@ ray.shutdown()
     )
     assert "STATUS SUCCEEDED" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert "iteration 2: return" in done.stdout
+    # The checkout that travelled is what ran, not an installation of it here.
+    said = dict(
+        line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ORIGIN", "FOLDER"))
+    )
+    assert "working_dir_files" in said["FOLDER"]
+    assert said["ORIGIN"] == str(Path(said["FOLDER"], "rayagi", "__init__.py"))

@@ -136,10 +136,12 @@ def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
         assert (first.num_threads, second.num_threads) == (1, 1)
         assert first.node_id == ray.get_runtime_context().get_node_id()
         (node,) = session.plan.machine.nodes
-        for landing, piece in zip(session.landings, session.plan.slices, strict=True):
-            assert bool(piece.cores) == node.pinnable
-            if piece.cores:
-                assert landing.cores == piece.cores
+        if not node.pinnable:
+            pytest.skip("a quota, not a set of cores, limits this machine: GMIs are not pinned")
+        assert [landing.cores for landing in session.landings] == [s.cores for s in session.plan.slices]
+        assert first.cores
+        assert second.cores
+        assert not set(first.cores) & set(second.cores)
 
 
 def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):

@@ -1,6 +1,7 @@
 """rayagi.PPO inside tune.Tuner."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import ray
@@ -43,6 +44,8 @@ def test_a_grid_of_two_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, c
             stop={"training_iteration": 2},
             storage_path=str(tmp_path),
             verbose=0,
+            log_to_file=True,
+            sync_config=tune.SyncConfig(sync_artifacts=True),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
         ),
     ).fit()
@@ -55,6 +58,10 @@ def test_a_grid_of_two_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, c
         assert result.metrics["env_runners"]["episode_return_mean"] > 0
     printed = capfd.readouterr()
     assert len((printed.out + printed.err).splitlines()) < 40  # not a line per setting
+
+    for result in results:
+        logged = Path(result.path, "stderr").read_text()
+        assert logged.count("seed is None, which rayagi takes as 0") == 1
 
     best = results.get_best_result("env_runners/episode_return_mean", mode="max")
     algo = Algorithm.from_checkpoint(best.checkpoint)

@@ -11,6 +11,8 @@ OBS_DIM, ACTION_DIM, LIMIT = 3, 2, 7
 class PointEnv:
     """x' = 0.9 x + 0.1 push; the reward is -|x|^2; ends when a coordinate passes 0.95, or after LIMIT steps."""
 
+    resumes_episodes = True
+
     def __init__(self, num_envs, first_env_index, seed, poison_step=None):
         self.num_envs, self.first, self.seed = num_envs, first_env_index, seed
         self.info = EnvInfo(

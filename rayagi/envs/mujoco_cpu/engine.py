@@ -75,6 +75,8 @@ class MujocoVecEnv:
     so its course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
     """
 
+    resumes_episodes = True
+
     def __init__(
         self,
         env_id: str,

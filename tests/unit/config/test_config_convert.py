@@ -124,6 +124,20 @@ def test_settings_reach_into_the_environments_arguments():
     assert with_settings(spec, ["env.kwargs={}"]).env.kwargs == {}
 
 
+def test_a_mapping_is_laid_over_a_section_and_replaces_the_environments_arguments():
+    spec = with_settings(RunSpec(), ["ppo={rollout_length: 48, gamma: 0.9}", "ppo={gamma: 0.8}"])
+    assert spec.ppo == replace(RunSpec().ppo, rollout_length=48, gamma=0.8)
+    spec = with_settings(spec, ["env.kwargs={frame_skip: 4}", "env.kwargs={healthy_reward: 2}"])
+    assert spec.env.kwargs == {"healthy_reward": 2}
+
+
+@pytest.mark.parametrize("setting", ["env.id=Hopper-v5", "id=Hopper-v5", "env={id: Hopper-v5}"])
+def test_another_task_cannot_be_set_since_the_preset_would_stay(setting):
+    with pytest.raises(ConfigError, match=r"settings are those of Ant-v5; .*rayagi train Hopper-v5"):
+        with_settings(RunSpec(), [setting])
+    assert with_settings(RunSpec(), ["env.id=Ant-v5"]) == RunSpec()
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

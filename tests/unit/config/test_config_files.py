@@ -96,6 +96,32 @@ def test_a_bad_file_is_named_with_the_place_and_the_reason(tmp_path, name, text,
     assert str(caught.value).count(str(path)) == 1
 
 
+@pytest.mark.parametrize("text", ["seed: 1\n", "", "env: {kwargs: {frame_skip: 4}}\n"])
+def test_a_yaml_file_without_a_task_trains_nothing_unless_one_was_asked_for(tmp_path, text):
+    path = written(tmp_path, "a.yaml", text)
+    with pytest.raises(ConfigError, match=r"a\.yaml: env\.id: names no task; give env\.id, or `rayagi train"):
+        load_config_file(path)
+    assert load_config_file(path, "Ant-v5").env.id == "Ant-v5"
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        (".callbacks(on_train_result=print)", "callbacks_on_train_result"),
+        (".reporting(metrics_num_episodes_for_smoothing=7)", "metrics_num_episodes_for_smoothing"),
+        (".reporting(min_time_s_per_iteration=5)", "min_time_s_per_iteration"),
+        (".resources(num_cpus_for_main_process=2)", "num_cpus_for_main_process"),
+        ('.debugging(log_level="INFO")', "log_level"),
+    ],
+)
+def test_settings_that_only_an_algorithm_honours_are_refused_in_a_file(tmp_path, setting, name):
+    text = f"from rayagi import PPOConfig\nconfig = PPOConfig().environment('Ant-v5'){setting}\n"
+    with pytest.raises(
+        ConfigError, match=f"a.py: {name} = .*works with build_algo\\(\\), not with `rayagi train`"
+    ):
+        load_config_file(written(tmp_path, "a.py", text))
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
         load_config_file(tmp_path / "none.yaml")

@@ -8,7 +8,7 @@ from rayagi.config.convert import with_settings
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import PRESETS, TaskPreset, preset
 from rayagi.config.rules import broken_rules, checked, nearest_divisors
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import EnvSpec, RunSpec
 
 
 def test_the_default_spec_and_every_preset_keep_all_rules():
@@ -56,7 +56,6 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["evaluation.num_episodes=0"], "evaluation.num_episodes", "at least 1"),
         (["seed=-1"], "seed", "between 0 and 2147483647"),
         (["total_env_steps=0"], "total_env_steps", "at least 1"),
-        (["env.id=' '"], "env.id", "rayagi envs"),
         (
             ["num_envs=1", "rollout_length=4", "num_minibatches=4"],
             "ppo.num_minibatches",
@@ -69,6 +68,11 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         checked(with_settings(RunSpec(), settings))
     assert caught.value.path == path
     assert message in str(caught.value)
+
+
+def test_a_blank_task_is_refused():
+    with pytest.raises(ConfigError, match=r"env\.id = ' ': must name an environment; `rayagi envs`"):
+        checked(RunSpec(env=EnvSpec(id=" ")))
 
 
 @pytest.mark.parametrize(

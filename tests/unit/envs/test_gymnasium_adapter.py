@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+from actors.gmi import GmiContext, GmiIdentity
+from actors.simulator import Simulator
+from collectives.solo import SoloCommunicator
+from placement.types import Slice
+from rayagi.algorithms.program import dp_only_factory
+from rayagi.config.presets import preset
 from rayagi.envs import (
     EnvironmentOptionError,
     RenderingError,
@@ -192,6 +204,85 @@ def test_a_restored_adapter_starts_episodes_that_it_has_not_seen():
     assert torch.equal(make("CartPole-v1").load_state_dict(state), restored)
     with pytest.raises(EnvironmentOptionError, match="holds 2 environments, not 3"):
         make("CartPole-v1", 3).load_state_dict(state)
+
+
+def test_episodes_after_a_resume_count_from_their_own_start():
+    """Episodes that cannot be resumed were once added to those after them: lengths beyond the limit of 500."""
+    simulator = Simulator(make("CartPole-v1"))
+    balance(simulator, 300)
+    assert not simulator.finished_lengths  # all are still running
+    resumed = Simulator(make("CartPole-v1"))
+    resumed.load_state_dict(simulator.state_dict())
+    balance(resumed, 500)
+    assert resumed.finished_lengths == [500, 500]
+    assert resumed.finished_returns == [500.0, 500.0]
+
+
+def balance(simulator, steps):
+    """A controller that holds the pole for a whole episode."""
+    for _ in range(steps):
+        cart, speed, angle, turning = simulator.obs.unbind(1)
+        simulator.step((angle + 0.5 * turning + 0.05 * cart + 0.1 * speed > 0).long())
+
+
+def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
+    spec = preset("CartPole-v1")
+    spec = replace(spec, ppo=replace(spec.ppo, normalize_rewards=True, rollout_length=8))
+    identity = GmiIdentity(
+        index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"), roles=("trainer",)
+    )
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    program, resumed = dp_only_factory(spec)(context), dp_only_factory(spec)(context)
+    program.iterate()
+    assert program.training.reward_scaler.running.any()
+    resumed.load_state_dict(program.state_dict())
+    scaler = resumed.training.reward_scaler
+    assert not scaler.running.any()
+    assert scaler.moments.count == program.training.reward_scaler.moments.count
+
+
+def test_an_environment_that_the_user_registered_travels_to_another_process(tmp_path):
+    class Own(gymnasium.Env):
+        observation_space, action_space = REAL, spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.full(2, 0.25, np.float32), {}
+
+        def step(self, action):
+            return np.full(2, 0.5, np.float32), 1.0, False, False, {}
+
+    gymnasium.register("Travelling-v0", Own, max_episode_steps=5)
+    try:
+        pickled = cloudpickle.dumps(make_env_factory("Travelling-v0"))
+    finally:
+        del gymnasium.registry["Travelling-v0"]
+    (tmp_path / "factory.pkl").write_bytes(pickled)
+    program = (
+        "import pickle, sys; factory = pickle.load(open(sys.argv[1], 'rb')); "
+        "env = factory(num_envs=2, first_env_index=0, seed=0, num_threads=1); "
+        "print(env.reset().tolist(), env.info.max_episode_steps)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "factory.pkl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[[0.25, 0.25], [0.25, 0.25]] 5\n", done.stderr
+
+
+def test_gymnasiums_own_registrations_stay_at_home():
+    assert make_env_factory("CartPole-v1").registered is None
+    assert make_env_factory("ScriptedReal-v0").registered.id == "ScriptedReal-v0"
+
+
+def test_the_console_script_finds_a_module_of_the_working_folder(tmp_path):
+    (tmp_path / "beside.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "gymnasium.register('Mine-v0', PendulumEnv, max_episode_steps=9)\n"
+    )
+    script = Path(sys.executable).with_name("rayagi")
+    command = [sys.executable, str(script), "plan", "beside:Mine-v0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "dp_only on" in done.stdout
 
 
 def test_an_environment_without_frames_cannot_be_rendered():
