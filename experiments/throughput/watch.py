@@ -39,7 +39,7 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
     ended = threading.Event()
 
     def sample() -> None:
-        while not ended.wait(0.5):
+        while not ended.wait(2.0):
             own_ticks.update(_ticks_of(mark))
 
     busy, began = _busy_ticks(), time.monotonic()
