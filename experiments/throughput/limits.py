@@ -4,15 +4,23 @@
 
 Nothing that waits, synchronises or drives is in it; no schedule on these cores can beat it with this code.
 
-    taskset -c 0 python -m experiments.throughput.limits --seconds 5 --cores 2
+    python -m experiments.throughput.limits --seconds 5 --cores 2
+    python -m experiments.throughput.limits --seconds 5 --cores 2 --together
+
+With ``--together`` every core does the same work at the same time, and the limit is the sum of what the cores reach: it shows
+how much less the machine itself gives when all its cores are busy (shared caches, memory, clock).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 
 import torch
 
@@ -65,8 +73,9 @@ def update(program: DpOnlyProgram) -> None:
     program.training.learner.update(batch, orders, 0, 0)
 
 
-def measure(seconds: float, cores: int) -> dict[str, float]:
-    """CPU milliseconds of each phase for one iteration of all 64 environments, and the limit in steps per second."""
+def measure_on(core: int, seconds: float) -> dict[str, float]:
+    """CPU milliseconds of each phase for one iteration of all 64 environments on one core, and what it could reach alone."""
+    os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     torch.manual_seed(0)
     spec = run_spec(num_gmis=1, threads_per_gmi=1)
@@ -92,7 +101,7 @@ def measure(seconds: float, cores: int) -> dict[str, float]:
         "simulate_cpu_ms": 1e3 * simulate_s,
         "act_cpu_ms": 1e3 * act_s,
         "update_cpu_ms": 1e3 * update_s,
-        "limit_steps_per_s": steps * cores / (simulate_s + act_s + update_s),
+        "limit_steps_per_s": steps / (simulate_s + act_s + update_s),
     }
 
 
@@ -105,11 +114,17 @@ def main() -> None:
         "--seconds", type=float, default=5.0, help="CPU time to spend on the simulation; half on the others"
     )
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="load all cores at the same time")
     given = parser.parse_args()
-    print(
-        json.dumps({name: round(value, 3) for name, value in measure(given.seconds, given.cores).items()}),
-        flush=True,
-    )
+    cores = sorted(os.sched_getaffinity(0))[: given.cores]
+    if given.together:
+        with ProcessPoolExecutor(len(cores), mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(measure_on, cores, repeat(given.seconds)))
+    else:
+        found = [measure_on(cores[0], given.seconds)] * len(cores)
+    result = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+    result["limit_steps_per_s"] = sum(each["limit_steps_per_s"] for each in found)
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}), flush=True)
 
 
 if __name__ == "__main__":

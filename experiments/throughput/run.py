@@ -53,7 +53,8 @@ def our_cases(seconds: float) -> list[Case]:
     return [
         Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1"), times_start_up=True),
         Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2"), times_start_up=True),
-        Case("limit", ("taskset", "-c", "0", *limit)),
+        Case("limit", limit),
+        Case("limit, all cores busy", (*limit, "--together")),
     ]
 
 
