@@ -7,7 +7,7 @@ Nothing that waits, synchronises or drives is in it; no schedule on these cores 
     python -m experiments.throughput.limits --seconds 5 --cores 2
     python -m experiments.throughput.limits --seconds 5 --cores 2 --together
 
-With ``--together`` every core does the same work at the same time, and the limit is the sum of what the cores reach: it shows
+With ``--together`` every core does the same work at once, and the limit is the sum of what the cores reach: it shows
 how much less the machine itself gives when all its cores are busy (shared caches, memory, clock).
 """
 
