@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from pathlib import Path
 
 from experiments.throughput.settings import run_spec
 from rayagi.coordinator import Session
 from rayagi.run.versions import rayagi_version
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time so far of some processes, their threads included."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -26,10 +34,13 @@ def measure(
         began = time.time()
         startup_s = began - started
         results = [first]
+        pids = [landing.pid for landing in session.landings]
+        cpu_s = -cpu_seconds(pids)
         while time.time() - began < seconds:
             # Four iterations a request, about two seconds: the driver stays out of the way.
             results += session.train(4)
         elapsed_s = time.time() - began
+        cpu_s += cpu_seconds(pids)
     counted = results[1:]
     steps = sum(result.metrics["env_steps"] for result in counted)
     total_s = sum(result.metrics["iteration_s"] for result in counted)
@@ -46,6 +57,9 @@ def measure(
         "iterations": len(counted),
         "startup_s": round(startup_s, 2),
         "resident_mb_per_gmi": round(max(r.metrics["resident_bytes"] for r in counted) / 2**20),
+        # What the GMIs' own work took of the wall time of their cores; the rest they waited or were not let run.
+        "cpu_ms_per_iteration": round(1e3 * cpu_s / len(counted), 1),
+        "cpu_share_of_gmis": round(cpu_s / elapsed_s / (num_gmis * threads_per_gmi), 4),
         "time_split": {name: round(sum(r.metrics[name] for r in counted) / total_s, 4) for name in phases},
         "iteration_share_of_wall": round(total_s / elapsed_s, 4),
     }
