@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 train: setup
-	$(BIN)/rayagi train $(TASK) --time $(TIME)
+	$(BIN)/rayagi train $(TASK) --time $(TIME) --evaluate-every 40
 
 check: setup
 	$(BIN)/ruff check .
