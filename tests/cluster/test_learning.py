@@ -42,5 +42,5 @@ def test_inverted_pendulum_balances_for_900_steps_within_a_minute_of_training(tm
 @pytest.mark.cluster
 def test_half_cheetah_runs_within_three_minutes_of_training(tmp_path):
     run = train(tmp_path, "HalfCheetah-v5", "3m", 2500, evaluate_every=20)
-    # A cheetah on its back slides to about 1300.
+    # Nearly twice what an early trial with other settings reached in a million steps (1335).
     assert max(row["evaluation_return_mean"] for row in read_rows(run / "evaluations.csv")) >= 2500
