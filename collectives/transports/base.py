@@ -1,0 +1,59 @@
+"""What every primitive offers among its own members; the composed communicator runs schedules of these."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from collectives.communicator import ReduceOp
+
+
+class Transport(Protocol):
+    """One primitive among one set of members. Every member calls the same operations in the same order.
+
+    Tensors are flat and contiguous. Elements are combined in rank order, each by one member, so results are bitwise
+    equal on all members and from run to run; bfloat16 is accumulated in float32 and rounded once. NaN and infinity
+    travel: a NaN anywhere makes the result NaN, for max too. Operations raise
+    ``collectives.errors.CommunicatorError``; after an error the transport is unusable.
+    """
+
+    rank: int
+    """Among this transport's own members."""
+    world_size: int
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place, on every member."""
+        ...
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite every member's tensor with the source's, in place."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every member is here."""
+        ...
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
+
+        Views that begin at its start and hold the same dtype count as it. Freed when the transport is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group: members that wait for this one get an error. Safe to call twice."""
+        ...
