@@ -219,8 +219,8 @@ def _distinct_roots(
             raise CompositionError(
                 name,
                 str(layout),
-                f"m = {len(rings)} rings need as many devices for the ring across, one GMI of each ring on its "
-                f"own, and the host of ranks {ranks_text(sorted(device_of))} has n = {len(node)}"
+                f"m = {len(rings)} rings need a ring across with one GMI of each on distinct devices, and the host of "
+                f"ranks {ranks_text(sorted(device_of))} has n = {len(node)}"
                 + (" with unequal numbers of GMIs" if len(set(map(len, node))) > 1 else ""),
             )
         root = next((rank for rank in free if device_of[rank] == j), free[0])
