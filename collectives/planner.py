@@ -145,7 +145,10 @@ class Plan:
         head = ("", "composition", "steps", "paper", "as printed", "alpha-beta", "measured")
         rows = [head, *(self._row(candidate) for candidate in self.candidates)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = [f"{self.layout}, {self.nbytes} bytes; costs in ms"]
+        lines = [
+            f"{self.layout}, {self.nbytes} bytes; costs in ms, by the paper's formulas without the broadcast back, by its "
+            "estimate as printed, and by the alpha-beta model"
+        ]
         for row in rows:
             cells = [
                 cell.ljust(width) if column < 2 else cell.rjust(width)

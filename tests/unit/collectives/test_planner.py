@@ -202,7 +202,7 @@ def test_the_least_cost_is_chosen():
 def test_the_explanation_has_all_candidates_the_rejected_and_the_reason():
     text = make_plan(Layout.parse("2x3"), 440_000, latencies(ip=4 * MS, rp=1 * MS)).explain()
     lines = text.splitlines()
-    assert lines[0] == "2x3, 440000 bytes; costs in ms"
+    assert lines[0].startswith("2x3, 440000 bytes; costs in ms,")
     # paper: Cost_ip among 2 devices is 4 ms, among 6 members (5/6) / (1/2) of it.
     assert lines[2].split() == ["*", "ip_only", "1", "6.67", "6.67", "4", "-"]
     # hybrid(1): Cost_rp + 5 members: 1 + 4 * (4/5) / (1/2), as printed 1 + 4 * 5/2; 2 rp + 1 ip.
