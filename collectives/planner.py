@@ -213,7 +213,10 @@ def make_plan(
 
     Raises:
         CompositionError: nothing can connect the layout with these primitives.
+        ValueError: nothing to reduce, ``nbytes`` < 1.
     """
+    if nbytes < 1:
+        raise ValueError(f"{nbytes} bytes need no plan")
     units = model.unit_costs(layout, nbytes)
     usable = {primitive for primitive, _ in model.lines if available is None or primitive in available}
     candidates: list[Candidate] = []
@@ -253,14 +256,15 @@ def make_plan(
 
 
 def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBeta) -> None:
+    """CompositionError where a step cannot be done here, or its cost by either model is not known."""
     for step in schedule.steps:
-        reason = ""
         if step.primitive not in usable:
             reason = f"it needs {step.primitive}, which is not available"
-        elif (step.primitive, step.op) not in model.lines:
-            reason = f"{step.op} by {step.primitive} was not measured"
-        if reason:
             raise CompositionError(schedule.composition, str(schedule.layout), reason)
+        for op in ("all_reduce", step.op):  # the paper's unit cost is that of an all-reduce
+            if (step.primitive, op) not in model.lines:
+                reason = f"{op} by {step.primitive} was not measured"
+                raise CompositionError(schedule.composition, str(schedule.layout), reason)
 
 
 def _reason(ranked: list[Candidate]) -> str:

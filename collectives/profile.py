@@ -101,8 +101,8 @@ def _point(row: dict[str, object]) -> Point:
     if primitive not in get_args(Primitive) or op not in get_args(Op):
         raise ValueError(f"no such operation: {op} by {primitive}")
     members, parallel, nbytes, seconds = (row[key] for key in ("members", "parallel", "nbytes", "seconds"))
-    if not all(isinstance(count, int) and count > 0 for count in (members, parallel, nbytes)):
-        raise ValueError(f"members, parallel and nbytes are whole numbers from 1: {row}")
+    if not all(isinstance(count, int) and count > 0 for count in (members, parallel, nbytes)) or members == 1:
+        raise ValueError(f"parallel and nbytes are whole numbers from 1, members from 2: {row}")
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"seconds are positive: {row}")
     return Point(Shape(primitive, op, members, parallel), nbytes, float(seconds))  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def test_a_bad_profile_is_named_with_what_is_wrong(tmp_path, content, said):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("members", 0), ("nbytes", 1.5), ("seconds", 0), ("seconds", None)]
+    ("key", "value"), [("members", 1), ("nbytes", 1.5), ("seconds", 0), ("seconds", None)]
 )
 def test_a_profile_of_impossible_measurements_is_refused(tmp_path, key, value):
     row = {
@@ -229,6 +229,26 @@ def test_what_is_not_available_is_not_chosen():
         make_plan(Layout.parse("1x3"), 4, ASSUMED, ["rp"])
     with pytest.raises(CompositionError, match="it needs net"):
         make_plan(Layout.parse("2x1x3"), 4, ASSUMED, ["ip", "rp"])
+
+
+def test_what_was_not_measured_is_not_chosen():
+    # Reductions in rings are known, but neither their broadcasts nor Cost_rp.
+    lines = latencies(ip=1.0).lines | {("rp", "reduce"): Line(MS, 0, 0, 0)}
+    plan = make_plan(Layout.parse("2x2"), 4, AlphaBeta(origin="partial", lines=lines))
+    assert [candidate.name for candidate in plan.candidates] == ["ip_only"]
+    assert dict(plan.rejected)["rp_only"] == "all_reduce by rp was not measured"
+    lines = latencies(ip=1.0).lines | {
+        ("rp", "reduce"): Line(MS, 0, 0, 0),
+        ("rp", "all_reduce"): Line(MS, 0, 0, 0),
+    }
+    plan = make_plan(Layout.parse("2x2"), 4, AlphaBeta(origin="partial", lines=lines))
+    assert [candidate.name for candidate in plan.candidates] == ["ip_only", "har"]
+    assert dict(plan.rejected)["rp_only"] == "broadcast by rp was not measured"
+
+
+def test_nothing_needs_no_plan():
+    with pytest.raises(ValueError, match="0 bytes"):
+        make_plan(Layout.parse("2x2"), 0, ASSUMED)
 
 
 def test_a_single_gmi_has_nothing_to_reduce():
