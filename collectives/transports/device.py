@@ -2,7 +2,7 @@
 
 Every registered buffer is opened by all members through an interprocess handle (CUDA IPC, which works between MPS clients
 of one GPU). A member reduces its share of the elements over all members' buffers, in rank order, and writes the result
-into all buffers; so an all-reduce reads and writes each buffer once, as one memcpy would.
+into all buffers; so each reads and writes as many bytes as its own buffer has, which is what one memcpy of it moves.
 
 Order between processes: each waits for its own stream, then for the others at a barrier on the host. The barrier is that of
 a control transport among the same members (shared memory), which also carries the handles, notices a member's death and
@@ -14,50 +14,25 @@ On CPU tensors the same code runs through torch's shared memory, which is how it
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
-from typing import Protocol
 
 import torch
-import torch.multiprocessing  # teaches ForkingPickler to send tensors as handles
 from torch import Tensor
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import Gathering, exchange
 from collectives.limits import await_completion
 from collectives.rendezvous import Member
 from collectives.shares import shares
 from collectives.transports.base import ReduceOp
+from collectives.transports.device_memory import Control, DeviceBuffer, remove_leftovers
 
 _CALLS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "buffer")
 _OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 _SCRATCH = -1
 _MIN_SCRATCH_BYTES = 2**20
-
-
-class Control(Gathering, Protocol):
-    """What this transport needs of the one that it stands on: any ``Transport`` among the same members on the host."""
-
-    def barrier(self) -> None:
-        """Wait until every member is here."""
-        ...
-
-    def close(self) -> None:
-        """Leave: members that wait for this one get an error."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Registered:
-    """One buffer: every member's piece of it, by rank, as this process sees them."""
-
-    number: int
-    views: tuple[Tensor, ...]
 
 
 class DeviceTransport:
@@ -77,8 +52,8 @@ class DeviceTransport:
         self._me = members[control.rank].rank
         self._device = torch.empty(0, device=device).device  # with its index
         self._timeout_s = timeout_s
-        self._registered: dict[int, _Registered] = {}
-        self._scratch: _Registered | None = None
+        self._registered: dict[int, DeviceBuffer] = {}
+        self._scratch: DeviceBuffer | None = None
         self._sums: dict[torch.dtype, Tensor] = {}
         self._broken: str | None = None
 
@@ -86,18 +61,16 @@ class DeviceTransport:
         """Reduce in place, on every member."""
         with self._operation("all_reduce", tensor, op) as views:
             self._reduce_share(views, op, targets=views)
-            self._settle()
-            self._control.barrier()
-            _copy_out(views[self.rank], tensor)
+            self._meet()
+            self._copy_out(views[self.rank], tensor)
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
         with self._operation("reduce", tensor, op) as views:
             self._reduce_share(views, op, targets=views[:1])
-            self._settle()
-            self._control.barrier()
+            self._meet()
             if self.rank == 0:
-                _copy_out(views[0], tensor)
+                self._copy_out(views[0], tensor)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
@@ -105,9 +78,8 @@ class DeviceTransport:
         with self._operation("reduce_scatter", tensor, op) as views:
             own = views[self.rank]
             self._reduce_share(views, op, targets=(own,))
-            self._settle()
-            self._control.barrier()
-            _copy_out(own[begin:end], tensor[begin:end])
+            self._meet()
+            self._copy_out(own[begin:end], tensor[begin:end])
         return begin, end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -116,8 +88,7 @@ class DeviceTransport:
         with self._operation("all_gather", tensor.detach().contiguous().view(-1)) as views:
             for row, view in zip(gathered, views, strict=True):
                 row.view(-1).copy_(view)
-            self._settle()
-            self._control.barrier()
+            self._meet()
         return gathered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
@@ -125,8 +96,7 @@ class DeviceTransport:
         with self._operation("broadcast", tensor, detail=source) as views:
             if self.rank != source:
                 tensor.detach().view(-1).copy_(views[source])
-            self._settle()
-            self._control.barrier()
+            self._meet()
 
     def barrier(self) -> None:
         """Wait until every member is here."""
@@ -144,7 +114,7 @@ class DeviceTransport:
             self._agree("buffer", (number, index, numel, 0))
             if not numel:  # nothing to share, and no address to be known by
                 return torch.zeros(0, dtype=dtype, device=self._device)
-            registered = self._share(numel, dtype, number)
+            registered = DeviceBuffer.share(self._control, number, numel, dtype, self._device, self._settle)
         own = registered.views[self.rank]
         self._registered[own.data_ptr()] = registered
         return own
@@ -156,6 +126,7 @@ class DeviceTransport:
         self._registered.clear()
         self._scratch = None
         self._sums.clear()
+        remove_leftovers(self._members)
 
     @contextmanager
     def _operation(
@@ -186,7 +157,7 @@ class DeviceTransport:
         if not 0 <= detail < self.world_size:
             raise ValueError(f"{call}: source {detail} is none of the ranks 0 to {self.world_size - 1}")
 
-    def _find(self, tensor: Tensor) -> _Registered | None:
+    def _find(self, tensor: Tensor) -> DeviceBuffer | None:
         """The registered buffer at whose start the tensor lies, if it lies in one."""
         found = self._registered.get(tensor.data_ptr())
         if found is None or found.views[0].dtype != tensor.dtype or found.views[0].numel() < tensor.numel():
@@ -198,11 +169,12 @@ class DeviceTransport:
         size = tensor.numel() * tensor.element_size()
         if self._scratch is None or self._scratch.views[0].numel() < size:
             room = max(_MIN_SCRATCH_BYTES, 1 << (size - 1).bit_length())
-            self._scratch = self._share(room, torch.uint8, number=_SCRATCH)
+            self._scratch = DeviceBuffer.share(
+                self._control, _SCRATCH, room, torch.uint8, self._device, self._settle
+            )
         views = tuple(view[:size].view(tensor.dtype) for view in self._scratch.views)
         views[self.rank].copy_(tensor.detach().view(-1))
-        self._settle()
-        self._control.barrier()
+        self._meet()
         return views
 
     def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp, targets: Sequence[Tensor]) -> None:
@@ -228,26 +200,6 @@ class DeviceTransport:
             self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
         return self._sums[dtype][:numel]
 
-    def _share(self, numel: int, dtype: torch.dtype, number: int) -> _Registered:
-        """Make this member's piece of a buffer, and open the others'. All members call it at once."""
-        own = torch.zeros(numel, dtype=dtype, device=self._device)
-        self._settle()
-        # A handle for each receiver: torch counts how many have to give the memory back.
-        handles = [
-            bytes(ForkingPickler.dumps(own)) if rank != self.rank else b"" for rank in range(self.world_size)
-        ]
-        given = [pickle.loads(message) for message in exchange(self._control, pickle.dumps(handles))]
-        views = tuple(
-            own if rank == self.rank else pickle.loads(given[rank][self.rank])
-            for rank in range(self.world_size)
-        )
-        if strangers := {str(view.device) for view in views} - {str(self._device)}:
-            raise RuntimeError(
-                f"members' memory is on {', '.join(sorted(strangers))} and not on {self._device}"
-            )
-        self._control.barrier()  # who hands out a handle stays until it is opened
-        return _Registered(number, views)
-
     def _agree(self, call: str, what: tuple[int, int, int, int]) -> None:
         """Wait for all members, and make sure that they came for the same."""
         mine = torch.tensor([_CALLS.index(call), *what], dtype=torch.int64)
@@ -262,6 +214,17 @@ class DeviceTransport:
                     f"rank {self._me} called {_described(mine)}, and rank {other.rank} {_described(theirs)}; "
                     "every member must call the same operations in the same order",
                 )
+
+    def _meet(self) -> None:
+        """Wait until all members' devices have done what came before."""
+        self._settle()
+        self._control.barrier()
+
+    def _copy_out(self, view: Tensor, tensor: Tensor) -> None:
+        """Copy a result to where it was asked for, unless it is there already."""
+        if view.data_ptr() != tensor.data_ptr():
+            tensor.detach().view(-1).copy_(view)
+            self._settle()
 
     def _settle(self) -> None:
         """Wait until the device has done what this thread gave it. [unverified on GPU]"""
@@ -291,12 +254,6 @@ class DeviceTransport:
 
 def _nothing() -> None:
     """Nobody but this process takes part in what is waited for."""
-
-
-def _copy_out(view: Tensor, tensor: Tensor) -> None:
-    """Copy a result to where it was asked for, unless it is there already."""
-    if view.data_ptr() != tensor.data_ptr():
-        tensor.detach().view(-1).copy_(view)
 
 
 def _dtype_index(dtype: torch.dtype) -> int:

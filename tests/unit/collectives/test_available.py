@@ -1,5 +1,4 @@
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -92,6 +91,12 @@ class Wrong:
     def all_reduce(self, tensor):
         tensor[-1] += 1
 
+    def reduce_scatter(self, tensor):
+        return 0, tensor.numel()
+
+    def barrier(self):
+        pass
+
     def close(self):
         self.closed = True
 
@@ -111,9 +116,8 @@ def test_a_transport_that_cannot_be_opened_is_an_objection():
 
 def test_a_trial_that_hangs_does_not_hang_the_member():
     end = threading.Event()
-    begin = time.monotonic()
     assert trial(lambda: end.wait(60), 0.1) == "its trial did not end within 0.1 s"
-    assert time.monotonic() - begin < 30
+    assert not end.is_set()
     end.set()
 
 
@@ -131,13 +135,10 @@ def test_members_agree_on_what_works_and_why_the_rest_does_not():
         ring = Candidate(members=everyone, open=lambda: connected(communicator))
         candidates = {
             "rp": ring,
-            "ip": Candidate(members=everyone, open=failing) if communicator.rank == 1 else ring,
+            "ip": Candidate(members=everyone, open=failing if communicator.rank == 1 else Right),
             "device": Candidate(members=everyone, open=open_device),
             "net": Candidate(members=(communicator.rank,), open=failing),
         }
-        # Rank 1 opens nothing for ip, so nobody may wait there for it.
-        if communicator.rank != 1:
-            candidates["ip"] = Candidate(members=everyone, open=Right)
         return available(communicator, ON_CPU, candidates, 20.0)
 
     first, second, third = run_group("inprocess", 3, task)
@@ -155,12 +156,6 @@ class Right(Wrong):
     """A transport of one: sums are there already."""
 
     def all_reduce(self, tensor):
-        pass
-
-    def reduce_scatter(self, tensor):
-        return 0, tensor.numel()
-
-    def barrier(self):
         pass
 
 

@@ -1,112 +1,45 @@
-"""The transport of GMIs that share a GPU, on CPU memory that processes share: the code is the same, the handles are torch's."""
+"""The transport of GMIs that share a GPU, on CPU memory that processes share: the same code with other handles."""
 
 import os
-import pickle
 import signal
-from functools import reduce
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from device_cases import (
+    CASES,
+    SIZES,
+    EveryOperation,
+    check_copies,
+    check_reductions,
+    connected,
+    in_rank_order,
+    values,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import Failed, run_group
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import exchange
 from collectives.rendezvous import this_member
-from collectives.shares import shares
 from collectives.transports.device import DeviceTransport
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
-SIZES = (0, 1, 17, 1001, 300_001)
-
-
-def connected(communicator):
-    """The transport, among all members of a communicator on the host."""
-    me = this_member(communicator.rank)
-    members = [pickle.loads(message) for message in exchange(communicator, pickle.dumps(me))]
-    return DeviceTransport(communicator, members, torch.device("cpu"), 30.0)
-
-
-def values(rank, size, dtype):
-    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def in_rank_order(parts, op):
-    """What the contract says: in rank order, bfloat16 in float32, rounded once, and a mean divided once."""
-    dtype = parts[0].dtype
-    parts = [part.float() if dtype == torch.bfloat16 else part for part in parts]
-    total = reduce(torch.maximum if op == "max" else torch.add, parts)
-    return (total / len(parts) if op == "mean" else total).to(dtype)
-
-
-def ops_of(dtype):
-    return ("sum", "max") if dtype == torch.int64 else ("sum", "mean", "max")
-
-
-def every_operation(communicator, done):
-    found = {}
-    with_buffers = connected(communicator)
-    rank, n = with_buffers.rank, with_buffers.world_size
-    for dtype in DTYPES:
-        buffer = with_buffers.buffer(max(SIZES), dtype)
-        assert buffer.eq(0).all()
-        for size in SIZES:
-            for where in ("registered", "own"):
-
-                def tensor(where=where, size=size, dtype=dtype, buffer=buffer):
-                    if where == "own":
-                        return values(rank, size, dtype)
-                    return buffer[:size].copy_(values(rank, size, dtype))
-
-                key = (where, size, dtype)
-                for op in ops_of(dtype):
-                    reduced = tensor()
-                    with_buffers.all_reduce(reduced, op)
-                    found["all_reduce", op, *key] = reduced.clone()
-                    reduced = tensor()
-                    with_buffers.reduce(reduced, op)
-                    found["reduce", op, *key] = reduced.clone()
-                    reduced = tensor()
-                    begin, end = with_buffers.reduce_scatter(reduced, op)
-                    found["reduce_scatter", op, *key] = (begin, end, reduced[begin:end].clone())
-                found["all_gather", *key] = with_buffers.all_gather(tensor())
-                sent = tensor()
-                with_buffers.broadcast(sent, n - 1)
-                found["broadcast", *key] = sent.clone()
-    found["matrix"] = with_buffers.all_gather(torch.full((2, 3), float(rank)).t())
-    with_buffers.barrier()
-    return found
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["two processes", "three processes"])
 def results(request):
-    answers = run_group("shm", request.param, every_operation)
+    answers = run_group("shm", request.param, EveryOperation("cpu"))
     for answer in answers:
         if isinstance(answer, Failed):
             raise answer.error
     return answers
 
 
-CASES = [(where, size, dtype) for where in ("registered", "own") for size in SIZES for dtype in DTYPES]
-
-
 @pytest.mark.parametrize(("where", "size", "dtype"), CASES)
 def test_reductions_are_those_in_rank_order_on_every_member(results, where, size, dtype):
-    n = len(results)
-    parts = [values(rank, size, dtype) for rank in range(n)]
-    for op in ops_of(dtype):
-        expected = in_rank_order(parts, op)
-        key = (op, where, size, dtype)
-        assert all(torch.equal(found["all_reduce", *key], expected) for found in results), op
-        assert torch.equal(results[0]["reduce", *key], expected), op
-        for rank, (begin, end) in enumerate(shares(size, n)):
-            found = results[rank]["reduce_scatter", *key]
-            assert found[:2] == (begin, end)
-            assert torch.equal(found[2], expected[begin:end]), op
+    check_reductions(results, where, size, dtype)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -114,16 +47,13 @@ def test_reductions_are_those_in_rank_order_on_every_member(results, where, size
 def test_sums_agree_with_float64(results, where, size):
     for dtype, accuracy in ((torch.float32, 4e-6), (torch.bfloat16, 2**-7), (torch.float64, 1e-14)):
         expected = sum(values(rank, size, dtype).double() for rank in range(len(results)))
-        found = results[0]["all_reduce", "sum", where, size, dtype].double()
+        found = results[0]["all_reduce", "sum", where, size, dtype][2].double()
         torch.testing.assert_close(found, expected, rtol=accuracy, atol=accuracy)
 
 
 @pytest.mark.parametrize(("where", "size", "dtype"), CASES)
 def test_gathered_rows_and_broadcasts_are_the_members_own(results, where, size, dtype):
-    parts = [values(rank, size, dtype) for rank in range(len(results))]
-    for found in results:
-        assert torch.equal(found["all_gather", where, size, dtype], torch.stack(parts))
-        assert torch.equal(found["broadcast", where, size, dtype], parts[-1])
+    check_copies(results, where, size, dtype)
 
 
 def test_gather_takes_tensors_that_are_not_contiguous(results):
@@ -270,3 +200,29 @@ def test_what_cannot_be_reduced_is_refused_before_anyone_waits(call, message):
     transport = DeviceTransport(Alone(), [this_member(0), this_member(1)], torch.device("cpu"), 1.0)
     with pytest.raises(ValueError, match=message):
         call(transport)
+
+
+def test_files_that_a_killed_member_left_are_removed_and_those_of_others_stay():
+    """torch counts a shared buffer's users in a file, which a killed process does not remove."""
+    name = "/dev/shm/torch_{pid}_7_7"
+    code = f"import os; open('{name}'.format(pid=os.getpid()), 'w').close(); print(os.getpid())"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    left, mine = Path(name.format(pid=ended.stdout.strip())), Path(name.format(pid=os.getpid()))
+    mine.touch()
+    try:
+        assert left.exists()
+
+        def close(communicator, done):
+            me = this_member(communicator.rank)
+            gone = replace(me, rank=2, pid=int(ended.stdout))
+            transport = DeviceTransport(communicator, [me, me, gone], torch.device("cpu"), 1.0)
+            communicator.barrier()
+            transport.close()
+
+        run_group("inprocess", 2, close)
+        assert not left.exists()
+        assert mine.exists()
+    finally:
+        mine.unlink()

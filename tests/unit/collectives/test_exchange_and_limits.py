@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -37,10 +36,9 @@ def test_an_answer_within_the_limit_is_returned_and_an_error_raised():
 
 def test_a_call_that_hangs_does_not_hang_the_caller():
     end = threading.Event()
-    begin = time.monotonic()
-    with pytest.raises(TimeoutError, match="no answer within 0.1 s"):
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
         run_within(0.1, lambda: end.wait(60))
-    assert time.monotonic() - begin < 30
+    assert not end.is_set()
     end.set()
 
 
@@ -51,7 +49,7 @@ def test_completion_is_awaited_until_it_is_there():
 
 
 def test_what_never_completes_ends_at_the_limit():
-    with pytest.raises(TimeoutError, match="not done within 0.1 s"):
+    with pytest.raises(TimeoutError, match=r"not done within 0\.1 s"):
         await_completion(lambda: False, 0.1, lambda: None)
 
 
