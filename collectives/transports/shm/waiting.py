@@ -79,7 +79,7 @@ class Barrier:
         """
         words = self._words
         if self.broken is not None:
-            raise CommunicatorError(calls.name(call), self._me.rank, "nobody", 0.0, self.broken)
+            self.check_open(calls.name(call))
         self._count = count = self._count + 1
         call_at = _CALL + (count & 1)
         words[self._own + call_at] = call
@@ -98,6 +98,11 @@ class Barrier:
                 self._wait(words, other, count, call)
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // _STRIDE], words[other + call_at])
+
+    def check_open(self, operation: str) -> None:
+        """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
+        if self.broken is not None:
+            raise CommunicatorError(operation, self._me.rank, "nobody", 0.0, self.broken)
 
     def leave(self) -> None:
         """Say goodbye, and wake those that wait for this member. Safe to call twice."""
