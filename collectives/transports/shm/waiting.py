@@ -28,7 +28,9 @@ _ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
 _SPINS = 400
 """Looks at a counter where every member can have a core of its own; some 30 microseconds."""
 _SPINS_CROWDED = 10
-_YIELDS = 50
+_OFFER_S = 300e-6
+"""How long the processor is offered to others before sleeping. To wake a sleeper costs it and its waker some 30
+microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
 
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1  # of x86-64 Linux; see memory.is_supported
@@ -122,11 +124,11 @@ class Barrier:
         for _ in range(self._spins):
             if words[other] >= count:
                 return
-        for _ in range(_YIELDS):
+        begin = time.monotonic()
+        while time.monotonic() - begin < _OFFER_S:
             os.sched_yield()
             if words[other] >= count:
                 return
-        begin = time.monotonic()
         words[self._own + _ASLEEP] = other // _STRIDE + 1
         while (seen := words[other]) < count:
             _sleep(self._address + other * _WORD_BYTES, seen)
