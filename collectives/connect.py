@@ -10,7 +10,7 @@ from collectives.rendezvous import Member, Rendezvous, await_endpoint, meet
 from collectives.solo import SoloCommunicator
 from collectives.transports import shm
 from collectives.transports.gloo import GlooCommunicator, GlooStore
-from collectives.transports.shm import Segment, SharedMemoryCommunicator
+from collectives.transports.shm import Segment, SharedMemoryTransport
 
 Transport = Literal["auto", "shm", "gloo"]
 
@@ -74,11 +74,11 @@ def _connect_gloo(
 
 def _connect_shared(
     rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
-) -> SharedMemoryCommunicator:
+) -> SharedMemoryTransport:
     if rank == 0:
-        segment = Segment.create(len(members))
-        rendezvous.publish(generation, segment.name)
+        segment = Segment.host(len(members))
+        rendezvous.publish(generation, segment.endpoint)
     else:
-        name = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
-        segment = Segment.attach(name, len(members), rank)
-    return SharedMemoryCommunicator(segment, members, rank, timeout_s)
+        endpoint = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
+        segment = Segment.attach(endpoint, len(members), rank)
+    return SharedMemoryTransport(segment, members, rank, timeout_s)
