@@ -14,7 +14,7 @@ class Collective:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._members: defaultdict[int, dict[int, Member]] = defaultdict(dict)
-        self._endpoints: dict[int, str] = {}
+        self._endpoints: defaultdict[int, dict[str, str]] = defaultdict(dict)
 
     def register(self, generation: int, member: Member) -> None:
         """Say that a member is here; a member may repeat itself.
@@ -35,19 +35,21 @@ class Collective:
         present = self._members[generation]
         return tuple(present[rank] for rank in sorted(present))
 
-    def publish(self, generation: int, endpoint: str) -> None:
-        """Rank 0 says where the data path begins.
+    def publish(self, generation: int, key: str, endpoint: str) -> None:
+        """Say where a data path begins; ``key`` tells it from the generation's others.
 
         Raises:
-            RendezvousError: another endpoint was published before.
+            RendezvousError: another endpoint was published under this key before.
         """
-        present = self._endpoints.setdefault(generation, endpoint)
+        present = self._endpoints[generation].setdefault(key, endpoint)
         if present != endpoint:
-            raise RendezvousError(generation, f"endpoint {endpoint} came, but {present} was published before")
+            raise RendezvousError(
+                generation, f"endpoint {key!r} {endpoint} came, but {present} was published before"
+            )
 
-    def endpoint(self, generation: int) -> str | None:
-        """What rank 0 published; None until then."""
-        return self._endpoints.get(generation)
+    def endpoint(self, generation: int, key: str) -> str | None:
+        """What was published under ``key``; None until then."""
+        return self._endpoints[generation].get(key)
 
     def __repr__(self) -> str:
         return f"Collective(world_size={self._world_size}, generations={sorted(self._members)})"

@@ -91,11 +91,11 @@ class _RemoteRendezvous(Rendezvous):
         members: tuple[Member, ...] = self._call(generation, self._handle.members.remote(generation))
         return members
 
-    def publish(self, generation: int, endpoint: str) -> None:
-        self._call(generation, self._handle.publish.remote(generation, endpoint))
+    def publish(self, generation: int, key: str, endpoint: str) -> None:
+        self._call(generation, self._handle.publish.remote(generation, key, endpoint))
 
-    def endpoint(self, generation: int) -> str | None:
-        endpoint: str | None = self._call(generation, self._handle.endpoint.remote(generation))
+    def endpoint(self, generation: int, key: str) -> str | None:
+        endpoint: str | None = self._call(generation, self._handle.endpoint.remote(generation, key))
         return endpoint
 
     def _call(self, generation: int, ref: Any) -> Any:

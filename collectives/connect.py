@@ -14,6 +14,9 @@ from collectives.transports.shm import Segment, SharedMemoryCommunicator
 
 Transport = Literal["auto", "shm", "gloo"]
 
+_WHOLE_GROUP = "all"
+"""The endpoint's key of the transport that spans all members."""
+
 
 def connect(
     rendezvous: Rendezvous,
@@ -65,9 +68,11 @@ def _connect_gloo(
 ) -> GlooCommunicator:
     if rank == 0:
         store = GlooStore.host(members, timeout_s)
-        rendezvous.publish(generation, store.endpoint)
+        rendezvous.publish(generation, _WHOLE_GROUP, store.endpoint)
     else:
-        endpoint = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
+        endpoint = await_endpoint(
+            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
+        )
         store = GlooStore.connect(endpoint, rank, timeout_s)
     return GlooCommunicator(store, members, rank, timeout_s)
 
@@ -77,8 +82,10 @@ def _connect_shared(
 ) -> SharedMemoryCommunicator:
     if rank == 0:
         segment = Segment.create(len(members))
-        rendezvous.publish(generation, segment.name)
+        rendezvous.publish(generation, _WHOLE_GROUP, segment.name)
     else:
-        name = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
+        name = await_endpoint(
+            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
+        )
         segment = Segment.attach(name, len(members), rank)
     return SharedMemoryCommunicator(segment, members, rank, timeout_s)

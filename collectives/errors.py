@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # rendezvous raises what is defined here
+    from collectives.rendezvous import Member
+
 
 class CommunicatorError(RuntimeError):
     """A collective operation did not complete; the communicator that raised it is unusable from here on.
@@ -27,6 +32,25 @@ class CommunicatorError(RuntimeError):
             f"{self.operation} on rank {self.rank} failed after {self.waited_s:.1f} s waiting for "
             f"{self.waiting_for}: {self.detail}"
         )
+
+
+class MemberLostError(CommunicatorError):
+    """A member's process or host is gone. The others raise this wherever they are, and form the next generation.
+
+    Attributes:
+        lost: who is gone
+        step: which part of the operation was interrupted, e.g. ``step 2 of 3 (reduce ip 0 1)``; empty for a whole one
+    """
+
+    def __init__(
+        self, operation: str, rank: int, lost: tuple[Member, ...], waited_s: float, step: str = ""
+    ) -> None:
+        where = f" in {step}" if step else ""
+        who = ", ".join(map(str, lost))
+        super().__init__(operation, rank, who, waited_s, f"its process or host is gone{where}")
+        self.args = (operation, rank, lost, waited_s, step)  # what pickle replays
+        self.lost = lost
+        self.step = step
 
 
 class RendezvousError(RuntimeError):

@@ -29,6 +29,8 @@ class Member:
     pid: int
     address: str
     """IP address at which members on other hosts reach this one."""
+    port: int = 0
+    """There, the TCP port of its ``Liveness``; 0 where it has none yet."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
@@ -49,12 +51,16 @@ class Rendezvous(Protocol):
         """Who is here, by rank; complete when it counts world_size."""
         ...
 
-    def publish(self, generation: int, endpoint: str) -> None:
-        """Rank 0 says where the data path begins."""
+    def publish(self, generation: int, key: str, endpoint: str) -> None:
+        """Say where a data path begins. ``key`` tells it from a generation's others, e.g. one per step and group.
+
+        Raises:
+            RendezvousError: another endpoint was published under this key before.
+        """
         ...
 
-    def endpoint(self, generation: int) -> str | None:
-        """What rank 0 published; None until then."""
+    def endpoint(self, generation: int, key: str) -> str | None:
+        """What was published under ``key``; None until then."""
         ...
 
 
@@ -105,15 +111,17 @@ def meet(
     return members
 
 
-def await_endpoint(rendezvous: Rendezvous, *, host: Member, generation: int, timeout_s: float) -> str:
-    """What rank 0 published.
+def await_endpoint(
+    rendezvous: Rendezvous, *, host: Member, generation: int, key: str, timeout_s: float
+) -> str:
+    """What ``host`` published under ``key``.
 
     Raises:
         RendezvousError: nothing within ``timeout_s``.
     """
-    endpoint = poll(lambda: rendezvous.endpoint(generation), timeout_s)
+    endpoint = poll(lambda: rendezvous.endpoint(generation, key), timeout_s)
     if endpoint is None:
-        raise RendezvousError(generation, f"{host} published no endpoint within {timeout_s:.1f} s")
+        raise RendezvousError(generation, f"{host} published no endpoint {key!r} within {timeout_s:.1f} s")
     return endpoint
 
 

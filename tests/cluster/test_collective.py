@@ -60,9 +60,9 @@ def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
     assert meeting.members(0) == (this_member(0),)
     with pytest.raises(RendezvousError, match="already taken by rank 0"):
         meeting.register(0, replace(this_member(0), pid=1))
-    assert meeting.endpoint(0) is None
-    meeting.publish(0, "127.0.0.1:7")
-    assert meeting.endpoint(0) == "127.0.0.1:7"
+    assert meeting.endpoint(0, "all") is None
+    meeting.publish(0, "all", "127.0.0.1:7")
+    assert meeting.endpoint(0, "all") == "127.0.0.1:7"
     ray.kill(handle)
     with pytest.raises(RendezvousError, match="the collective actor does not answer"):
         # The process ends a moment after the kill.

@@ -97,7 +97,7 @@ def test_a_missing_member_is_named_with_those_that_came():
 def test_rank_0_that_publishes_nothing_is_named():
     meeting = Collective(2)
     meeting.register(0, this_member(0))
-    with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint within 0.1 s"):
+    with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint 'all' within 0.1 s"):
         connect(meeting, this_member(1), world_size=2, timeout_s=0.1)
 
 
@@ -116,13 +116,16 @@ def test_a_rank_out_of_range_is_refused(rank):
         Collective(2).register(0, this_member(rank))
 
 
-def test_an_endpoint_is_published_once():
+def test_an_endpoint_is_published_once_per_key_and_generation():
     meeting = Collective(2)
-    assert meeting.endpoint(0) is None
-    meeting.publish(0, "a:1")
-    assert meeting.endpoint(0) == "a:1"
+    assert meeting.endpoint(0, "all") is None
+    meeting.publish(0, "all", "a:1")
+    assert meeting.endpoint(0, "all") == "a:1"
     with pytest.raises(RendezvousError, match="a:1 was published before"):
-        meeting.publish(0, "b:2")
+        meeting.publish(0, "all", "b:2")
+    meeting.publish(0, "node 1", "b:2")
+    meeting.publish(1, "all", "c:3")
+    assert (meeting.endpoint(0, "node 1"), meeting.endpoint(1, "all")) == ("b:2", "c:3")
 
 
 def test_members_are_listed_by_rank():
