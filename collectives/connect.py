@@ -6,6 +6,7 @@ from typing import Literal
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicatorError
+from collectives.liveness import Liveness
 from collectives.rendezvous import Member, Rendezvous, await_endpoint, meet
 from collectives.solo import SoloCommunicator
 from collectives.transports import shm
@@ -34,15 +35,19 @@ def connect(
 
     Raises:
         RendezvousError: members are missing, duplicate or out of range.
+        MemberLostError: one came, and is gone.
         CommunicatorError: they met but could not connect.
     """
     if world_size == 1:
         return SoloCommunicator()
-    members = meet(rendezvous, me, world_size=world_size, generation=generation, timeout_s=timeout_s)
-    chosen = _chosen(transport, members, me.rank)
-    if chosen == "shm":
-        return _connect_shared(rendezvous, members, me.rank, generation, timeout_s)
-    return _connect_gloo(rendezvous, members, me.rank, generation, timeout_s)
+    with Liveness(me) as liveness:
+        members = meet(
+            rendezvous, liveness, world_size=world_size, generation=generation, timeout_s=timeout_s
+        )
+        chosen = _chosen(transport, members, me.rank)
+        if chosen == "shm":
+            return _connect_shared(rendezvous, liveness, members, me.rank, generation, timeout_s)
+        return _connect_gloo(rendezvous, liveness, members, me.rank, generation, timeout_s)
 
 
 def _chosen(transport: Transport, members: tuple[Member, ...], rank: int) -> Transport:
@@ -64,28 +69,48 @@ def _chosen(transport: Transport, members: tuple[Member, ...], rank: int) -> Tra
 
 
 def _connect_gloo(
-    rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
+    rendezvous: Rendezvous,
+    liveness: Liveness,
+    members: tuple[Member, ...],
+    rank: int,
+    generation: int,
+    timeout_s: float,
 ) -> GlooCommunicator:
     if rank == 0:
         store = GlooStore.host(members, timeout_s)
         rendezvous.publish(generation, _WHOLE_GROUP, store.endpoint)
     else:
         endpoint = await_endpoint(
-            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
+            rendezvous,
+            liveness,
+            host=members[0],
+            generation=generation,
+            key=_WHOLE_GROUP,
+            timeout_s=timeout_s,
         )
         store = GlooStore.connect(endpoint, rank, timeout_s)
     return GlooCommunicator(store, members, rank, timeout_s)
 
 
 def _connect_shared(
-    rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
+    rendezvous: Rendezvous,
+    liveness: Liveness,
+    members: tuple[Member, ...],
+    rank: int,
+    generation: int,
+    timeout_s: float,
 ) -> SharedMemoryCommunicator:
     if rank == 0:
         segment = Segment.create(len(members))
         rendezvous.publish(generation, _WHOLE_GROUP, segment.name)
     else:
         name = await_endpoint(
-            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
+            rendezvous,
+            liveness,
+            host=members[0],
+            generation=generation,
+            key=_WHOLE_GROUP,
+            timeout_s=timeout_s,
         )
         segment = Segment.attach(name, len(members), rank)
     return SharedMemoryCommunicator(segment, members, rank, timeout_s)

@@ -17,19 +17,24 @@ class CommunicatorError(RuntimeError):
         waiting_for: whom or what it waited for, e.g. ``rank 1 (pid 4711)``
         waited_s: for how long, in seconds
         detail: what the transport said
+        step: which part of the operation it was, e.g. ``step 2 of 3, reduce by ip among 0 1``; empty for a whole one
     """
 
-    def __init__(self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str) -> None:
-        super().__init__(operation, rank, waiting_for, waited_s, detail)
+    def __init__(
+        self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str, step: str = ""
+    ) -> None:
+        super().__init__(operation, rank, waiting_for, waited_s, detail, step)
         self.operation = operation
         self.rank = rank
         self.waiting_for = waiting_for
         self.waited_s = waited_s
         self.detail = detail
+        self.step = step
 
     def __str__(self) -> str:
+        where = f" in {self.step}" if self.step else ""
         return (
-            f"{self.operation} on rank {self.rank} failed after {self.waited_s:.1f} s waiting for "
+            f"{self.operation} on rank {self.rank} failed{where} after {self.waited_s:.1f} s waiting for "
             f"{self.waiting_for}: {self.detail}"
         )
 
@@ -39,7 +44,6 @@ class MemberLostError(CommunicatorError):
 
     Attributes:
         lost: who is gone
-        step: which part of the operation was interrupted, e.g. ``step 2 of 3 (reduce ip 0 1)``; empty for a whole one
         reason: how that was noticed
     """
 
@@ -52,11 +56,9 @@ class MemberLostError(CommunicatorError):
         step: str = "",
         reason: str = "its process has ended",
     ) -> None:
-        where = f" (during {step})" if step else ""
-        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason + where)
+        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason, step)
         self.args = (operation, rank, lost, waited_s, step, reason)  # what pickle replays
         self.lost = lost
-        self.step = step
         self.reason = reason
 
 
