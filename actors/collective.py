@@ -33,7 +33,7 @@ class Collective:
         self._meetings: dict[int, _Meeting] = {}
         self._latest: Roster | None = None
         self._candidates: dict[Process, Candidacy] = {}
-        """By when they came. A survivor may be among them before it is known to be one."""
+        """By when they came."""
         self._lost: dict[Process, Member] = {}
         self._forming_since: float | None = None
 
@@ -99,21 +99,23 @@ class Collective:
                 if generation >= roster.generation
             }
             self._meeting(roster.generation).roster = roster
+            for member in roster.members:  # they wanted it before they were told
+                self._candidates.pop(member.process, None)
 
     def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
         """Want to belong to the next generation. Repeated until it is formed; each repetition may form it.
 
         It is formed when all survivors are here and newcomers fill the group, or when as many seconds as the
-        survivors are willing to wait for either have passed. Without a survivor only a full group is formed.
+        survivors are willing to wait for either have passed. Without a survivor only a full group is formed. An actor
+        that came back does not know of survivors that have not called yet: where newcomers alone would fill the
+        group, they are to be started after the survivors called.
         """
         if candidacy.previous is not None:
             self.learn(candidacy.previous)
         own = candidacy.member
         if self._latest is not None and self._latest.place_of(own) is not None and not self._survivors():
-            of_an_older = (
-                candidacy.previous is None or candidacy.previous.generation < self._latest.generation
-            )
-            if of_an_older:  # formed with it, and nobody has lost it since
+            survived = -1 if candidacy.previous is None else candidacy.previous.generation
+            if survived < self._latest.generation:  # formed with it, and nobody left it since
                 return self._latest
         self._candidates[own.process] = candidacy
         self._lost.update((member.process, member) for member in candidacy.lost)
@@ -181,8 +183,6 @@ class Collective:
             replace(taken[rank].member, rank=place, port=0) for place, rank in enumerate(sorted(taken))
         )
         generation = 0 if self._latest is None else self._latest.generation + 1
-        for member in members:
-            del self._candidates[member.process]
         self._lost.clear()
         self._forming_since = None
         self.learn(Roster(generation=generation, members=members))
