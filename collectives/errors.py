@@ -45,17 +45,24 @@ class MemberLostError(CommunicatorError):
     Attributes:
         lost: who is gone
         step: which part of the operation was interrupted, e.g. ``step 2 of 3 (reduce ip 0 1)``; empty for a whole one
+        reason: how that was noticed
     """
 
     def __init__(
-        self, operation: str, rank: int, lost: tuple[Member, ...], waited_s: float, step: str = ""
+        self,
+        operation: str,
+        rank: int,
+        lost: tuple[Member, ...],
+        waited_s: float,
+        step: str = "",
+        reason: str = "its process has ended",
     ) -> None:
-        where = f" in {step}" if step else ""
-        who = ", ".join(map(str, lost))
-        super().__init__(operation, rank, who, waited_s, f"its process or host is gone{where}")
-        self.args = (operation, rank, lost, waited_s, step)  # what pickle replays
+        where = f" (during {step})" if step else ""
+        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason + where)
+        self.args = (operation, rank, lost, waited_s, step, reason)  # what pickle replays
         self.lost = lost
         self.step = step
+        self.reason = reason
 
 
 class RendezvousError(RuntimeError):

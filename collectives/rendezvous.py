@@ -32,6 +32,11 @@ class Member:
     port: int = 0
     """There, the TCP port of its ``Liveness``; 0 where it has none yet."""
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """What tells its process from all others, in whatever rank and generation."""
+        return self.host_id, self.pid
+
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
