@@ -10,12 +10,9 @@ from collectives.rendezvous import Member, Rendezvous, await_endpoint, meet
 from collectives.solo import SoloCommunicator
 from collectives.transports import shm
 from collectives.transports.gloo import GlooCommunicator, GlooStore
-from collectives.transports.shm import Segment, SharedMemoryCommunicator
+from collectives.transports.shm import Segment, SharedMemoryTransport
 
 Transport = Literal["auto", "shm", "gloo"]
-
-_WHOLE_GROUP = "all"
-"""The endpoint's key of the transport that spans all members."""
 
 
 def connect(
@@ -68,24 +65,20 @@ def _connect_gloo(
 ) -> GlooCommunicator:
     if rank == 0:
         store = GlooStore.host(members, timeout_s)
-        rendezvous.publish(generation, _WHOLE_GROUP, store.endpoint)
+        rendezvous.publish(generation, store.endpoint)
     else:
-        endpoint = await_endpoint(
-            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
-        )
+        endpoint = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
         store = GlooStore.connect(endpoint, rank, timeout_s)
     return GlooCommunicator(store, members, rank, timeout_s)
 
 
 def _connect_shared(
     rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
-) -> SharedMemoryCommunicator:
+) -> SharedMemoryTransport:
     if rank == 0:
-        segment = Segment.create(len(members))
-        rendezvous.publish(generation, _WHOLE_GROUP, segment.name)
+        segment = Segment.host(len(members))
+        rendezvous.publish(generation, segment.endpoint)
     else:
-        name = await_endpoint(
-            rendezvous, host=members[0], generation=generation, key=_WHOLE_GROUP, timeout_s=timeout_s
-        )
-        segment = Segment.attach(name, len(members), rank)
-    return SharedMemoryCommunicator(segment, members, rank, timeout_s)
+        endpoint = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
+        segment = Segment.attach(endpoint, len(members), rank)
+    return SharedMemoryTransport(segment, members, rank, timeout_s)

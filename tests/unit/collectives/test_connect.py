@@ -14,7 +14,7 @@ from collectives.errors import CommunicatorError, RendezvousError
 from collectives.rendezvous import host_identity, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transports.gloo import GlooCommunicator, GlooStore
-from collectives.transports.shm import Segment, SharedMemoryCommunicator
+from collectives.transports.shm import Segment, SharedMemoryTransport
 
 
 def connect_all(members, transport, timeout_s=10.0):
@@ -62,7 +62,7 @@ def test_one_member_needs_no_rendezvous():
 
 def test_members_of_one_host_share_memory():
     found = connect_all([this_member(0), this_member(1)], "auto")
-    assert all(isinstance(communicator, SharedMemoryCommunicator) for communicator in found)
+    assert all(isinstance(communicator, SharedMemoryTransport) for communicator in found)
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
