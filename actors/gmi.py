@@ -14,7 +14,7 @@ import torch
 
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
 from collectives.communicator import Communicator
-from collectives.connect import Transport, connect
+from collectives.connect import TransportName, connect
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
 from placement.backends import get_backend
@@ -100,7 +100,7 @@ class Gmi:
         rendezvous: Rendezvous,
         *,
         timeout_s: float,
-        transport: Transport = "auto",
+        transport: TransportName = "auto",
         address: str = "127.0.0.1",
         generation: int = 0,
     ) -> str:

@@ -14,7 +14,7 @@ import ray.util
 
 from actors.collective import Collective
 from actors.gmi import Gmi, GmiIdentity, Landing
-from collectives.connect import Transport
+from collectives.connect import TransportName
 from collectives.errors import CommunicatorError, RendezvousError
 from collectives.rendezvous import Member, Rendezvous
 from placement.plan import Plan
@@ -68,7 +68,7 @@ class GmiActor(Gmi):
         node_id = ray.get_runtime_context().get_node_id()
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
-    def join_through(self, collective: Any, *, timeout_s: float, transport: Transport) -> str:
+    def join_through(self, collective: Any, *, timeout_s: float, transport: TransportName) -> str:
         """Meet the other GMIs at the collective actor. Returns the communicator's name."""
         return self.join(
             _RemoteRendezvous(collective),

@@ -120,7 +120,7 @@ class ComposedCommunicator:
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._call("barrier", lambda: self._whole.barrier())
+        self._call("barrier", self._whole.barrier)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory (numel,) that the schedule's first step through the host reads and writes where it is."""
@@ -227,7 +227,9 @@ class ComposedCommunicator:
 
     def _failed(self, error: CommunicatorError, operation: str, step: str) -> CommunicatorError:
         """A transport's error as this communicator's, which leaves all its groups: nobody shall wait for it."""
-        located = CommunicatorError(operation, self.rank, error.waiting_for, error.waited_s, error.detail, step)
+        located = CommunicatorError(
+            operation, self.rank, error.waiting_for, error.waited_s, error.detail, step
+        )
         explained = self._wiring.explained(located)
         self._broken = f"an earlier {operation} failed: {explained.waiting_for}: {explained.detail}"
         self._release()
@@ -280,7 +282,9 @@ def _checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise ValueError(f"a tensor of {tensor.dtype}: members exchange {known}")
         if not tensor.is_contiguous():
-            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it")
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it"
+            )
         if (tensor.dtype, tensor.device) != (listed[0].dtype, listed[0].device):
             raise ValueError(
                 f"tensors of {listed[0].dtype} on {listed[0].device} and {tensor.dtype} on {tensor.device} "

@@ -20,6 +20,7 @@ class Handle:
         self.beside = beside
         """Runs in the queue's thread; otherwise in the thread that called it."""
         self._finished = threading.Event()
+        self._result: Any = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
@@ -32,21 +33,24 @@ class Handle:
         Raises:
             CommunicatorError: it failed, or an operation before it did, or the communicator was closed.
         """
+        self.result()
+
+    def result(self) -> Any:
+        """As ``wait``, and what the operation returned."""
         self._finished.wait()
         if self._error is not None:
             raise self._error
+        return self._result
 
-    def run(self) -> Any:
+    def run(self) -> None:
         """Do it, in the thread whose turn it is."""
         try:
-            return self._operation()
+            self._result = self._operation()
         except BaseException as error:
             self._error = error
-            raise
-        finally:
-            self._finished.set()
+        self._finished.set()
 
-    def give_up(self, error: BaseException) -> None:
+    def give_up(self, error: CommunicatorError) -> None:
         """It will not be done."""
         self._error = error
         self._finished.set()
@@ -81,13 +85,16 @@ class OperationQueue:
         handle = Handle(operation, beside=False)
         with self._moved:
             self._join(handle)
-            self._moved.wait_for(lambda: handle.done() or self._line[0] is handle)
-        if handle.done():  # given up by close()
-            handle.wait()
-        try:
-            result: Result = handle.run()
-        finally:
+            try:
+                self._moved.wait_for(lambda: handle.done() or self._line[0] is handle)
+            except BaseException:  # Ctrl-C: those behind must not wait for its turn
+                self._line.remove(handle)
+                self._moved.notify_all()
+                raise
+        if not handle.done():  # close() may have given it up
+            handle.run()
             self._leave()
+        result: Result = handle.result()
         return result
 
     def close(self, interrupt: Callable[[], None], limit_s: float) -> None:
@@ -123,10 +130,7 @@ class OperationQueue:
                 if not self._line:
                     return
                 handle = self._line[0]
-            try:
-                handle.run()
-            except BaseException:  # noqa: S110 - its wait() raises it
-                pass
+            handle.run()
             self._leave()
 
     def _refusal(self) -> CommunicatorError:

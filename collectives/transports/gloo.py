@@ -66,7 +66,11 @@ class GlooStore:
         except (OSError, RuntimeError) as error:
             listener.close()
             raise CommunicatorError(
-                "connect", members[0].rank, "the group's TCP store", 0.0, f"cannot listen on {address}: {error}"
+                "connect",
+                members[0].rank,
+                "the group's TCP store",
+                0.0,
+                f"cannot listen on {address}: {error}",
             ) from error
         listener.detach()  # the store owns the descriptor now
         return cls(store, address, port)
