@@ -144,7 +144,10 @@ class ComposedCommunicator:
         self._queue.close(interrupt=self._release, limit_s=_CLOSE_LIMIT_S)
 
     def __repr__(self) -> str:
-        return f"rank {self.rank} of {self.world_size}, {self.schedule.composition} on {self.schedule.layout}"
+        kinds = {primitive: type(made).__name__ for (primitive, _), made in self._transports.items()}
+        by = ", ".join(f"{primitive} by {kind}" for primitive, kind in kinds.items())
+        layout = f"{self.schedule.composition} on {self.schedule.layout}"
+        return f"rank {self.rank} of {self.world_size}: {layout}; {by}"
 
     def __enter__(self) -> Self:
         return self

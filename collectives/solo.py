@@ -57,6 +57,9 @@ class SoloCommunicator:
     def close(self) -> None:
         """Nothing to leave."""
 
+    def __repr__(self) -> str:
+        return "rank 0 of 1"
+
     def __enter__(self) -> Self:
         return self
 

@@ -19,7 +19,9 @@ class ThreadGroup:
     """Make one, then in each thread the communicator of its rank."""
 
     def __init__(self, layout: Layout, composition: str = "ip_only", timeout_s: float = 60.0) -> None:
-        self.layout, self.composition, self.timeout_s = layout, composition, timeout_s
+        """Raises CompositionError where the composition does not apply to the layout."""
+        self.layout, self.timeout_s = layout, timeout_s
+        self.schedule = compose(composition, layout)
         self._transports: dict[tuple[Primitive, tuple[int, ...]], InProcessGroup] = {}
         self._groups: dict[tuple[int, tuple[int, ...]], ThreadGroup] = {}
         self._lock = threading.Lock()
@@ -33,7 +35,7 @@ class ThreadGroup:
         """One member's view."""
         if self.layout.world_size == 1:
             return SoloCommunicator()
-        return ComposedCommunicator(rank, compose(self.composition, self.layout), _Wires(self, rank))
+        return ComposedCommunicator(rank, self.schedule, _Wires(self, rank))
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> InProcessGroup:
         """What the members of a step's group share."""
