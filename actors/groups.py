@@ -68,12 +68,15 @@ class GmiActor(Gmi):
         node_id = ray.get_runtime_context().get_node_id()
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
-    def join_through(self, collective: Any, *, timeout_s: float, transport: TransportName) -> str:
-        """Meet the other GMIs at the collective actor. Returns the communicator's name."""
+    def join_through(
+        self, collective: Any, *, timeout_s: float, transport: TransportName, composition: str
+    ) -> str:
+        """Meet the other GMIs at the collective actor. Returns what came of it, as ``join``."""
         return self.join(
             _RemoteRendezvous(collective),
             timeout_s=timeout_s,
             transport=transport,
+            composition=composition,
             address=ray.util.get_node_ip_address(),
         )
 
