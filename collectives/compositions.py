@@ -133,9 +133,20 @@ def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
 
 
 def names(layout: Layout) -> tuple[str, ...]:
-    """Compositions to try on ``layout``, by name. mpr and mrr are left out: they have the steps of ip_only and rp_only."""
-    rings = range(1, max(map(len, layout.devices)) + 1)
-    return ("ip_only", "rp_only", *(f"hybrid({k})" for k in rings), "har", "device_rp", "device_ip")
+    """Compositions to try on ``layout``, by name, whether they apply or not.
+
+    Left out are those that would repeat the steps of others: mpr, mrr, hybrid(0), and hybrids with more GMIs per device
+    in rings than two devices of a host have.
+    """
+    most = max(sorted((0, *map(len, node)))[-2] for node in layout.nodes)
+    return (
+        "ip_only",
+        "rp_only",
+        *(f"hybrid({k})" for k in range(1, most + 1)),
+        "har",
+        "device_rp",
+        "device_ip",
+    )
 
 
 def compose(name: str, layout: Layout) -> Schedule:
@@ -219,8 +230,8 @@ def _distinct_roots(
             raise CompositionError(
                 name,
                 str(layout),
-                f"m = {len(rings)} rings need as many devices for the ring across, one GMI of each ring on its "
-                f"own, and the host of ranks {ranks_text(sorted(device_of))} has n = {len(node)}"
+                f"m = {len(rings)} rings need a ring across with one GMI of each on distinct devices, and the host of "
+                f"ranks {ranks_text(sorted(device_of))} has n = {len(node)}"
                 + (" with unequal numbers of GMIs" if len(set(map(len, node))) > 1 else ""),
             )
         root = next((rank for rank in free if device_of[rank] == j), free[0])

@@ -116,3 +116,20 @@ class CompositionError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.composition} on {self.layout}: {self.reason}"
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be read, or does not say what a plan needs.
+
+    Attributes:
+        profile: its path or machine
+        reason: what is wrong or missing
+    """
+
+    def __init__(self, profile: str, reason: str) -> None:
+        super().__init__(profile, reason)
+        self.profile = profile
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"profile {self.profile}: {self.reason}"

@@ -9,8 +9,8 @@ from typing import Self
 
 from collectives.errors import LayoutError
 
-MAX_RANKS = 4096
-"""More than any machine here; a slip such as 4000x3000 is refused instead of filling the memory."""
+MAX_RANKS = 1024
+"""More than this is made for; a slip such as 4000x3000 is refused instead of being planned for hours."""
 
 _HOW_TO_WRITE = (
     "write 4x3 for 4 devices of 3 GMIs, 2x4x3 for two such nodes, 3+2 for devices of 3 and 2 GMIs, "

@@ -228,6 +228,14 @@ def test_hosts_of_one_gmi_meet_directly():
     assert steps(ip_only(Layout.parse("3x1x1"))) == [("all_reduce", "net", ((0, 1, 2),))]
 
 
+@pytest.mark.parametrize(
+    ("layout", "hybrids"), [("4x3", 3), ("3+2", 2), ("1x4", 0), ("5+1", 1), ("1x4|3+2", 2), ("1x1", 0)]
+)
+def test_hybrids_are_tried_as_long_as_there_is_another_ring(layout, hybrids):
+    tried = [name for name in names(Layout.parse(layout)) if name.startswith("hybrid")]
+    assert tried == [f"hybrid({k})" for k in range(1, hybrids + 1)]
+
+
 def test_a_single_gmi_has_nothing_to_do():
     for name in ("ip_only", "rp_only", "har", "mpr", "mrr"):
         assert compose(name, Layout.parse("1x1")).steps == ()
