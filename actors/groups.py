@@ -14,7 +14,7 @@ import ray.util
 
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteRendezvous, start_collective
-from collectives.connect import Transport
+from collectives.connect import TransportName
 from collectives.errors import CommunicatorError
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling
@@ -64,13 +64,16 @@ class GmiActor(Gmi):
         node_id = ray.get_runtime_context().get_node_id()
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
-    def join_through(self, collective: Any, *, timeout_s: float, transport: Transport) -> str:
-        """Meet the other GMIs at the collective actor. Returns the communicator's name."""
+    def join_through(
+        self, collective: Any, *, timeout_s: float, transport: TransportName, composition: str
+    ) -> str:
+        """Meet the other GMIs at the collective actor. Returns what came of it, as ``join``."""
         with RemoteRendezvous(collective) as rendezvous:
             return self.join(
                 rendezvous,
                 timeout_s=timeout_s,
                 transport=transport,
+                composition=composition,
                 address=ray.util.get_node_ip_address(),
             )
 

@@ -32,6 +32,8 @@ class Member:
     pid: int
     address: str
     """IP address at which members on other hosts reach this one."""
+    device: str | None = None
+    """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
     port: int = 0
     """There, the TCP port of its ``Liveness``; 0 where it has none yet."""
 
@@ -137,10 +139,15 @@ def host_identity() -> str:
     return "/".join(parts)
 
 
-def this_member(rank: int, address: str = "127.0.0.1") -> Member:
+def this_member(rank: int, address: str = "127.0.0.1", device: str | None = None) -> Member:
     """The calling process as a member."""
     return Member(
-        rank=rank, hostname=socket.gethostname(), host_id=host_identity(), pid=os.getpid(), address=address
+        rank=rank,
+        hostname=socket.gethostname(),
+        host_id=host_identity(),
+        pid=os.getpid(),
+        address=address,
+        device=device,
     )
 
 

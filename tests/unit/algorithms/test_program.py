@@ -9,7 +9,7 @@ import torch
 from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
-from collectives.transports.inprocess import InProcessGroup
+from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.program import DpOnlyFactory
@@ -39,7 +39,7 @@ def build(spec=SPEC, communicator=None, make_env=make_point):
 
 def run_gmis(spec, num_gmis, work):
     """Run ``work(program)`` in one thread per GMI. Returns the results in rank order."""
-    group = InProcessGroup(num_gmis, timeout_s=60.0)
+    group = ThreadGroup.of(num_gmis, timeout_s=60.0)
     results, errors = [None] * num_gmis, []
 
     def member(rank):
