@@ -19,7 +19,6 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.managers import BaseManager
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.collective import Collective
-from experiments.collectives.chaos_member import COMPUTE_S, Action, Connected, Noticed, Order, Settings, live
+from experiments.collectives.chaos_member import COMPUTE_S, Connected, Noticed, Order, Settings, live
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -39,7 +38,9 @@ TIMEOUT_S = 600.0
 POINTS = ("before", "inside", "after", "meeting")
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "experiments.collectives.chaos_member"])
+_context.set_forkserver_preload(
+    ["torch", "actors.collective", "experiments.origin", "experiments.collectives.chaos_member"]
+)
 
 
 class _Host(BaseManager):
@@ -58,6 +59,7 @@ class Kill:
     pid: int
     detection_s: list[float] = field(default_factory=list)
     """Of each survivor that raised: since the death, or since its operation began if that was later."""
+    closing_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -69,7 +71,9 @@ class Round:
     replaced: bool
     kills: list[Kill]
     recovery_s: float = 0.0
-    """From the last death until the whole next generation had reduced."""
+    """From the last death until the whole next generation had reduced, with the start of replacements."""
+    forming_s: float = 0.0
+    """The part of it after the last member had come."""
     world_size: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -84,8 +88,8 @@ class Group:
         self._processes: dict[int, Any] = {}
         self._places: dict[int, int] = {}
 
-    def start(self) -> int:
-        """Start a member on the first place that is free; returns its process id."""
+    def start(self) -> None:
+        """Start a member on the first place that is free."""
         place = next(place for place in range(self.full) if place not in self._places.values())
         settings = Settings(place, self.full, place * self._hosts // self.full, self._transport, TIMEOUT_S)
         mine, theirs = _context.Pipe()
@@ -94,7 +98,6 @@ class Group:
         theirs.close()
         self.pipes[process.pid], self._processes[process.pid] = mine, process
         self._places[process.pid] = place
-        return process.pid
 
     def kill(self, pid: int, point: str) -> Kill:
         """SIGKILL, and wait until the process is gone from the table."""
@@ -118,27 +121,34 @@ class Group:
         if process.is_alive() or os.path.exists(f"/proc/{pid}"):
             raise TimeoutError(f"process {pid} is still there 10 s after its end")
 
-    def until_connected(self, generation: int) -> tuple[list[Noticed], list[Connected]]:
-        """Listen until every member is connected in one generation after ``generation``; everything that was said."""
-        said: dict[int, list[Any]] = defaultdict(list)
+    def until_connected(self, order: Order | None = None) -> tuple[list[Noticed], list[Connected]]:
+        """Listen until all live members are connected to each other; what was raised before, and how they are now.
+
+        Who is connected to one that is dead by now gets the order, and so has an operation in which to notice it.
+
+        Raises:
+            TimeoutError: that did not come about within ROUND_LIMIT_S.
+        """
+        noticed: list[Noticed] = []
+        connected: dict[int, Connected] = {}
         deadline = time.monotonic() + ROUND_LIMIT_S
-
-        def last() -> list[Connected]:
-            latest = [said[pid][-1] for pid in self.pipes if said[pid]]
-            return [
-                event for event in latest if isinstance(event, Connected) and event.generation > generation
-            ]
-
-        while len(last()) < len(self.pipes) or len({event.generation for event in last()}) > 1:
+        while connected.keys() != self.pipes.keys():
             ready = wait(list(self.pipes.values()), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                texts = {pid: events[-1] if events else "nothing" for pid, events in said.items()}
-                raise TimeoutError(f"no next generation after {ROUND_LIMIT_S} s; last said: {texts}")
+                raise TimeoutError(
+                    f"not connected after {ROUND_LIMIT_S} s: {self.pipes.keys() - connected.keys()}"
+                )
             for pid, pipe in self.pipes.items():
-                if pipe in ready:
-                    said[pid].append(pipe.recv())
-        events = [event for events in said.values() for event in events]
-        return [event for event in events if isinstance(event, Noticed)], last()
+                if pipe not in ready:
+                    continue
+                event = pipe.recv()
+                if isinstance(event, Noticed):
+                    noticed.append(event)
+                elif set(event.pids) == self.pipes.keys():
+                    connected[pid] = event
+                else:
+                    pipe.send(order)
+        return noticed, list(connected.values())
 
 
 class Chaos:
@@ -149,7 +159,7 @@ class Chaos:
         self._random = random.Random(seed)
         for _ in range(group.full):
             group.start()
-        self._connected = group.until_connected(-1)[1]
+        group.until_connected()
 
     def round(self, number: int) -> Round:
         """Kill, listen, judge."""
@@ -157,18 +167,19 @@ class Chaos:
         point = self._random.choice(POINTS)
         num_kills = 2 if point == "meeting" else 1
         replaced = len(members) - num_kills < 2 or self._random.random() < 0.5
-        kills = [self._first_kill(point, members, Order(_action(point), TIMEOUT_S if replaced else 0.0))]
+        order = Order("compute" if point == "after" else "reduce", TIMEOUT_S if replaced else 0.0)
+        kills = [self._first_kill(point, members, order)]
         while replaced and len(group.pipes) < group.full:
             group.start()
         if point == "meeting":
-            time.sleep(self._random.uniform(0.0, 0.15))
+            time.sleep(self._random.uniform(0.0, 1.0))
             kills.append(group.kill(self._random.choice(list(group.pipes)), "meeting"))
             if replaced:
                 group.start()
         found = Round(number, point, replaced, kills)
         survivors = [pid for pid in members if pid in group.pipes]
-        noticed, self._connected = group.until_connected(self._connected[0].generation)
-        self._judge(found, noticed, len(survivors))
+        noticed, connected = group.until_connected(order)
+        self._judge(found, noticed, connected, len(survivors))
         return found
 
     def _first_kill(self, point: str, members: list[int], order: Order) -> Kill:
@@ -180,7 +191,9 @@ class Chaos:
         time.sleep(self._random.uniform(0.0, COMPUTE_S if point == "after" else 0.05))
         return self._group.kill(victim, "inside" if point == "meeting" else point)
 
-    def _judge(self, found: Round, noticed: list[Noticed], num_survivors: int) -> None:
+    def _judge(
+        self, found: Round, noticed: list[Noticed], connected: list[Connected], num_survivors: int
+    ) -> None:
         for event in noticed:
             kills = [kill for kill in found.kills if kill.at <= event.at]
             if not kills:
@@ -188,23 +201,18 @@ class Chaos:
                 continue
             kill = next((kill for kill in reversed(kills) if kill.pid in event.lost_pids), kills[-1])
             kill.detection_s.append(event.at - max(kill.at, event.began))
+            kill.closing_s.append(event.closed - event.at)
             if kill.detection_s[-1] > LIMIT_S:
                 found.problems.append(f"noticed after {kill.detection_s[-1]:.2f} s: {event.text}")
             if event.left_behind:
                 found.problems.append(f"left behind: {event.left_behind}")
         if sum(len(kill.detection_s) for kill in found.kills) < num_survivors:
             found.problems.append(f"of {num_survivors} survivors only {len(noticed)} raised")
-        found.recovery_s = max(event.at for event in self._connected) - found.kills[-1].at
-        found.world_size = self._connected[0].world_size
-        expected = len(self._group.pipes)
-        if found.world_size != expected or sorted(event.rank for event in self._connected) != list(
-            range(expected)
-        ):
-            found.problems.append(f"{expected} members became {self._connected}")
-
-
-def _action(point: str) -> Action:
-    return "compute" if point == "after" else "reduce"
+        found.recovery_s = max(event.at for event in connected) - found.kills[-1].at
+        found.forming_s = max(event.at for event in connected) - max(event.came for event in connected)
+        found.world_size = len(connected)
+        if len({(event.generation, event.pids) for event in connected}) > 1:
+            found.problems.append(f"they are not in one generation: {connected}")
 
 
 def table(rounds: list[Round]) -> str:
@@ -217,10 +225,18 @@ def table(rounds: list[Round]) -> str:
             p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
             median = statistics.median(times)
             lines.append(f"{point:10}{len(kills):8}{len(times):8}{median:11.1f}{p90:9.1f}{times[-1]:9.1f}")
-    recoveries = sorted(one.recovery_s for one in rounds)
-    median, longest = statistics.median(recoveries), recoveries[-1]
-    lines.append(f"next generation after the last death: median {median:.2f} s, max {longest:.2f} s")
+    for name, seconds in (
+        ("after the last death", [one.recovery_s for one in rounds]),
+        ("after the last member came", [one.forming_s for one in rounds]),
+    ):
+        median, longest = statistics.median(seconds), max(seconds)
+        lines.append(f"next generation {name}: median {median:.2f} s, max {longest:.2f} s")
     return "\n".join(lines)
+
+
+def _shared_files() -> set[str]:
+    """Named shared memory of this machine, without semaphores: those of other programs come and go."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def run(num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: int) -> list[Round]:
@@ -229,14 +245,14 @@ def run(num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: i
     Raises:
         TimeoutError: no next generation formed, or a process did not end.
     """
-    shared = set(os.listdir("/dev/shm"))
+    shared = _shared_files()
     rounds = []
     with _Host(ctx=_context) as host:
         group = Group(host.Collective(world_size), world_size, hosts, transport)
         chaos = Chaos(group, seed)
         for number in range(num_rounds):
             rounds.append(chaos.round(number))
-            left = set(os.listdir("/dev/shm")) - shared
+            left = _shared_files() - shared
             if left:
                 rounds[-1].problems.append(f"left in /dev/shm: {sorted(left)}")
             for problem in rounds[-1].problems:

@@ -52,10 +52,13 @@ class Order:
 class Connected:
     """It belongs to a generation in which a reduction gave the right result."""
 
+    came: float
+    """When it asked for the generation."""
     at: float
     generation: int
     rank: int
-    world_size: int
+    pids: tuple[int, ...]
+    """Of all members, by rank."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Noticed:
 
     began: float
     at: float
+    closed: float
+    """When the communicator was closed afterwards."""
     text: str
     lost_pids: tuple[int, ...]
     left_behind: str
@@ -82,7 +87,7 @@ class _ChaosMember:
         member = this_member(settings.rank)
         self._me = replace(member, host_id=f"{member.host_id}/{settings.host}")
         self._order: Order | None = Order("reduce", settings.timeout_s)
-        self._began = time.monotonic()
+        self._came = self._began = time.monotonic()
         self._clean: Counter[str] = Counter()
 
     def live(self) -> None:
@@ -92,6 +97,7 @@ class _ChaosMember:
         while self._order is not None:
             lost = self._belong(roster)
             if self._order is not None:
+                self._came = time.monotonic()
                 roster = rejoin(
                     self._rendezvous,
                     _place(roster, self._me),
@@ -103,37 +109,47 @@ class _ChaosMember:
 
     def _belong(self, roster: Roster) -> tuple[Member, ...]:
         """One generation from its meeting to its end; who was lost."""
+        communicator = None
         try:
             self._began = time.monotonic()
-            with connect(
+            communicator = connect(
                 self._rendezvous,
                 _place(roster, self._me),
                 world_size=len(roster.members),
                 timeout_s=self._settings.timeout_s,
                 transport=self._settings.transport,
                 generation=roster.generation,
-            ) as communicator:
-                self._check(communicator)
-                self._pipe.send(
-                    Connected(
-                        at=time.monotonic(),
-                        generation=roster.generation,
-                        rank=communicator.rank,
-                        world_size=communicator.world_size,
-                    )
-                )
-                self._order = self._pipe.recv()
-                if self._order is not None:
-                    self._work(communicator, self._order.action)
-                return ()
+            )
+            self._take_part(communicator, roster)
+            communicator.close()
+            return ()
         except (CommunicatorError, RendezvousError) as error:
             at, text = time.monotonic(), f"{type(error).__name__}: {error}"
             lost = error.lost if isinstance(error, MemberLostError) else ()
         # Here, where the error is gone: its traceback held the communicator.
-        left_behind = _left_behind(self._clean)
+        if communicator is not None:
+            communicator.close()
+        closed = time.monotonic()
+        del communicator
         pids = tuple(member.pid for member in lost)
-        self._pipe.send(Noticed(self._began, at, text, pids, left_behind))
+        self._pipe.send(Noticed(self._began, at, closed, text, pids, _left_behind(self._clean)))
         return lost
+
+    def _take_part(self, communicator: Communicator, roster: Roster) -> None:
+        """Reduce, say so, and do as ordered; returns when that is to end."""
+        self._check(communicator)
+        self._pipe.send(
+            Connected(
+                came=self._came,
+                at=time.monotonic(),
+                generation=roster.generation,
+                rank=communicator.rank,
+                pids=tuple(member.pid for member in roster.members),
+            )
+        )
+        self._order = self._pipe.recv()
+        if self._order is not None:
+            self._work(communicator, self._order.action)
 
     def _work(self, communicator: Communicator, action: Action) -> None:
         """Until an operation raises."""
