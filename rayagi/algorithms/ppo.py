@@ -42,7 +42,8 @@ class PPOBatch:
 class PPOLearner:
     """Holds the model's parameters as one flat vector, the optimiser and the step size.
 
-    On the host the gradients live in the communicator's memory, where they are reduced without being copied. All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients.
+    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. On the
+    host the gradients live in the communicator's memory, where they are reduced without being copied.
     """
 
     def __init__(
