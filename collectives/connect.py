@@ -22,8 +22,9 @@ from collectives.transports.gloo import GlooStore, GlooTransport
 TransportName = Literal["auto", "shm", "gloo"]
 """auto: shared memory inside a host where it works, Gloo across hosts. shm: shared memory only. gloo: Gloo only."""
 
-_LOSS_NEWS_S = 0.2
-"""How long after a broken connection the news of the loss behind it may take: the kernel tells both at once."""
+_LOSS_NEWS_S = 0.7
+"""How long after an error the news of a loss behind it may take: of a process that ended it is there already, and of a
+host that fell silent one member hears at most a heartbeat and its way before another, which then leaves."""
 
 
 def connect(
