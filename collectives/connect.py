@@ -51,19 +51,22 @@ def connect(
     Raises:
         RendezvousError: members are missing, duplicate or out of range.
         CompositionError: the composition does not exist or does not apply to where the members are.
-        CommunicatorError: they met but could not connect.
+        CommunicatorError: they met but could not connect; MemberLostError where one is gone.
     """
     if world_size == 1:
         return SoloCommunicator(generation)
     liveness = Liveness(me)
     try:
         members = meet(
-            rendezvous, liveness.me, world_size=world_size, generation=generation, timeout_s=timeout_s
+            rendezvous, liveness, world_size=world_size, generation=generation, timeout_s=timeout_s
         )
         _refuse_transport(transport, members, me.rank)
-        liveness.watch(members)
         meeting = _Meeting(rendezvous, generation, timeout_s, transport, composition, liveness)
         return _communicator(meeting, members, me.rank, "")
+    except CommunicatorError as error:
+        explained = _explained(error, liveness)
+        liveness.close()
+        raise explained from error.__cause__
     except BaseException:
         liveness.close()
         raise
@@ -123,11 +126,8 @@ class _Wires:
         return _communicator(self._meeting, members, ranks.index(self._rank), name)
 
     def explained(self, error: CommunicatorError) -> CommunicatorError:
-        """A loss, if there was one: broken connections and missing answers follow from it."""
-        lost = poll(lambda: self._meeting.liveness.lost() or None, _LOSS_NEWS_S)
-        if lost is None:
-            return error
-        return MemberLostError(error.operation, error.rank, lost, error.waited_s, error.step)
+        """A loss, if there was one."""
+        return _explained(error, self._meeting.liveness)
 
     def close(self) -> None:
         """Stop watching the others, once the whole group is left."""
@@ -162,11 +162,26 @@ class _Wires:
         meeting = self._meeting
         return await_endpoint(
             meeting.rendezvous,
+            meeting.liveness,
             host=host,
             generation=meeting.generation,
             key=key,
             timeout_s=meeting.timeout_s,
         )
+
+
+def _explained(error: CommunicatorError, liveness: Liveness) -> CommunicatorError:
+    """The loss behind an error, if there was one: broken connections and missing answers follow from it."""
+    if isinstance(error, MemberLostError):
+        return error
+    poll(lambda: liveness.lost() or None, _LOSS_NEWS_S)
+    try:
+        liveness.check(error.operation, error.step, error.waited_s)
+    except MemberLostError as loss:
+        return loss
+    except CommunicatorError:
+        pass
+    return error
 
 
 def _refuse_transport(transport: TransportName, members: Sequence[Member], rank: int) -> None:

@@ -44,7 +44,6 @@ class MemberLostError(CommunicatorError):
 
     Attributes:
         lost: who is gone
-        step: which part of the operation was interrupted, e.g. ``step 2 of 3 (reduce ip 0 1)``; empty for a whole one
         reason: how that was noticed
     """
 
@@ -57,11 +56,9 @@ class MemberLostError(CommunicatorError):
         step: str = "",
         reason: str = "its process has ended",
     ) -> None:
-        where = f" (during {step})" if step else ""
-        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason + where)
+        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason, step)
         self.args = (operation, rank, lost, waited_s, step, reason)  # what pickle replays
         self.lost = lost
-        self.step = step
         self.reason = reason
 
 

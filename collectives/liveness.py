@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from collectives.errors import MemberLostError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.rendezvous import Member
 
 _BEAT_S = 0.5
@@ -49,7 +49,8 @@ class Liveness:
     """Watches the members that it was told of until it is closed.
 
     A loss is final. It does not end waits by itself: they call ``check`` when what they wait for has not come, or are
-    woken by ``on_lost``. A member may also leave in order, by ``close``: that is no loss.
+    woken by ``on_lost``. A member may also leave in order, by ``close``: that is no loss. A member of another host that
+    cannot be connected to any more is none either, since it may have left; but ``check`` does not let it pass.
     """
 
     def __init__(self, me: Member, on_lost: OnLost | None = None) -> None:
@@ -72,6 +73,7 @@ class Liveness:
         self._known: dict[tuple[str, int], Member] = {}
         self._lost: dict[tuple[str, int], tuple[Member, str]] = {}
         self._processes: dict[int, Member] = {}
+        self._refused: list[Member] = []
         self._links: dict[int, _Link] = {}
         self._linked: set[tuple[str, int]] = set()
         self._followers: dict[int, socket.socket] = {}
@@ -84,12 +86,17 @@ class Liveness:
         self._thread.start()
 
     def watch(self, members: Iterable[Member]) -> None:
-        """Watch these too. Those that are gone already are lost when this returns."""
+        """Watch these too. Those that are gone already are lost when this returns.
+
+        Members of other hosts are watched once their port is known.
+        """
         for member in members:
-            if member.process != self.me.process and member.process not in self._known:
-                self._known[member.process] = member
-                if member.host_id == self.me.host_id:
-                    self._watch_process(member)
+            if member.process == self.me.process:
+                continue
+            known = self._known.get(member.process)
+            self._known[member.process] = member if known is None or not known.port else known
+            if known is None and member.host_id == self.me.host_id:
+                self._watch_process(member)
         hosts = {member.host_id for member in self._known.values()} - {self.me.host_id}
         for host_id in hosts:
             there = [member for member in self._known.values() if member.host_id == host_id and member.port]
@@ -106,11 +113,21 @@ class Liveness:
 
         Raises:
             MemberLostError: with these facts.
+            CommunicatorError: none is known to be gone, but one left before it was connected to.
         """
         if self._lost:
             reasons = dict.fromkeys(reason for _, reason in list(self._lost.values()))
             raise MemberLostError(
                 operation, self.me.rank, self.lost(), waited_s, step, reason="; ".join(reasons)
+            )
+        if self._refused:
+            raise CommunicatorError(
+                operation,
+                self.me.rank,
+                ", ".join(map(str, self._refused)),
+                waited_s,
+                "it has left the group, or its process has ended",
+                step,
             )
 
     def close(self) -> None:
@@ -140,6 +157,9 @@ class Liveness:
         self._linked.add(member.process)
         try:
             link = socket.create_connection((member.address, member.port), timeout=_SILENCE_S)
+        except ConnectionRefusedError:
+            self._refused.append(member)
+            return
         except OSError as error:
             self._lose(member, f"no connection to {member.address} port {member.port}: {error}")
             return

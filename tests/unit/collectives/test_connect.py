@@ -175,10 +175,9 @@ def test_an_endpoint_is_published_once_per_key_and_generation():
 
 def test_members_are_listed_by_rank():
     meeting = Collective(3)
-    for rank in (2, 0):
-        meeting.register(0, this_member(rank))
-    assert [member.rank for member in meeting.members(0)] == [0, 2]
-    assert meeting.members(5) == ()
+    meeting.register(0, this_member(2))
+    assert [member.rank for member in meeting.register(0, this_member(0)).present] == [0, 2]
+    assert [member.rank for member in meeting.register(5, this_member(1)).present] == [1]
 
 
 def test_processes_of_one_host_agree_on_its_identity():
