@@ -19,10 +19,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.shares import shares
+from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST, OPS
 from collectives.transports.shm.memory import Region, Segment, page_aligned

@@ -163,7 +163,7 @@ def test_the_meeting_of_a_formed_generation_expects_its_members_and_refuses_othe
     assert attendance.present == (replace(A, port=77),)
     assert attendance.expected == (B,)
     with pytest.raises(
-        RendezvousError, match="does not belong: it was formed of rank 0 .pid 1 on here., rank 1"
+        RendezvousError, match=r"does not belong: it was formed of rank 0 .pid 1 on here., rank 1"
     ):
         collective.register(0, process(4, rank=1))
 
