@@ -16,7 +16,7 @@ from collectives.composed import perform
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.planner import make_plan
-from collectives.profile import mean_s, measure
+from collectives.profile import RUNS, mean_s, measure
 from collectives.rendezvous import Member
 from collectives.schedule import Primitive, Schedule, Step
 from collectives.transports.base import Transport
@@ -98,6 +98,7 @@ def cheapest(
     control: Transport,
     device: torch.device,
     usable: set[Primitive],
+    runs: int = RUNS,
 ) -> Schedule:
     """The schedule of least cost for ``TYPICAL_BYTES`` by a model of steps that are timed now. All members call it."""
     profiling = wires.apart("profile")
@@ -112,7 +113,7 @@ def cheapest(
             if key not in transports:
                 transports[key] = profiling.transport(*key)
             bucket = torch.zeros(nbytes // 4, device=device)
-            cost[0] = mean_s(partial(perform, step, transports[key], bucket, "sum"))
+            cost[0] = mean_s(partial(perform, step, transports[key], bucket, "sum"), runs=runs)
         control.all_reduce(cost, "max")
         return cost.item()
 
