@@ -14,9 +14,10 @@ import torch
 
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
 from collectives.communicator import Communicator
-from collectives.connect import TransportName, connect
+from collectives.connect import connect
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
+from collectives.wires import TransportName
 from placement.backends import get_backend
 from placement.types import Slice
 
@@ -122,6 +123,7 @@ class Gmi:
             timeout_s=timeout_s,
             transport=transport,
             composition=composition,
+            device=torch.device(self._backend.device(self.identity.slice)),
             generation=generation,
         )
         return repr(self._communicator)

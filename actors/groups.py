@@ -14,7 +14,7 @@ import ray.util
 
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteRendezvous, start_collective
-from collectives.connect import TransportName
+from collectives.wires import TransportName
 from collectives.errors import CommunicatorError, MemberLostError
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling

@@ -195,7 +195,7 @@ class ComposedCommunicator:
         fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
         for own in self._steps:
             try:
-                own.run(flat, op if fused else _undivided(op))
+                perform(own.step, own.transport, flat, op if fused else _undivided(op))
             except CommunicatorError as error:
                 where = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
                 raise self._failed(error, "all_reduce", where) from error
@@ -245,6 +245,16 @@ class ComposedCommunicator:
         self._wiring.close()
 
 
+def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp) -> None:
+    """Take part in a step over the transport of one of its groups."""
+    if step.op == "all_reduce":
+        transport.all_reduce(flat, op)
+    elif step.op == "reduce":
+        transport.reduce(flat, op)
+    else:
+        transport.broadcast(flat)
+
+
 @dataclass(frozen=True, slots=True)
 class _OwnStep:
     """A step of the schedule, as this rank takes part in it."""
@@ -253,14 +263,6 @@ class _OwnStep:
     step: Step
     group: tuple[int, ...]
     transport: Transport
-
-    def run(self, flat: Tensor, op: ReduceOp) -> None:
-        if self.step.op == "all_reduce":
-            self.transport.all_reduce(flat, op)
-        elif self.step.op == "reduce":
-            self.transport.reduce(flat, op)
-        else:
-            self.transport.broadcast(flat)
 
     def __str__(self) -> str:
         return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"

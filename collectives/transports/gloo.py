@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Self
 
@@ -135,39 +136,37 @@ class GlooTransport:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place: each member its share, which it then sends to all."""
-        begin, end = self._reduce_share("all_reduce", tensor, op)
-        copies = tensor[begin:end].repeat(self.world_size)
-        self._exchange("all_reduce", copies, [end - begin] * self.world_size, tensor, self._sizes(tensor))
+        with _on_host(tensor) as flat:
+            begin, end = self._reduce_share("all_reduce", flat, op)
+            copies = flat[begin:end].repeat(self.world_size)
+            self._exchange("all_reduce", copies, [end - begin] * self.world_size, flat, self._sizes(flat))
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
-        begin, end = self._reduce_share("reduce", tensor, op)
-        nothing = [0] * self.world_size
-        into = self._sizes(tensor) if self.rank == 0 else nothing
-        self._exchange(
-            "reduce",
-            tensor[begin:end].clone(),
-            [end - begin, *nothing[1:]],
-            tensor if self.rank == 0 else tensor[:0],
-            into,
-        )
+        with _on_host(tensor) as flat:
+            begin, end = self._reduce_share("reduce", flat, op)
+            nothing = [0] * self.world_size
+            into, sizes = (flat, self._sizes(flat)) if self.rank == 0 else (flat[:0], nothing)
+            self._exchange("reduce", flat[begin:end].clone(), [end - begin, *nothing[1:]], into, sizes)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
-        return self._reduce_share("reduce_scatter", tensor, op)
+        with _on_host(tensor) as flat:
+            return self._reduce_share("reduce_scatter", flat, op)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        own = tensor.detach().contiguous()
+        own = tensor.detach().cpu().contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
             self._run("all_gather", lambda group: group._allgather_base(_bytes(gathered), _bytes(own)))
-        return gathered
+        return gathered.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
         if tensor.numel():
-            self._run("broadcast", lambda group: group.broadcast(_bytes(tensor), source))
+            with _on_host(tensor) as flat:
+                self._run("broadcast", lambda group: group.broadcast(_bytes(flat), source))
 
     def barrier(self) -> None:
         """Wait until every member is here."""
@@ -260,6 +259,17 @@ class _Ending:
 
     def __call__(self) -> None:
         self._group = None
+
+
+@contextmanager
+def _on_host(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor itself, or a copy in host memory that is copied back. [unverified on GPU]"""
+    if tensor.is_cpu:
+        yield tensor
+        return
+    flat = tensor.cpu()
+    yield flat
+    tensor.copy_(flat)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -76,12 +76,17 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, memory: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
-        """``memory`` gives zeroed memory for so many gradients, such as a communicator's buffer; None: torch's own."""
+        """``memory`` gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
+        parameters' device.
+        """
         parameters = list(module.parameters())
         padding = parameters[0].new_zeros(-sum(p.numel() for p in parameters) % _ROW)
         self.parameters = nn.Parameter(torch.cat([*(p.detach().reshape(-1) for p in parameters), padding]))
         size, dtype = self.parameters.numel(), self.parameters.dtype
-        self.gradients = memory(size, dtype) if memory else torch.zeros_like(self.parameters)
+        gradients = memory(size, dtype) if memory else None
+        if gradients is None or gradients.device != self.parameters.device:
+            gradients = torch.zeros_like(self.parameters)
+        self.gradients = gradients
         self.parameters.grad = self.gradients
         offset = 0
         for p in parameters:

@@ -6,6 +6,7 @@ it through rank 0's descriptor in /proc. A region is one piece of equal size per
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -73,11 +74,11 @@ class Segment:
         """
         descriptor = os.memfd_create("rayagi-collective", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, 0, _segment_bytes(world_size), "connect")
+            _reserve(descriptor, 0, _segment_bytes(world_size))
             return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
-        except BaseException:
+        except OSError as error:
             os.close(descriptor)
-            raise
+            raise CommunicatorError("connect", 0, "nobody", 0.0, f"cannot make a segment: {error}") from error
 
     @classmethod
     def attach(cls, endpoint: str, world_size: int, rank: int) -> Self:
@@ -105,12 +106,16 @@ class Segment:
         """Make the file larger by a region; rank 0 does, before the others map it.
 
         Raises:
-            CommunicatorError: there is no memory for it.
+            OSError: there is no memory for it.
         """
-        _reserve(self._open(), self._end, self.world_size * piece_bytes, "buffer")
+        _reserve(self._open(), self._end, self.world_size * piece_bytes)
 
     def map_region(self, piece_bytes: int) -> Region:
-        """Map the next region; every member asks for the same sizes in the same order."""
+        """Map the next region; every member asks for the same sizes in the same order.
+
+        Raises:
+            OSError: there is no room for it among the addresses of this process.
+        """
         size = self.world_size * piece_bytes
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)
         self._end += size
@@ -143,11 +148,8 @@ def _segment_bytes(world_size: int) -> int:
     return _words_bytes(world_size) + 2 * world_size * HALF_BYTES
 
 
-def _reserve(descriptor: int, begin: int, size: int, operation: str) -> None:
+def _reserve(descriptor: int, begin: int, size: int) -> None:
     """Give the file memory now: a later write without memory behind it would end the process with SIGBUS."""
-    try:
-        os.posix_fallocate(descriptor, begin, size)
-    except OSError as error:
-        raise CommunicatorError(
-            operation, 0, "nobody", 0.0, f"no room for {size / 2**20:.1f} MiB of shared memory: {error}"
-        ) from error
+    if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and end processes to find it
+        raise OSError(errno.ENOMEM, "that is more than this host's memory")
+    os.posix_fallocate(descriptor, begin, size)

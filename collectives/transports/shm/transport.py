@@ -19,10 +19,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.shares import shares
+from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST, OPS
 from collectives.transports.shm.memory import Region, Segment, page_aligned
@@ -79,13 +79,10 @@ class SharedMemoryTransport:
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s)
         # What an operation needs beside its tensor is made once and kept.
         self._reduction = lru_cache(maxsize=32)(self._make_reduction)
+        self._bounds = lru_cache(maxsize=128)(self._make_bounds)
         self._share = lru_cache(maxsize=128)(self._make_share)
         self._whole = lru_cache(maxsize=128)(self._make_whole)
-        try:
-            self._barrier.arrive(calls.encoded("connect"))
-        except CommunicatorError:
-            self.close()
-            raise
+        self._arrive(calls.encoded("connect"))
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place, on every member."""
@@ -114,7 +111,7 @@ class SharedMemoryTransport:
             self._reduce_shares(call, range(self.world_size))
         else:
             self._reduce_shares(call, range(self.rank, self.rank + 1))
-        return shares(call.flat.numel(), self.world_size)[self.rank]
+        return self._bounds(call.flat.numel())
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
@@ -127,19 +124,21 @@ class SharedMemoryTransport:
                 half = self._staging.next_half()
                 self._staging.put(flat, piece, half)
                 self._staging.settle(flat)
-                self._barrier.arrive(word)
+                self._arrive(word)
                 for rank in range(self.world_size):
                     self._staging.take(rows[rank], piece, half, rank)
                 self._staging.settle(flat)
         else:
-            self._barrier.arrive(word)
+            self._arrive(word)
             for row, theirs in zip(rows, self._views(place, flat), strict=True):
                 row.copy_(theirs)
-            self._barrier.arrive(word)
+            self._arrive(word)
         return gathered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"source is {source}, of {self.world_size} members; give a rank of this group")
         flat, place = self._placed(tensor)
         word = calls.encoded("broadcast", source, flat.dtype, flat.numel(), place)
         if place in (ON_HOST, ON_DEVICE):
@@ -148,19 +147,19 @@ class SharedMemoryTransport:
                 if self.rank == source:
                     self._staging.put(flat, piece, half)
                     self._staging.settle(flat)
-                self._barrier.arrive(word)
+                self._arrive(word)
                 if self.rank != source:
                     self._staging.take(flat, piece, half, source)
                     self._staging.settle(flat)
         else:
-            self._barrier.arrive(word)
+            self._arrive(word)
             if self.rank != source:
                 flat.copy_(self._views(place, flat)[source])
-            self._barrier.arrive(word)
+            self._arrive(word)
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._barrier.arrive(calls.encoded("barrier"))
+        self._arrive(calls.encoded("barrier"))
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
@@ -171,13 +170,15 @@ class SharedMemoryTransport:
             CommunicatorError: there is no memory for it, or a member asked for something else.
             ValueError: there are as many buffers already as calls can name.
         """
+        if numel < 0:
+            raise ValueError(f"a buffer cannot have {numel} elements")
         if len(self._regions) == _HALVES + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
         piece_bytes = page_aligned(numel * dtype.itemsize)
         try:
             if self.rank == 0 and self._barrier.broken is None:
-                self._segment.reserve(piece_bytes)
-            self._barrier.arrive(calls.encoded("buffer", 0, dtype, numel))
+                self._segment.reserve(piece_bytes)  # whose failure the others notice by this one's leaving
+            self._arrive(calls.encoded("buffer", 0, dtype, numel))
             region = self._segment.map_region(piece_bytes)
         except OSError as error:
             self.close()
@@ -185,9 +186,6 @@ class SharedMemoryTransport:
             raise CommunicatorError(
                 "buffer", self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
             ) from error
-        except CommunicatorError:
-            self.close()
-            raise
         self._regions.append(region)
         own = region.views(numel, dtype)[self.rank]
         self._numbers[own.data_ptr()] = len(self._regions) - _HALVES
@@ -199,9 +197,17 @@ class SharedMemoryTransport:
         self._staging.close()
         self._numbers.clear()
         self._regions.clear()
-        for cache in (self._share, self._whole, self._reduction):
+        for cache in (self._bounds, self._share, self._whole, self._reduction):
             cache.cache_clear()
         self._segment.close()
+
+    def _arrive(self, word: int) -> None:
+        """A barrier; closes if it fails, for nothing can follow."""
+        try:
+            self._barrier.arrive(word)
+        except CommunicatorError:
+            self.close()
+            raise
 
     def _placed(self, tensor: Tensor) -> tuple[Tensor, int]:
         """The tensor flat, and where it is: on the host, on a device, or the number of its registered buffer."""
@@ -228,7 +234,7 @@ class SharedMemoryTransport:
         for piece in self._staging.pieces(call.flat):
             half = self._staging.next_half()
             self._staging.put(call.flat, piece, half)
-            self._barrier.arrive(call.word)
+            self._arrive(call.word)
             if takes:
                 begin, end = piece
                 for chunk, parts in self._whole(call.reduction, half, end - begin):
@@ -239,9 +245,9 @@ class SharedMemoryTransport:
         if call.place in (ON_HOST, ON_DEVICE):
             self._reduce_shares_staged(call, to)
             return
-        self._barrier.arrive(call.word)
+        self._arrive(call.word)
         self._reduce_share(call.reduction, _HALVES + call.place - 1, call.flat.numel(), to)
-        self._barrier.arrive(call.word)
+        self._arrive(call.word)
 
     def _reduce_shares_staged(self, call: _ReduceCall, to: range) -> None:
         """While a piece is reduced, the one before is copied out and the one after in: they use the other half."""
@@ -251,7 +257,7 @@ class SharedMemoryTransport:
         staging.put(flat, pieces[0], half)
         staging.settle(flat)
         for index, (begin, end) in enumerate(pieces):
-            self._barrier.arrive(call.word)
+            self._arrive(call.word)
             if index and self.rank in to:
                 staging.take(flat, pieces[index - 1], 1 - half, self.rank)
             if index + 1 < len(pieces):
@@ -259,7 +265,7 @@ class SharedMemoryTransport:
             self._reduce_share(call.reduction, half, end - begin, to)
             staging.settle(flat)
             half = 1 - half
-        self._barrier.arrive(call.word)
+        self._arrive(call.word)
         if self.rank in to:
             staging.take(flat, pieces[-1], 1 - half, self.rank)
             staging.settle(flat)
@@ -273,10 +279,14 @@ class SharedMemoryTransport:
     def _make_reduction(self, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         return Reduction(op, dtype, self.world_size)
 
+    def _make_bounds(self, numel: int) -> tuple[int, int]:
+        """The elements that this member reduces."""
+        return shares(numel, self.world_size)[self.rank]
+
     def _make_share(self, reduction: Reduction, region: int, numel: int, to: range) -> list[_Chunk]:
         """This member's share of the first elements of a region."""
         members = self._regions[region].views(numel, reduction.dtype)
-        begin, end = shares(numel, self.world_size)[self.rank]
+        begin, end = self._bounds(numel)
         return [
             _Chunk(
                 parts=tuple(member[chunk] for member in members),

@@ -135,10 +135,10 @@ class Barrier:
         member, detail = self._members[other // _STRIDE], self.broken
         for line in self._others:
             late = self._members[line // _STRIDE]
-            if words[line] < count and late.pid in gone:
-                member, detail = late, "its process has ended"
-            elif words[line] < count and words[line + _GOODBYE]:
+            if words[line] < count and words[line + _GOODBYE]:
                 member, detail = late, "it left the group"
+            elif words[line] < count and late.pid in gone:
+                member, detail = late, "its process has ended"
         if detail is None and waited_s >= self._timeout_s:
             detail = f"it did not come within {self._timeout_s:.1f} s"
         if detail is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.managers import BaseManager
 from typing import Any
 
@@ -50,15 +51,19 @@ def run_group(
     *,
     composition: str = "auto",
     layout: str | None = None,
+    who: Sequence[Callable[[int], Member]] | None = None,
 ) -> list[Any]:
     """What each rank's task returned, ``Failed`` where it raised, None where its process was killed.
 
-    With a layout, members say that they are on its nodes and devices, whatever host they run on.
+    With a layout, members say that they are on its nodes and devices, whatever host they run on; ``who`` decides
+    for each rank, in its process, what member it is.
     """
     where = Layout.parse(layout) if layout is not None else Layout.of([[world_size]])
     if transport == "inprocess":
         return _in_threads(where, composition, task, timeout_s)
-    places = [where.places()[rank] for rank in range(world_size)] if layout is not None else None
+    if who is None:
+        places = where.places()
+        who = [partial(_placed, place=places[rank] if layout else None) for rank in range(world_size)]
     settings = {
         "world_size": world_size,
         "timeout_s": timeout_s,
@@ -72,7 +77,7 @@ def run_group(
         processes = [
             _context.Process(
                 target=_member,
-                args=(rendezvous, rank, places and places[rank], settings, task, done, pipes[rank][1]),
+                args=(rendezvous, rank, who[rank], settings, task, done, pipes[rank][1]),
             )
             for rank in range(world_size)
         ]
@@ -101,7 +106,7 @@ def _answer(receiver: Any, process: Any) -> Any:
 def _member(
     rendezvous: Any,
     rank: int,
-    place: tuple[int, int] | None,
+    who: Callable[[int], Member],
     settings: dict[str, Any],
     task: Task,
     done: Any,
@@ -109,13 +114,14 @@ def _member(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        with connect(rendezvous, _placed(this_member(rank), place), **settings) as communicator:
+        with connect(rendezvous, who(rank), **settings) as communicator:
             _send(sender, task(communicator, done))
     except Exception as error:
         _send(sender, Failed(error))
 
 
-def _placed(member: Member, place: tuple[int, int] | None) -> Member:
+def _placed(rank: int, place: tuple[int, int] | None) -> Member:
+    member = this_member(rank)
     if place is None:
         return member
     node, device = place
