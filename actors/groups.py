@@ -14,8 +14,8 @@ import ray.util
 
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteRendezvous, start_collective
-from collectives.wires import TransportName
 from collectives.errors import CommunicatorError, MemberLostError
+from collectives.wires import TransportName
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling
 
