@@ -230,6 +230,9 @@ def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
         with pytest.raises(GmiLostError, match=r"GMI 1/2 .* was lost during 2 training iterations") as caught:
             session.train(2)
         assert caught.value.index == 1
+        # What the other one was doing, and for how long it waited.
+        assert "on rank 0 failed" in caught.value.known
+        assert "waiting for rank 1 (pid" in caught.value.known
     assert comes_true(lambda: free_cpus() == 2.0)
 
 
