@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 
 from collectives.communicator import Communicator
-from collectives.connect import TransportName, connect
+from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.membership import join, rejoin
 from collectives.rendezvous import Member, Roster, poll, this_member
+from collectives.wires import TransportName
 
 NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""
