@@ -17,6 +17,7 @@ from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.membership import join, rejoin
 from collectives.rendezvous import Member, Roster, poll, this_member
+from collectives.transports.gloo import GlooStore
 from collectives.wires import TransportName
 
 NUMEL = 100_003
@@ -94,7 +95,8 @@ class _ChaosMember:
     def live(self) -> None:
         timeout_s = self._settings.timeout_s
         roster = join(self._rendezvous, self._me, timeout_s=timeout_s)
-        self._clean = _resources()  # with the connection to the rendezvous
+        GlooStore.host([self._me], timeout_s)  # the first of a process opens a pipe for good
+        self._clean = _resources()  # with that, and the connection to the rendezvous
         while self._order is not None:
             lost = self._belong(roster)
             if self._order is not None:
