@@ -74,8 +74,8 @@ def communicator_among(
     composition = meeting.composition
     if composition == "auto" and meeting.transport != "auto":
         composition = "ip_only"  # what it says may be used leaves nothing to choose from
-    schedule = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
-    return ComposedCommunicator(rank, schedule, wires, meeting.generation)
+    choice = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
+    return ComposedCommunicator(rank, choice.schedule, wires, meeting.generation, choice.reason)
 
 
 class Wires:

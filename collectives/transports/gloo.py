@@ -138,8 +138,9 @@ class GlooTransport:
         """Reduce in place: each member its share, which it then sends to all."""
         with _on_host(tensor) as flat:
             begin, end = self._reduce_share("all_reduce", flat, op)
-            copies = flat[begin:end].repeat(self.world_size)
-            self._exchange("all_reduce", copies, [end - begin] * self.world_size, flat, self._sizes(flat))
+            if flat.numel():
+                copies = flat[begin:end].repeat(self.world_size)
+                self._exchange("all_reduce", copies, [end - begin] * self.world_size, flat, self._sizes(flat))
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
@@ -147,7 +148,8 @@ class GlooTransport:
             begin, end = self._reduce_share("reduce", flat, op)
             nothing = [0] * self.world_size
             into, sizes = (flat, self._sizes(flat)) if self.rank == 0 else (flat[:0], nothing)
-            self._exchange("reduce", flat[begin:end].clone(), [end - begin, *nothing[1:]], into, sizes)
+            if flat.numel():
+                self._exchange("reduce", flat[begin:end].clone(), [end - begin, *nothing[1:]], into, sizes)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
@@ -189,6 +191,8 @@ class GlooTransport:
 
     def _reduce_share(self, operation: str, tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
+        if not tensor.numel():
+            return begin, end
         parts = torch.empty((self.world_size, end - begin), dtype=tensor.dtype)
         self._exchange(
             operation, tensor, self._sizes(tensor), parts.view(-1), [end - begin] * self.world_size
@@ -201,16 +205,15 @@ class GlooTransport:
     ) -> None:
         """Send every member its piece of ``out``, and put what each sends one behind the other ``into``."""
         width = out.element_size()
-        if sum(out_sizes) or sum(into_sizes):
-            self._run(
-                operation,
-                lambda group: group.alltoall_base(
-                    _bytes(into),
-                    _bytes(out),
-                    [width * size for size in into_sizes],
-                    [width * size for size in out_sizes],
-                ),
-            )
+        self._run(
+            operation,
+            lambda group: group.alltoall_base(
+                _bytes(into),
+                _bytes(out),
+                [width * size for size in into_sizes],
+                [width * size for size in out_sizes],
+            ),
+        )
 
     def _run(self, operation: str, start: Callable[[Any], dist.Work]) -> None:
         """Start an operation and wait for it within the time limit.

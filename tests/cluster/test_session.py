@@ -14,7 +14,7 @@ from ray.util import state as ray_state
 
 from actors.groups import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
@@ -126,6 +126,12 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
     assert results[1].metrics["iteration_s"] == 1.0  # the slowest GMI's
     assert results[1].episode_returns == [6.0, 6.0]  # 1 + 2, twice, on both
     assert results[1].episode_lengths == [0, 1]
+
+
+def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
+    with pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices"):
+        Session(spec(composition="hybrid:1"), factory=SumProgram())
+    assert comes_true(lambda: free_cpus() == 2.0)
 
 
 def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):

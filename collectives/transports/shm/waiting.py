@@ -28,7 +28,9 @@ _ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
 _SPINS = 400
 """Looks at a counter where every member can have a core of its own; some 30 microseconds."""
 _SPINS_CROWDED = 10
-_YIELDS = 50
+_OFFER_S = 300e-6
+"""How long the processor is offered to others before sleeping. To wake a sleeper costs it and its waker some 30
+microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
 
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1  # of x86-64 Linux; see memory.is_supported
@@ -79,7 +81,7 @@ class Barrier:
         """
         words = self._words
         if self.broken is not None:
-            raise CommunicatorError(calls.name(call), self._me.rank, "nobody", 0.0, self.broken)
+            self.check_open(calls.name(call))
         self._count = count = self._count + 1
         call_at = _CALL + (count & 1)
         words[self._own + call_at] = call
@@ -99,6 +101,11 @@ class Barrier:
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // _STRIDE], words[other + call_at])
 
+    def check_open(self, operation: str) -> None:
+        """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
+        if self.broken is not None:
+            raise CommunicatorError(operation, self._me.rank, "nobody", 0.0, self.broken)
+
     def leave(self) -> None:
         """Say goodbye, and wake those that wait for this member. Safe to call twice."""
         self.broken = self.broken or "this communicator is closed"
@@ -117,11 +124,11 @@ class Barrier:
         for _ in range(self._spins):
             if words[other] >= count:
                 return
-        for _ in range(_YIELDS):
+        begin = time.monotonic()
+        while time.monotonic() - begin < _OFFER_S:
             os.sched_yield()
             if words[other] >= count:
                 return
-        begin = time.monotonic()
         words[self._own + _ASLEEP] = other // _STRIDE + 1
         while (seen := words[other]) < count:
             _sleep(self._address + other * _WORD_BYTES, seen)
