@@ -182,9 +182,7 @@ class Collective:
             free = [rank for rank in range(self._world_size) if rank not in taken]
             wish = newcomer.member.rank
             taken[wish if wish in free else free[0]] = newcomer
-        members = tuple(
-            replace(taken[rank].member, rank=place, port=0) for place, rank in enumerate(sorted(taken))
-        )
+        members = tuple(replace(taken[rank].member, rank=place) for place, rank in enumerate(sorted(taken)))
         generation = 0 if self._latest is None else self._latest.generation + 1
         self._lost.clear()
         self._forming_since = None
