@@ -153,7 +153,8 @@ class Wires:
     def _store(self, members: Sequence[Member], index: int, key: str) -> GlooStore:
         timeout_s = self._meeting.timeout_s
         if index > 0:
-            return GlooStore.connect(self._endpoint(members[0], key), members[index].rank, timeout_s)
+            endpoint = self._endpoint(members[0], key)
+            return GlooStore.connect(endpoint, members[index].rank, timeout_s, self._check)
         store = GlooStore.host(members, timeout_s)
         self._publish(key, store.endpoint)
         return store

@@ -24,10 +24,13 @@ from collectives.rendezvous import Member
 from collectives.shares import shares
 from collectives.transports.arithmetic import combine
 from collectives.transports.base import ReduceOp
+from collectives.transports.gloo_mesh import connected_mesh
 
 _LOOPBACK = "127.0.0.1"
 _CHECK_INTERVAL = timedelta(milliseconds=50)
 """How often a wait looks whether the others are still there."""
+_ATTEMPT_S = 1.0
+"""Torch tries to reach a store until its time limit, and cannot be interrupted."""
 _GRACE_S = 1.0
 """Gloo's own time limit comes after ours, which says more."""
 
@@ -77,23 +80,31 @@ class GlooStore:
         return cls(store, address, port)
 
     @classmethod
-    def connect(cls, endpoint: str, rank: int, timeout_s: float) -> Self:
-        """Reach the store that rank 0 hosts at ``host:port``.
+    def connect(
+        cls, endpoint: str, rank: int, timeout_s: float, check: Callable[[], None] = lambda: None
+    ) -> Self:
+        """Reach the store that rank 0 hosts at ``host:port``. ``check`` is called between attempts; it may raise.
 
         Raises:
             CommunicatorError: it cannot be reached within ``timeout_s``.
         """
         host, _, port = endpoint.rpartition(":")
         begin = time.monotonic()
-        try:
-            store = dist.TCPStore(
-                host, int(port), timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-            )
-        except RuntimeError as error:
-            raise CommunicatorError(
-                "connect", rank, f"rank 0's store at {endpoint}", time.monotonic() - begin, str(error)
-            ) from error
-        return cls(store, host, int(port))
+        while True:
+            left_s = timeout_s - (time.monotonic() - begin)
+            try:
+                attempt = timedelta(seconds=max(0.0, min(_ATTEMPT_S, left_s)))
+                store = dist.TCPStore(host, int(port), timeout=attempt, wait_for_workers=False)
+            except RuntimeError as error:
+                check()
+                waited_s = time.monotonic() - begin
+                if waited_s >= timeout_s:
+                    raise CommunicatorError(
+                        "connect", rank, f"rank 0's store at {endpoint}", waited_s, str(error)
+                    ) from error
+            else:
+                store.set_timeout(timedelta(seconds=timeout_s))
+                return cls(store, host, int(port))
 
 
 class GlooTransport:
@@ -129,7 +140,7 @@ class GlooTransport:
         options._timeout = timedelta(seconds=timeout_s + _GRACE_S)
         begin = time.monotonic()
         try:
-            self._group: Any = gloo(store.store, rank, self.world_size, options)
+            self._group: Any = connected_mesh(store.store, rank, self.world_size, options, check)
         except RuntimeError as error:
             raise CommunicatorError(
                 "connect", self._me, self._others, time.monotonic() - begin, str(error).splitlines()[0]
