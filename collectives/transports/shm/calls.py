@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from collectives.communicator import ReduceOp
+from collectives.transports.base import ReduceOp
 
 CALLS = (
     "connect",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.shares import shares
+from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.memory import HALVES, Region

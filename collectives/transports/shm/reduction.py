@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
+from collectives.transports.base import ReduceOp
 
 REDUCIBLE = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
 _CHUNK_BYTES = 2**17 - 64

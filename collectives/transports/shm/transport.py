@@ -19,9 +19,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
+from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
