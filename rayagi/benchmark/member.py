@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from collectives.choice import offered
+from collectives.communicator import Communicator
 from collectives.composed import ComposedCommunicator, perform
 from collectives.compositions import compose
 from collectives.layout import Layout
@@ -94,6 +95,10 @@ class BenchMember:
         communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), wires)
         self._opened[composition] = communicator, self._memory(communicator.buffer)
         return repr(communicator)
+
+    def communicator(self, composition: str) -> Communicator:
+        """What ``open`` connected."""
+        return self._opened[composition][0]
 
     def check(self, composition: str, nbytes: int) -> Checked:
         """Sum known numbers with a composition and compare with a float64 sum."""

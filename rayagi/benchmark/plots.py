@@ -45,14 +45,17 @@ def _draw_layout(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> Non
         if not own:
             continue
         sizes = np.array([row.nbytes for row in own]) / 1e6
-        median = np.array([row.median_s for row in own])
-        spread = [median - [row.p10_s for row in own], [row.p90_s for row in own] - median]
-        axis.errorbar(sizes, 1e3 * median, 1e3 * np.array(spread), fmt="o", markersize=4, color=colour)
+        low, median, high = np.array([(row.p10_s, row.median_s, row.p90_s) for row in own]).T
+        spread = np.array([median - low, high - median])
+        axis.errorbar(sizes, 1e3 * median, 1e3 * spread, fmt="o", markersize=4, color=colour)
         axis.plot(sizes, 1e3 * _values([row.model_s for row in own]), color=colour, linewidth=1)
         paper_ms = 1e3 * _values([row.paper_s for row in own])
         axis.plot(sizes, paper_ms, color=colour, linewidth=1, linestyle=":")
     axis.set_xscale("log")
     axis.set_yscale("log")
+    sizes = sorted({row.nbytes / 1e6 for row in rows})
+    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axis.set_xticks([], minor=True)
     axis.set_xlabel("MB")
     axis.set_ylabel("ms per all-reduce")
     axis.grid(visible=True, alpha=0.3)
@@ -67,8 +70,8 @@ def _draw_errors(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> Non
                 axis.plot(
                     1e3 * projected_s, measured_ms, marker, markersize=4, color=colour, markerfacecolor=face
                 )
-    ends = np.array([*axis.get_xlim(), *axis.get_ylim()])
-    line = np.array([max(ends.min(), 1e-3), ends.max()])
+    ends = 1e3 * _values([value for row in rows for value in (row.median_s, row.model_s, row.paper_s)])
+    line = np.array([np.nanmin(ends) / 2, np.nanmax(ends) * 2])
     axis.plot(line, line, color="#000000", linewidth=0.8)
     axis.fill_between(line, line * (1 - _TOLERANCE), line * (1 + _TOLERANCE), color="#000000", alpha=0.1)
     axis.set_xscale("log")
