@@ -14,13 +14,13 @@ import ray.util
 
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteRendezvous, start_collective
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.wires import TransportName
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling
 
 ROOT_CAUSE_GRACE_S = 2.0
-"""After one GMI failed, how long the others get to tell what really happened."""
+"""After one GMI failed, how long the others get to tell what really happened, or what they noticed of it."""
 
 
 class GmiLostError(RuntimeError):
@@ -113,13 +113,15 @@ class GmiGroup:
 
     def _root_cause(self, first: Exception, refs: Sequence[Any], waiting: list[Any], asked: str) -> Exception:
         """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
-        if not isinstance(first, CommunicatorError) or not waiting:
+        if not isinstance(first, CommunicatorError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
         failures = [self._failure(refs.index(ref), ref, asked) for ref in ready]
-        cause = next((f for f in failures if f is not None and not isinstance(f, CommunicatorError)), first)
-        if isinstance(cause, GmiLostError):
-            return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {first}")
+        known = [first, *(failure for failure in failures if failure is not None)]
+        cause = next((failure for failure in known if not isinstance(failure, CommunicatorError)), first)
+        noticed = next((failure for failure in known if isinstance(failure, MemberLostError)), None)
+        if isinstance(cause, GmiLostError) and noticed is not None:
+            return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
         return cause
 
     def _failure(self, index: int, ref: Any, asked: str) -> Exception | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from collectives.available import Primitive as Tried
 from collectives.composed import perform
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.planner import make_plan
+from collectives.planner import Plan, make_plan
 from collectives.profile import RUNS, mean_s, measure
 from collectives.rendezvous import Member
 from collectives.schedule import Primitive, Schedule, Step
@@ -23,6 +24,14 @@ from collectives.transports.base import Transport
 
 TYPICAL_BYTES = 440_000
 """What the choice is made for: Ant's float32 gradients in the preprint's Table 7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a group runs."""
+
+    schedule: Schedule
+    reason: str
 
 
 class Connecting(Protocol):
@@ -44,25 +53,26 @@ def choose(
     composition: str,
     device: torch.device,
     timeout_s: float,
-) -> Schedule:
-    """The schedule for these members, the same on all of them.
+) -> Choice:
+    """The schedule for these members, the same on all of them, and why.
 
-    Members without a GPU have one way only: shared memory inside a host, then across hosts. Of others each primitive
-    is tried, and each composition's steps are timed. [unverified on GPU]
+    Members without a GPU have one way only: shared memory inside a host, then across hosts. For others each primitive
+    is tried, the steps of each composition are timed, and then the chosen one as a whole. [unverified on GPU]
 
     Raises:
         CompositionError: there is no such composition, or it does not apply to where the members are.
     """
     layout = Layout.placed([(member.host_id, member.device) for member in members])
     if composition != "auto":
-        return compose(composition, layout)
+        return Choice(compose(composition, layout), "it was asked for")
     if device.type == "cpu":
-        return compose("ip_only", layout)
+        return Choice(compose("ip_only", layout), "the only way without GPUs")
     everyone = tuple(range(len(members)))
     across = len(layout.nodes) > 1
     with closing(wires.apart("control").transport("net" if across else "ip", everyone)) as control:
         usable = offered(wires, layout, rank, control, device, timeout_s)
-        return cheapest(wires, layout, rank, control, device, usable)
+        plan = cheapest(wires, layout, rank, control, device, usable)
+    return Choice(plan.schedule, plan.reason)
 
 
 def offered(
@@ -99,27 +109,39 @@ def cheapest(
     device: torch.device,
     usable: set[Primitive],
     runs: int = RUNS,
-) -> Schedule:
-    """The schedule of least cost for ``TYPICAL_BYTES`` by a model of steps that are timed now. All members call it."""
-    profiling = wires.apart("profile")
-    transports: dict[tuple[Primitive, tuple[int, ...]], Transport] = {}
+) -> Plan:
+    """What costs least for ``TYPICAL_BYTES``: by a model of steps that are timed now, confronted with whole schedules.
 
-    def timed(step: Step, nbytes: int) -> float:
-        """Mean seconds of the step on its slowest member."""
-        group = step.group_of(rank)
-        cost = torch.zeros(1, dtype=torch.float64)
-        if group is not None:
-            key = (step.primitive, group)
-            if key not in transports:
-                transports[key] = profiling.transport(*key)
+    All members call it, and come to the same plan.
+    """
+    with ExitStack() as opened:
+        profiling = wires.apart("profile")
+
+        @cache
+        def transport(primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
+            return opened.enter_context(closing(profiling.transport(primitive, ranks)))
+
+        def timed(steps: Sequence[Step], nbytes: int) -> float:
+            """Mean seconds of the steps, one after another, on the slowest member."""
+            own = [(step, group) for step in steps if (group := step.group_of(rank)) is not None]
+            connected = [(step, transport(step.primitive, group)) for step, group in own]
             bucket = torch.zeros(nbytes // 4, device=device)
-            cost[0] = mean_s(partial(perform, step, transports[key], bucket, "sum"), runs=runs)
-        control.all_reduce(cost, "max")
-        return cost.item()
 
-    try:
-        profile = measure(layout, usable, timed, machine="this one, at the start of the group")
-    finally:
-        for transport in transports.values():
-            transport.close()
-    return make_plan(layout, TYPICAL_BYTES, AlphaBeta.fit(profile), usable).schedule
+            def take_part() -> None:
+                for step, way in connected:
+                    perform(step, way, bucket, "sum")
+
+            cost = torch.tensor([mean_s(take_part, runs=runs) if own else 0.0], dtype=torch.float64)
+            control.all_reduce(cost, "max")
+            return cost.item()
+
+        profile = measure(
+            layout, usable, lambda step, nbytes: timed([step], nbytes), machine="this one, when the group met"
+        )
+        plan = make_plan(layout, TYPICAL_BYTES, AlphaBeta.fit(profile), usable)
+        for _ in plan.candidates:
+            confronted = plan.confront(timed(plan.schedule.steps, TYPICAL_BYTES))
+            settled, plan = confronted.chosen == plan.chosen, confronted
+            if settled:
+                break
+        return plan

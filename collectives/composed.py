@@ -54,8 +54,15 @@ class Wiring(Protocol):
 class ComposedCommunicator:
     """Reduces by a schedule. What is not a reduction to all goes through one transport among all members."""
 
-    def __init__(self, rank: int, schedule: Schedule, wiring: Wiring, generation: int = 0) -> None:
-        """Connect to everyone that the schedule wants this rank to be connected to.
+    def __init__(
+        self,
+        rank: int,
+        schedule: Schedule,
+        wiring: Wiring,
+        generation: int = 0,
+        reason: str = "it was asked for",
+    ) -> None:
+        """Connect to everyone that the schedule wants this rank to be connected to. ``reason``: why this schedule.
 
         Raises:
             CommunicatorError, RendezvousError: a member is missing or could not be connected to.
@@ -64,6 +71,7 @@ class ComposedCommunicator:
         self.world_size = schedule.layout.world_size
         self.generation = generation
         self.schedule = schedule
+        self.reason = reason
         self._wiring = wiring
         self._broken: str | None = None
         self._queue = OperationQueue(rank)
@@ -147,7 +155,7 @@ class ComposedCommunicator:
         kinds = {primitive: type(made).__name__ for (primitive, _), made in self._transports.items()}
         by = ", ".join(f"{primitive} by {kind}" for primitive, kind in kinds.items())
         layout = f"{self.schedule.composition} on {self.schedule.layout}"
-        return f"rank {self.rank} of {self.world_size}: {layout}; {by}"
+        return f"rank {self.rank} of {self.world_size}: {layout} ({self.reason}); {by}"
 
     def __enter__(self) -> Self:
         return self

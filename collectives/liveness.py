@@ -106,7 +106,7 @@ class Liveness:
 
     def lost(self) -> tuple[Member, ...]:
         """Who is gone, in the order in which that was noticed."""
-        return tuple(member for member, _ in self._lost.values())
+        return tuple(member for member, _ in list(self._lost.values()))
 
     def check(self, operation: str, step: str = "", waited_s: float = 0.0) -> None:
         """Raise if anyone is gone. Costs nothing otherwise.
@@ -145,7 +145,8 @@ class Liveness:
         except ProcessLookupError:
             self._lose(member, _ENDED)
         except OSError:  # a kernel without such descriptors
-            self._link(member)
+            if member.port:
+                self._link(member)
         else:
             self._processes[descriptor] = member
             self._epoll.register(descriptor, select.EPOLLIN)

@@ -74,8 +74,8 @@ def communicator_among(
     composition = meeting.composition
     if composition == "auto" and meeting.transport != "auto":
         composition = "ip_only"  # what it says may be used leaves nothing to choose from
-    schedule = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
-    return ComposedCommunicator(rank, schedule, wires, meeting.generation)
+    choice = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
+    return ComposedCommunicator(rank, choice.schedule, wires, meeting.generation, choice.reason)
 
 
 class Wires:
@@ -153,7 +153,8 @@ class Wires:
     def _store(self, members: Sequence[Member], index: int, key: str) -> GlooStore:
         timeout_s = self._meeting.timeout_s
         if index > 0:
-            return GlooStore.connect(self._endpoint(members[0], key), members[index].rank, timeout_s)
+            endpoint = self._endpoint(members[0], key)
+            return GlooStore.connect(endpoint, members[index].rank, timeout_s, self._check)
         store = GlooStore.host(members, timeout_s)
         self._publish(key, store.endpoint)
         return store

@@ -24,7 +24,8 @@ class RingTransport:
     Each element is summed in one place and copied to the others, so results are bitwise equal on all members. The order
     of the sum is the ring's: it is the same from run to run on one machine, but not rank order from 3 members on.
     bfloat16 travels as float32, and is rounded once. NCCL and Gloo may lose a NaN in a maximum: where one was is
-    reduced beside the values. Operations return when the result is there, also on a GPU.
+    reduced beside the values. Operations return when the group has done its part; what follows on a GPU (a mean's division)
+    is ordered on the calling thread's current stream.
     """
 
     def __init__(

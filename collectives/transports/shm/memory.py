@@ -20,8 +20,9 @@ from collectives.errors import CommunicatorError
 CACHE_LINE_BYTES = 64
 LINES_PER_MEMBER = 2
 """What a member says at barriers, and its goodbye."""
+HALVES = 2
 HALF_BYTES = 2**19
-"""A member's staging memory is two such halves: one is filled while the other is read."""
+"""A member's staging memory is two halves of this size: one is filled while the other is read."""
 
 
 def is_supported() -> bool:
@@ -62,7 +63,7 @@ class Segment:
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
         self.halves = tuple(
             Region(memory, words_bytes + half * world_size * HALF_BYTES, HALF_BYTES, world_size)
-            for half in range(2)
+            for half in range(HALVES)
         )
 
     @classmethod
@@ -145,7 +146,7 @@ def _words_bytes(world_size: int) -> int:
 
 
 def _segment_bytes(world_size: int) -> int:
-    return _words_bytes(world_size) + 2 * world_size * HALF_BYTES
+    return _words_bytes(world_size) + HALVES * world_size * HALF_BYTES
 
 
 def _reserve(descriptor: int, begin: int, size: int) -> None:

@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from collectives.transports.shm.memory import HALF_BYTES, Region
+
+
+@lru_cache(maxsize=256)
+def pieces(numel: int, itemsize: int) -> tuple[tuple[int, int], ...]:
+    """[begin, end) of each piece; one empty piece for an empty tensor."""
+    step = HALF_BYTES // itemsize
+    return tuple((begin, min(begin + step, numel)) for begin in range(0, numel or 1, step))
 
 
 class Staging:
@@ -27,11 +35,6 @@ class Staging:
         self._turn = 0
         self._pinned = False
         self._addresses = [[piece.data_ptr() for piece in half.pieces] for half in halves]
-
-    def pieces(self, tensor: Tensor) -> list[tuple[int, int]]:
-        """[begin, end) of each piece; one empty piece for an empty tensor."""
-        step = HALF_BYTES // tensor.element_size()
-        return [(begin, min(begin + step, tensor.numel())) for begin in range(0, tensor.numel() or 1, step)]
 
     def next_half(self) -> int:
         """The half for the next piece: 0 and 1 by turns, through all operations."""

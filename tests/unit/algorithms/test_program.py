@@ -57,6 +57,31 @@ def run_gmis(spec, num_gmis, work):
     return results
 
 
+class Lending(SoloCommunicator):
+    """Remembers the memory that it lent."""
+
+    def __init__(self):
+        super().__init__()
+        self.lent = []
+
+    def buffer(self, numel, dtype):
+        self.lent.append(super().buffer(numel, dtype))
+        return self.lent[-1]
+
+
+def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
+    communicator = Lending()
+    program = build(communicator=communicator)
+    program.iterate()
+    (memory,) = communicator.lent
+    flat, model = program.training.learner.flat, program.training.policy.model
+    assert flat.gradients.data_ptr() == memory.data_ptr()
+    assert memory.abs().sum() > 0
+    begins = [parameter.grad.data_ptr() - memory.data_ptr() for parameter in model.parameters()]
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert begins == [4 * sum(sizes[:index]) for index in range(len(sizes))]
+
+
 def first_gradient(program):
     """The reduced gradient of the first minibatch, before clipping and stepping."""
     seen = []

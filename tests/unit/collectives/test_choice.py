@@ -12,7 +12,6 @@ from collectives.compositions import compose
 from collectives.errors import CompositionError
 from collectives.layout import Layout
 from collectives.liveness import Liveness
-from collectives.planner import make_plan
 from collectives.rendezvous import meet, this_member
 from collectives.wires import Meeting, Wires
 
@@ -64,25 +63,19 @@ def test_what_works_is_found_by_trying_it():
     assert found == [{"ip", "rp", "net"}] * 4
 
 
-def test_all_members_choose_the_same_schedule_from_what_they_measured(monkeypatch):
-    models = []
-
-    def remember(layout, nbytes, model, usable):
-        models.append(model)
-        return make_plan(layout, nbytes, model, usable)
-
-    monkeypatch.setattr(choice, "make_plan", remember)
-    schedules = on_all_members(
+def test_all_members_choose_what_was_cheapest_of_all_that_was_timed():
+    plans = on_all_members(
         LAYOUT,
         lambda wires, rank, control: choice.cheapest(
             wires, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=3
         ),
     )
-    assert all(schedule == schedules[0] for schedule in schedules)
-    assert all(model == models[0] for model in models)
-    assert {primitive for primitive, _ in models[0].lines} == {"ip", "rp"}
-    plan = make_plan(LAYOUT, choice.TYPICAL_BYTES, models[0], {"ip", "rp"})
-    assert schedules[0].composition == min(plan.candidates, key=lambda candidate: candidate.model_s).name
+    assert all(plan == plans[0] for plan in plans)
+    plan = plans[0]
+    assert plan.layout == LAYOUT
+    assert dict(plan.rejected)["device_ip"] == "it needs device, which is not available"
+    assert plan.chosen in plan.measured
+    assert plan.expected_s(plan.chosen) == min(measured.measured_s for measured in plan.measured.values())
 
 
 def chosen(composition, places):
@@ -93,12 +86,13 @@ def chosen(composition, places):
 
 
 def test_without_a_gpu_there_is_nothing_to_choose():
-    assert chosen("auto", [("a", None)] * 3) == compose("ip_only", Layout.parse("3"))
-    assert chosen("auto", [("a", None), ("b", None), ("b", None)]) == compose("ip_only", Layout.parse("1|2"))
+    reason = "the only way without GPUs"
+    for places, text in (([("a", None)] * 3, "3"), ([("a", None), ("b", None), ("b", None)], "1|2")):
+        assert chosen("auto", places) == choice.Choice(compose("ip_only", Layout.parse(text)), reason)
 
 
 def test_what_was_asked_for_is_run_or_refused():
     places = [("a", "GPU-0"), ("a", "GPU-1"), ("a", "GPU-0"), ("a", "GPU-1")]
-    assert chosen("rp_only", places).layout.mpl == [[0, 2], [1, 3]]
+    assert chosen("rp_only", places).schedule.layout.mpl == [[0, 2], [1, 3]]
     with pytest.raises(CompositionError, match="no such composition"):
         chosen("ring", places)

@@ -112,7 +112,15 @@ def test_every_composition_reduces_four_devices_of_three(composition):
 
 
 def test_sixty_four_megabytes():
-    check(Layout.parse("2x1x2"), "har", 2**24, torch.float32, "sum")
+    # Element i of rank r is (r + 1)(i % 1000), so the sum of four is exact: 10 (i % 1000).
+    ramp = torch.arange(1000, dtype=torch.float32).repeat(2**24 // 1000 + 1)[: 2**24]
+
+    def task(communicator):
+        tensor = ramp * (communicator.rank + 1)
+        communicator.all_reduce(tensor)
+        return torch.equal(tensor, 10 * ramp)
+
+    assert run_threads(ThreadGroup(Layout.parse("2x1x2"), "har"), task) == [True] * 4
 
 
 def everything(communicator):

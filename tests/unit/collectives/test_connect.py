@@ -11,6 +11,7 @@ import torch
 from actors.collective import Collective
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, CompositionError, RendezvousError
+from collectives.layout import Layout
 from collectives.rendezvous import host_identity, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transports.gloo import GlooStore
@@ -70,20 +71,24 @@ def test_one_member_needs_no_rendezvous():
 
 def test_members_of_one_host_share_memory():
     found = connect_all([this_member(0), this_member(1)], "auto")
-    assert repr(found[1]) == "rank 1 of 2: ip_only on 1x2; ip by SharedMemoryTransport"
+    assert (
+        repr(found[1])
+        == "rank 1 of 2: ip_only on 1x2 (the only way without GPUs); ip by SharedMemoryTransport"
+    )
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
 def test_members_of_two_hosts_use_gloo():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "auto")
-    assert repr(found[0]) == "rank 0 of 2: ip_only on 2x1x1; net by GlooTransport"
+    assert repr(found[0]) == "rank 0 of 2: ip_only on 2x1x1 (the only way without GPUs); net by GlooTransport"
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
 def test_two_hosts_of_two_share_memory_inside_and_use_gloo_across():
     there = [replace(this_member(rank), host_id="another") for rank in (2, 3)]
     found = connect_all([this_member(0), this_member(1), *there], "auto")
-    assert repr(found[0]).endswith("ip_only on 2x1x2; ip by SharedMemoryTransport, net by GlooTransport")
+    assert repr(found[0]).endswith("; ip by SharedMemoryTransport, net by GlooTransport")
+    assert found[0].schedule.layout == Layout.parse("2x1x2")
     assert sum_of_ranks(found) == [6.0] * 4
 
 

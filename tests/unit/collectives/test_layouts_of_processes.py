@@ -10,6 +10,7 @@ from collectives.buckets import views
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.reference import execute
+from collectives.shares import shares
 from collectives.transports.shm.memory import HALF_BYTES
 
 SIZES = (0, 1, 1001, HALF_BYTES // 4 + 4097)
@@ -111,6 +112,45 @@ def test_two_hosts_come_to_the_result_of_one(dtype):
                 assert torch.equal(found, one_host)
             else:
                 torch.testing.assert_close(found, one_host, rtol=1e-14, atol=1e-14)
+
+
+def other_operations(communicator, done):
+    found = {}
+    for size in SMALL:
+        for op in ("sum", "mean"):
+            tensor = values(communicator.rank, size, torch.bfloat16)
+            communicator.reduce(tensor, op)
+            found["reduce", size, op] = tensor
+        tensor = values(communicator.rank, size, torch.float64)
+        found["share", size] = communicator.reduce_scatter(tensor, "max")
+        found["scattered", size] = tensor
+        tensor = values(communicator.rank, size, torch.int64)
+        communicator.broadcast(tensor, source=2)
+        found["broadcast", size] = tensor
+        found["gathered", size] = communicator.all_gather(values(communicator.rank, size, torch.bfloat16))
+    communicator.barrier()
+    return found
+
+
+SMALL = (0, 1, 17, 40, 1001)
+
+
+@pytest.mark.parametrize(("transport", "layout"), [("shm", "1x3"), ("gloo", "1x3"), ("auto", "1|2")])
+def test_operations_that_are_no_all_reduce(transport, layout):
+    answers = run_group(transport, 3, other_operations, layout=layout)
+    for size in SMALL:
+        wide = reduce(torch.add, [values(rank, size, torch.bfloat16).float() for rank in range(3)])
+        total = wide.bfloat16()
+        assert torch.equal(answers[0]["reduce", size, "sum"], total)
+        assert torch.equal(answers[0]["reduce", size, "mean"], total / 3)
+        most = reduce(torch.maximum, [values(rank, size, torch.float64) for rank in range(3)])
+        rows = torch.stack([values(rank, size, torch.bfloat16) for rank in range(3)])
+        assert [found["share", size] for found in answers] == list(shares(size, 3))
+        for found in answers:
+            begin, end = found["share", size]
+            assert torch.equal(found["scattered", size][begin:end], most[begin:end])
+            assert torch.equal(found["broadcast", size], values(2, size, torch.int64))
+            assert torch.equal(found["gathered", size], rows)
 
 
 def reduce_beside_a_computation(communicator, done):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -274,6 +275,13 @@ def test_a_projection_within_the_tolerance_stands():
     assert "rp_only cost 3.5 ms, +17% from the 3 ms expected; within 20%" in plan.reason
 
 
+@pytest.mark.parametrize(("measured_s", "chosen"), [(3.57 * MS, "rp_only"), (3.63 * MS, "ip_only")])
+def test_twenty_percent_off_is_what_is_tolerated(measured_s, chosen):
+    # 3 ms were expected: 19 and 21 %. ip_only is expected to cost 3.3 ms, less than either.
+    plan = make_plan(Layout.parse("3x2"), 4, latencies(ip=3.3 * MS, rp=1 * MS))
+    assert plan.confront(measured_s).chosen == chosen
+
+
 def test_a_wrong_projection_blames_the_primitives_that_were_used():
     # rp_only should cost 3 x 1 ms and costs 9: rings are three times as dear. ip_only: 4; hybrid: 2 * 3 + 4; har: 8 + 3.
     plan = make_plan(Layout.parse("3x2"), 4, latencies(ip=4 * MS, rp=1 * MS)).confront(9 * MS)
@@ -287,12 +295,25 @@ def test_a_wrong_projection_blames_the_primitives_that_were_used():
     assert "9 (+200%)" in plan.explain()
 
 
+def test_a_primitive_is_judged_by_all_that_use_it():
+    # hybrid(1): 2 rp + 1 ip = 6 ms expected, 12 measured: rings and memory are twice as dear. ip_only 8, rp_only 6, har 18.
+    plan = make_plan(Layout.parse("3x2"), 4, latencies(ip=4 * MS, rp=1 * MS))
+    plan = replace(plan, chosen="hybrid(1)").confront(12 * MS)
+    assert plan.chosen == "rp_only"
+    assert plan.expected_s("har") == pytest.approx(18 * MS)
+    # rp_only then costs the 3 ms of the model. Rings: ratio 2 where they were a third, 1 where they were all: 5/3 / (4/3).
+    plan = plan.confront(3 * MS)
+    assert plan.expected_s("hybrid(2)") == pytest.approx((2 * 1.25 + 4 * 2) * MS)
+
+
 def test_it_returns_to_the_best_that_was_measured():
     plan = make_plan(Layout.parse("3x2"), 4, latencies(ip=8.5 * MS, rp=1 * MS), ["ip", "rp"]).confront(9 * MS)
     assert plan.chosen == "ip_only"
     plan = plan.confront(9.5 * MS)  # within 20 % of 8.5, but rp_only was cheaper
     assert plan.chosen == "rp_only"
     assert plan.confront(9 * MS).chosen == "rp_only"
+    # It cost 9 ms once: that it now takes longer than ip_only's 9.5 is noise.
+    assert plan.confront(10 * MS).chosen == "rp_only"
 
 
 layouts = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=2).map(Layout.of)
@@ -318,12 +339,13 @@ def test_choices_come_to_rest_on_the_best_that_was_measured(layout, nbytes, data
 
 
 @settings(max_examples=100, deadline=None)
-@given(layouts, st.lists(st.floats(1e-7, 1.0), min_size=1, max_size=100))
-def test_no_noise_makes_it_oscillate(layout, measurements):
+@given(layouts, st.lists(st.floats(0.5, 2.0), min_size=1, max_size=100))
+def test_no_noise_makes_it_oscillate(layout, noise):
     plan = make_plan(layout, 440_000, ASSUMED)
+    typical_s = plan.expected_s(plan.chosen) or 1.0
     changes = 0
-    for measured_s in measurements:
-        before, plan = plan, plan.confront(measured_s)
+    for factor in noise:
+        before, plan = plan, plan.confront(typical_s * factor)
         changes += plan.chosen != before.chosen
     # Each candidate is tried once, and after each trial it may go back to the best.
     assert changes <= 2 * (len(plan.candidates) - 1)

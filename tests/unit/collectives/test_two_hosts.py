@@ -5,14 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from members import run_group
 
-from collectives.errors import MemberLostError
-from collectives.rendezvous import this_member
+from collectives.errors import CommunicatorError, MemberLostError
+from collectives.rendezvous import poll, this_member
 
 NAMES = [f"rayagi-{os.getpid()}-{side}" for side in "ab"]
 ADDRESSES = ["10.231.77.1", "10.231.77.2"]
@@ -78,8 +80,9 @@ def reduce(communicator, done):
 
 def test_two_hosts_reduce_to_what_one_host_does(hosts):
     apart, together = on_two_hosts(reduce), run_group("shm", 4, reduce)
-    assert apart[0][0] == ("rank 0 of 4: ip_only on 2x1x2; ip by SharedMemoryTransport, net by GlooTransport")
-    assert together[0][0] == "rank 0 of 4: ip_only on 1x4; ip by SharedMemoryTransport"
+    assert "ip_only on 2x1x2" in apart[0][0]
+    assert apart[0][0].endswith("; ip by SharedMemoryTransport, net by GlooTransport")
+    assert "ip_only on 1x4" in together[0][0]
     for _, found, rows in apart:
         assert torch.equal(rows, together[0][2])
         for name in (torch.int64, "most"):
@@ -107,19 +110,28 @@ def test_a_member_that_is_killed_on_one_host_is_named_on_both(hosts):
         assert [member.rank for member in answer.error.lost] == [3]
 
 
-def cut_the_cable(communicator, done):
-    communicator.barrier()
-    if communicator.rank == 2:
-        ip("link", "set", CABLE[1], "down")
-    for _ in range(1000):
-        communicator.all_reduce(torch.ones(1000))
+@dataclass(frozen=True)
+class CutTheCable:
+    """Rank 2 does; each returns its error. Nobody ends before all have one: an end would be a loss, too."""
+
+    folder: Path
+
+    def __call__(self, communicator, done):
+        communicator.barrier()
+        if communicator.rank == 2:
+            ip("link", "set", CABLE[1], "down")
+        try:
+            for _ in range(1000):
+                communicator.all_reduce(torch.ones(1000))
+        except CommunicatorError as error:
+            (self.folder / str(communicator.rank)).touch()
+            assert poll(lambda: len(list(self.folder.iterdir())) == 4 or None, 30.0)
+            return error
 
 
-def test_a_host_that_falls_silent_is_lost_long_before_the_time_limit(hosts):
-    answers = on_two_hosts(cut_the_cable, timeout_s=60.0)
-    for rank, answer in enumerate(answers):
-        assert isinstance(answer.error, MemberLostError), answer.error
-        assert answer.error.waited_s < 30
-        there = {2, 3} if rank < 2 else {0, 1}
-        assert {member.rank for member in answer.error.lost} <= there
-        assert answer.error.step.startswith("step ")
+def test_a_host_that_falls_silent_is_lost_long_before_the_time_limit(hosts, tmp_path):
+    for rank, error in enumerate(on_two_hosts(CutTheCable(tmp_path), timeout_s=60.0)):
+        assert isinstance(error, MemberLostError), error
+        assert error.waited_s < 30
+        assert {member.rank for member in error.lost} <= ({2, 3} if rank < 2 else {0, 1})
+        assert error.step.startswith("step ")
