@@ -47,7 +47,7 @@ class Model:
         return FlatParameters(ActorCritic(env_info(TASK), network)).gradients.nbytes
 
 
-MODELS = (Model("AT", (200, 128, 64)), Model("HM", (200, 400, 100)), Model("SH", (600, 512, 512, 256)))
+MODELS = (Model("AT", (200, 128, 64)), Model("HM", (208, 400, 100)), Model("SH", (600, 512, 512, 256)))
 """1.1e5, 2.9e5 and 1.5e6 parameters."""
 
 

@@ -92,7 +92,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
         else:
             fitting[schedule.composition] = schedule
     if not fitting:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in skipped))
         raise CompositionError(", ".join(name for name, _ in skipped), str(layout), reasons)
     gpus = machine.nodes[0].usable_gpus if machine is not None else ()
     enough = len(layout.nodes) == 1 and len(gpus) >= layout.n
