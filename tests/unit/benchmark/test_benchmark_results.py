@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from collectives.compositions import compose
 from collectives.layout import Layout
@@ -17,7 +18,7 @@ from rayagi.benchmark.measure import (
     measure,
     profile_sizes,
 )
-from rayagi.benchmark.member import Checked
+from rayagi.benchmark.member import BenchMember, Checked
 from rayagi.benchmark.plots import save_plot
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 
@@ -181,3 +182,14 @@ def test_medians_and_deciles_are_over_the_repeats():
 def test_a_profile_has_two_sizes_whatever_is_asked_for():
     assert profile_sizes([440_000]) == (4096, 440_000)
     assert len(profile_sizes([4096])) == 2
+
+
+def test_the_check_of_a_result_finds_a_single_element_that_is_off():
+    member = BenchMember(0, Layout.parse("3x1"))
+    parts = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    forwards, backwards = parts[0] + parts[1] + parts[2], parts[2] + parts[1] + parts[0]
+    assert not torch.equal(forwards, backwards)
+    assert (member._wrong(forwards), member._wrong(backwards)) == (0, 0)  # any order of float32 sums will do
+    forwards[17] += 1e-5
+    assert member._wrong(forwards) == 1
+    assert member._wrong(parts[0] + parts[1]) == 1000
