@@ -271,7 +271,8 @@ class GlooTransport:
             work.wait(_CHECK_INTERVAL)
         except RuntimeError:
             if work.is_completed():
-                raise
+                work.wait()  # raises if it failed; it may also have ended well just after the interval
+                return True
             if self._broken is not None:
                 raise RuntimeError(self._broken) from None
             return False

@@ -20,6 +20,7 @@ _COMMANDS = {
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
     "comm plan": "rayagi.cli.comm_plan",
+    "comm bench": "rayagi.cli.comm_bench",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
