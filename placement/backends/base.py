@@ -107,6 +107,7 @@ class Backend(Protocol):
         Raises:
             SliceError: it is not, or not within the slice's limits.
         """
+        return
 
     def health(self, piece: Slice) -> Health:
         """How the slice is, asked on its own host."""
@@ -118,6 +119,7 @@ class Backend(Protocol):
         Raises:
             CarvingError: it could not be detached.
         """
+        return
 
     def recover(self, gpu_uuid: str, ledger: Ledger) -> None:
         """Make the shares of a GPU usable again after a fault, once those inside have left. By default: nothing.
@@ -125,6 +127,7 @@ class Backend(Protocol):
         Raises:
             CarvingError: they did not leave, or it could not be done.
         """
+        return
 
 
 def checked_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:

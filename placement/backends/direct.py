@@ -18,7 +18,9 @@ class DirectBackend(Uncarved):
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Wherever CUDA programs are let in."""
         if gpu is None:
-            return Availability(usable=False, reason="there is no GPU", way_out="Use backend='cpu' and num_gmis")
+            return Availability(
+                usable=False, reason="there is no GPU", way_out="Use backend='cpu' and num_gmis"
+            )
         if gpu.compute_mode == "prohibited":
             return Availability(
                 usable=False,
