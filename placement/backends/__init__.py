@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from placement.backends.base import SliceBackend
+from placement.backends.base import Backend
 from placement.backends.cpu import CpuBackend
 from placement.backends.direct import DirectBackend
 from placement.errors import PlanError
 
-BACKENDS: dict[str, SliceBackend] = {"cpu": CpuBackend(), "direct": DirectBackend()}
+BACKENDS: dict[str, Backend] = {"cpu": CpuBackend(), "direct": DirectBackend()}
 
 
-def get_backend(name: str) -> SliceBackend:
+def get_backend(name: str) -> Backend:
     """The backend of that name.
 
     Raises:
@@ -25,4 +25,4 @@ def get_backend(name: str) -> SliceBackend:
     return BACKENDS[name]
 
 
-__all__ = ["BACKENDS", "SliceBackend", "get_backend"]
+__all__ = ["BACKENDS", "Backend", "get_backend"]
