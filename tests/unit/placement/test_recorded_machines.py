@@ -58,12 +58,12 @@ GPU = {"index": 0, "uuid": "GPU-1", "name": "fake", "memory_total_bytes": 1}
         (NODE | {"speed": 3}, r"nodes\[0\] has unknown keys speed"),
         (NODE | {"cores": 4}, r"nodes\[0\].cores is 4"),
         (NODE | {"cores": [0, 0]}, r"nodes\[0\].cores is \[0, 0\]"),
-        (NODE | {"cores": [True]}, r"nodes\[0\].cores is \[True\]"),
+        (NODE | {"cores": [True]}, r"nodes\[0\].cores\[0\] is True, not int"),
         (NODE | {"memory_total_bytes": "8 GiB"}, r"nodes\[0\].memory_total_bytes is '8 GiB', not int"),
-        (NODE | {"gpus": 8}, r"nodes\[0\].gpus is not a list"),
+        (NODE | {"gpus": 8}, r"nodes\[0\].gpus is 8, not a list"),
         (NODE | {"gpus": [{"index": 0}]}, r"nodes\[0\].gpus\[0\] lacks memory_total_bytes, name, uuid"),
         (NODE | {"gpus": [GPU | {"compute_capability": "9.0"}]}, r"compute_capability is '9.0'"),
-        (NODE | {"gpus": [GPU | {"sm_count": 1.5}]}, "sm_count is 1.5, not int or NoneType"),
+        (NODE | {"gpus": [GPU | {"sm_count": 1.5}]}, "sm_count is 1.5, not int or null"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_path_and_the_place(content, problem, tmp_path: Path):
