@@ -122,6 +122,8 @@ class Node:
     """Of NVIDIA's driver, as in ``580.65.06``."""
     cuda_version: tuple[int, int] | None = None
     """Newest CUDA that the driver runs."""
+    mps_control: bool | None = None
+    """Whether nvidia-cuda-mps-control is on PATH there."""
     may_configure_mig: bool | None = None
     """Whether the process that read the node may create and destroy MIG instances on it."""
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from placement.backends.base import Backend
 from placement.backends.cpu import CpuBackend
 from placement.backends.direct import DirectBackend
+from placement.backends.mps import MpsBackend
 from placement.errors import PlanError
 
-BACKENDS: dict[str, Backend] = {"cpu": CpuBackend(), "direct": DirectBackend()}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (CpuBackend(), DirectBackend(), MpsBackend())
+}
 
 
 def get_backend(name: str) -> Backend:

@@ -121,14 +121,6 @@ class Backend(Protocol):
         """
         return
 
-    def recover(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Make the shares of a GPU usable again after a fault, once those inside have left. By default: nothing.
-
-        Raises:
-            CarvingError: they did not leave, or it could not be done.
-        """
-        return
-
 
 def checked_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:
     """The sizes, once they are shares of one GPU.
