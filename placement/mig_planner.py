@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from placement.errors import PlanError, counted
 from placement.mig_geometry import Geometry, Layout, Placed, Placement, geometry_of, layouts
-from placement.types import Gpu, MigInstance
+from placement.types import Gpu, MigInstance, core_ranges
 
 Request = float | str
 """A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
@@ -40,7 +40,7 @@ class Size:
 
 
 def plan_instances(
-    gpu: Gpu, requests: Sequence[Request], taken: Iterable[Placement] = ()
+    gpu: Gpu, requests: Sequence[Request], taken: Iterable[Placement] | None = None
 ) -> tuple[Placed, ...]:
     """New instances for the requests, in their order, beside what is taken.
 
@@ -49,14 +49,14 @@ def plan_instances(
     Args:
         gpu: what is cut
         requests: what is wanted
-        taken: placements that exist besides ``gpu.mig_instances``
+        taken: placements of what exists; None: as far as the inventory could read them
 
     Raises:
         PlanError: the GPU has no MIG, or no legal layout beside what exists gives this; the text says what would.
     """
     geometry = required_geometry(gpu)
     _check(geometry, requests)
-    occupied = frozenset((*taken, *known_placements(gpu)))
+    occupied = frozenset(known_placements(gpu) if taken is None else taken)
 
     def best(some: Sequence[Request]) -> tuple[Placed, ...] | None:
         return _best_layout(geometry, layouts(geometry, occupied), some)
@@ -209,7 +209,8 @@ def _refuse(
 ) -> tuple[Placed, ...]:
     possible = layouts(geometry, occupied)
     most = max(len(layout) for layout in possible)
-    beside = f" beside {_counts(Counter(one.profile for one in gpu.mig_instances))}" if occupied else ""
+    slices = core_ranges(slot for one in occupied for slot in range(one.start, one.end))
+    beside = f" with memory slices {slices} taken" if occupied else ""
     if len(requests) > most:
         limit = f"it holds at most {counted(most, 'MIG instance')}{beside}"
     else:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from placement.errors import CarvingError
+from placement.errors import CarvingError, InventoryError
 from placement.inventory.nvml import nvml_session
-from placement.inventory.nvml_mig import MIB, mig_devices
-from placement.inventory.nvml_queries import if_supported, read_processes, text
-from placement.mig_geometry import Placed, Placement
+from placement.inventory.nvml_mig import MIB, mig_devices, read_instances
+from placement.inventory.nvml_queries import read_processes, text
+from placement.mig_geometry import Geometry, Placed, Placement
+from placement.types import MigInstance
 
 PROFILE_INFO_VERSION = 1
 """Of NVML's answer on profiles; every driver that knows MIG has it."""
@@ -50,8 +51,11 @@ class MigGpu:
     def mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on, and whether it will be after the next reset; None where the GPU has none."""
         with self._told("read the MIG mode"):
-            mode = if_supported(self._nvml, self._nvml.nvmlDeviceGetMigMode, self._handle)
-        return None if mode is None else (bool(mode[0]), bool(mode[1]))
+            try:
+                current, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
+            except self._nvml.NVMLError_NotSupported:
+                return None
+        return bool(current), bool(pending)
 
     def set_mode(self, enabled: bool) -> None:
         """Switch MIG mode.
@@ -65,15 +69,14 @@ class MigGpu:
             if status != self._nvml.NVML_SUCCESS:
                 raise self._nvml.NVMLError(status)
 
-    def may_change(self) -> bool:
-        """Whether this process may create and destroy instances: only such a one may list them."""
+    def permitted_instances(self) -> list[GpuInstance] | None:
+        """As ``instances``; None where this process may not list them, as only those may that may change them."""
         try:
-            self.instances()
+            return self.instances()
         except CarvingError as error:
             if isinstance(error.__cause__, self._nvml.NVMLError_NoPermission):
-                return False
+                return None
             raise
-        return True
 
     def instances(self) -> list[GpuInstance]:
         """Every GPU instance, whoever made it."""
@@ -86,6 +89,11 @@ class MigGpu:
                 self._nvml.nvmlDeviceGetGpuInstances(self._handle, info.id, array, ctypes.byref(count))
                 found += [self._described(array[i]) for i in range(count.value)]
         return sorted(found, key=lambda one: one.id)
+
+    def devices(self, geometry: Geometry | None) -> tuple[MigInstance, ...]:
+        """What processes can be given, as everybody may see it."""
+        with self._told("list the MIG devices"):
+            return read_instances(self._nvml, self._handle, geometry)
 
     def profile_id(self, placed: Placed) -> int:
         """The driver's id of a profile."""
@@ -221,13 +229,19 @@ def mig_gpu(uuid: str) -> Iterator[MigGpu]:
     Raises:
         CarvingError: no driver answers, or it has no such GPU.
     """
-    with nvml_session() as nvml:
+    with ExitStack() as session:
+        try:
+            nvml = session.enter_context(nvml_session())
+        except InventoryError as error:
+            raise CarvingError(f"MIG on {uuid}", error.problem, error.way_out) from error
         if nvml is None:
             raise CarvingError(f"MIG on {uuid}", "no NVIDIA driver answers", "See `nvidia-smi` on that host")
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         except nvml.NVMLError as error:
             raise CarvingError(
-                f"MIG on {uuid}", f"this host does not have the GPU: {error}", "Read the machine anew"
+                f"MIG on {uuid}",
+                f"the driver does not give the GPU: {error}",
+                "See `nvidia-smi -L`; a GPU that is lost needs a reset or a restart of the host",
             ) from error
         yield MigGpu(nvml, handle, uuid)

@@ -173,6 +173,8 @@ class FakeDriver:
         self.plan: dict[int, tuple[str, int]] = {}
         """What goes wrong at the n-th call, counted from 1: ("error", code), ("lost", 0), ("killed before", 0), or
         ("killed after", 0)."""
+        self.killed = False
+        """The process has ended: nothing that it still does may reach the driver."""
         self._handles: list[Any] = []
 
     def install(self, monkeypatch: Any) -> FakeDriver:
@@ -184,7 +186,7 @@ class FakeDriver:
 
     def begin(self, plan: dict[int, tuple[str, int]] | None = None) -> None:
         """Count calls from here, with another plan of what goes wrong."""
-        self.calls, self.plan = [], plan or {}
+        self.calls, self.plan, self.killed = [], plan or {}, False
         for gpu in self.gpus:
             gpu.lost = False
 
@@ -194,10 +196,13 @@ class FakeDriver:
             raise AttributeError(name)
 
         def call(*arguments: Any) -> Any:
+            if self.killed:
+                raise ProcessKilled
             if name in UNCOUNTED:
                 return function(self, *arguments)
             self.calls.append(name)
             what, code = self.plan.get(len(self.calls), ("", OK))
+            self.killed = what.startswith("killed")
             if what == "killed before":
                 raise ProcessKilled
             if what == "error":
