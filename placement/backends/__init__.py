@@ -5,11 +5,12 @@ from __future__ import annotations
 from placement.backends.base import Backend
 from placement.backends.cpu import CpuBackend
 from placement.backends.direct import DirectBackend
+from placement.backends.green import GreenBackend
 from placement.backends.mps import MpsBackend
 from placement.errors import PlanError
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (CpuBackend(), DirectBackend(), MpsBackend())
+    backend.name: backend for backend in (CpuBackend(), DirectBackend(), MpsBackend(), GreenBackend())
 }
 
 

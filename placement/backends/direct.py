@@ -27,6 +27,12 @@ class DirectBackend(Uncarved):
                 reason=f"{gpu.uuid} lets nobody in (compute mode prohibited)",
                 way_out=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
             )
+        if gpu.mig_enabled:
+            return Availability(
+                usable=False,
+                reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
+                way_out="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
+            )
         return Availability(usable=True, reason="processes may share a GPU as they are")
 
     def environment(self, piece: Slice) -> dict[str, str]:
