@@ -59,12 +59,14 @@ def _as_asked(machine: Machine, name: BackendName) -> tuple[BackendName, str]:
 def _first_usable(machine: Machine, candidates: list[Candidate]) -> tuple[BackendName, str]:
     """The first candidate that every GPU allows, with why the ones before it were passed over."""
     passed: list[str] = []
+    way_out = ""
     for name, why in candidates:
         problem = _problem(machine, name)
         if problem is None:
             return name, "; ".join([why, *passed])
+        way_out = problem[1]
         passed.append(f"not {name}, since {problem[0]}")
-    raise PlanError("backend='auto'", "; ".join(passed), problem[1])
+    raise PlanError("backend='auto'", "; ".join(passed), way_out)
 
 
 def _problem(machine: Machine, name: BackendName) -> tuple[str, str] | None:
