@@ -7,6 +7,7 @@ from math import floor
 from typing import Any, Literal
 
 from placement.backends import get_backend
+from placement.choice import choose_backend
 from placement.errors import PlanError, counted
 from placement.types import BackendName, Machine, Node, Slice
 
@@ -113,9 +114,9 @@ def make_plan(
 
     Args:
         machine: what there is
-        backend: ``cpu``, ``direct``, or ``auto``: direct where there is a GPU, else cpu
+        backend: ``cpu``, ``direct``, ``mps``, ``mig``, ``green``, or ``auto`` (see ``choose_backend``)
         template: which roles share a GMI
-        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, every GPU's share on ``direct``
+        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, every GPU's shares on GPUs
         gmis_per_gpu: GMIs on one GPU; None: 1. GPUs are filled in order where ``num_gmis`` needs not all
         num_envs: environments of one GMI
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
@@ -134,11 +135,11 @@ def make_plan(
             raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
     if template not in ROLES:
         raise PlanError(f"template={template!r}", f"the templates are {', '.join(ROLES)}", "Use one of them")
-    name, reason = _choose_backend(machine, backend)
+    name, reason = choose_backend(machine, backend, roles=ROLES[template], gmis_per_gpu=gmis_per_gpu or 1)
     if name == "cpu":
         slices, how = _cut_cores(machine, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
-        slices, how = _cut_gpus(machine, num_gmis, gmis_per_gpu, threads_per_gmi)
+        slices, how = _cut_gpus(machine, name, num_gmis, gmis_per_gpu, threads_per_gmi)
     sharing = get_backend(name)
     slices = [replace(piece, environment=sharing.environment(piece)) for piece in slices]
     return Plan(
@@ -149,14 +150,6 @@ def make_plan(
         reason=f"{reason}; {how}",
         machine=machine,
     )
-
-
-def _choose_backend(machine: Machine, backend: str) -> tuple[BackendName, str]:
-    if backend == "auto":
-        if machine.num_gpus == 0:
-            return "cpu", "cpu since there is no GPU"
-        return "direct", f"direct since there {_are(machine.num_gpus, 'GPU')}"
-    return get_backend(backend).name, f"{backend} as asked"
 
 
 def _cut_cores(
@@ -186,12 +179,10 @@ def _cut_cores(
 
 
 def _cut_gpus(
-    machine: Machine, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
+    machine: Machine, name: BackendName, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
 ) -> tuple[list[Slice], str]:
     shares = gmis_per_gpu or 1
     fits = shares * machine.num_gpus
-    if machine.num_gpus == 0:
-        raise PlanError("backend='direct'", "there is no GPU", "Use backend='cpu' and num_gmis")
     if num_gmis is not None and num_gmis > fits:
         needed = -(-num_gmis // machine.num_gpus)
         raise PlanError(
@@ -212,7 +203,7 @@ def _cut_gpus(
         slices += [
             Slice(
                 node=node.name,
-                backend="direct",
+                backend=name,
                 cores=part,
                 num_threads=width,
                 gpu_uuid=uuid,

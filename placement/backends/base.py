@@ -187,3 +187,15 @@ def limit_torch_threads(num_threads: int) -> None:
         # torch accepts this once, before its first parallel work; a later call changes nothing.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
+
+
+def no_cuda(piece: Slice) -> SliceError:
+    """The error for a process that has a share of a GPU and cannot use it."""
+    import torch  # the slice's environment has to be in place before this import
+
+    return SliceError(
+        f"{piece.gpu_fraction:g} of a GPU",
+        f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
+        f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})",
+        "Install a CUDA build of torch, or use the cpu backend",
+    )

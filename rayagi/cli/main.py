@@ -19,6 +19,7 @@ _COMMANDS = {
     "plan": "rayagi.cli.plan",
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
+    "cleanup": "rayagi.cli.cleanup",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 

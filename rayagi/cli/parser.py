@@ -6,8 +6,9 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from rayagi.config.spec import Backend
 from rayagi.run.quantities import parse_count, parse_duration_s
 from rayagi.run.versions import rayagi_version
 
@@ -57,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_envs(commands)
     _add_report(commands)
+    _add_cleanup(commands)
     return parser
 
 
@@ -147,6 +149,16 @@ def _add_report(commands: Any) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
 
 
+def _add_cleanup(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "cleanup",
+        "undo on this host's GPUs what killed runs left: MPS daemons, MIG instances",
+        "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
+
+
 def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -166,7 +178,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gmis", type=_count, metavar="N", help="GMIs in all (default: one per core or GPU)")
     group.add_argument("--num-envs", type=_count, metavar="N", help="environments of each GMI")
-    group.add_argument("--backend", choices=("auto", "cpu", "direct"), help="how devices are shared")
+    group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
         "--set",

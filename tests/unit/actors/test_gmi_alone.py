@@ -83,10 +83,11 @@ def test_a_gmi_reads_as_its_identity():
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
 
 
-def test_landing_says_where_the_process_is():
+def test_a_gmi_that_entered_its_slice_says_where_the_process_is():
     threads = torch.get_num_threads()
     try:
-        landing = gmi().land()
+        entering = gmi()
+        landing = entering.enter(entering.identity.slice)
     finally:
         torch.set_num_threads(threads)
     assert landing.pid == os.getpid()
