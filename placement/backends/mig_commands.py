@@ -19,7 +19,7 @@ def mode_problem(enabled: bool | None, pending: bool | None) -> str | None:
         return "MIG mode is on, but is to be off after the reset that is due"
     if pending:
         return "MIG mode is to be on, but the GPU was not reset yet"
-    return "MIG mode is off"
+    return "MIG mode is off" if enabled is False else "it is not known whether MIG mode is on"
 
 
 def mode_commands(gpu: Gpu) -> str:

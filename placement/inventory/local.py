@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 
 from placement.inventory.limits import allowed_cores, may_configure_mig, memory_bytes, numa_nodes
@@ -33,5 +34,6 @@ def local_node() -> Node:
         gpu_links=reading.gpu_links,
         driver_version=reading.driver_version,
         cuda_version=reading.cuda_version,
+        mps_control=shutil.which("nvidia-cuda-mps-control") is not None if reading.gpus else None,
         may_configure_mig=may_configure_mig() if reading.gpus else None,
     )
