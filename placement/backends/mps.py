@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import ceil, floor
+from math import floor
 from pathlib import Path
 
 from placement.backends.base import (
@@ -213,7 +213,7 @@ def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
-        sm_count=None if gpu.sm_count is None else ceil(gpu.sm_count * size),
+        sm_count=None if gpu.sm_count is None else max(1, floor(gpu.sm_count * size)),
         memory_bytes=floor(gpu.memory_total_bytes * size) // MIB * MIB,
         pipe_directory=str(daemon.pipe),
         thread_percentage=round(100 * size, 2),
@@ -241,7 +241,7 @@ def _undo(step: Step) -> None:
         return
     if not daemon.processes():
         return
-    with suppress(DaemonSilentError):  # then it has to be ended by signals
+    with suppress(CarvingError):  # a daemon that does not answer has to be ended by signals
         if not comes_true(lambda: not daemon.clients(), LEAVE_LIMIT_S):
             for client in daemon.clients():
                 daemon.terminate_client(client)
