@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from placement.inventory.cluster import divide_hosts
-from placement.types import Gpu, Node
+from placement.types import Gpu, GpuLink, Node
 
 GPUS = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="fake", memory_total_bytes=1) for i in range(2))
 
@@ -42,6 +44,14 @@ def test_nodes_of_one_host_get_different_gpus():
     first, second = divide_hosts(nodes, ["host", "host"])
     assert [gpu.uuid for gpu in first.usable_gpus] == ["GPU-0"]
     assert [gpu.uuid for gpu in second.usable_gpus] == ["GPU-1"]
+
+
+def test_links_go_where_both_of_their_gpus_go():
+    linked = replace(node("a", 4, 1.0, 2.0, GPUS), gpu_links=(GpuLink(gpus=("GPU-0", "GPU-1"), nvlinks=4),))
+    (whole,) = divide_hosts([linked], ["host"])
+    assert whole.gpu_links == linked.gpu_links
+    split = replace(linked, ray_gpus=1.0)
+    assert divide_hosts([split, split], ["host", "host"])[1].gpu_links == ()
 
 
 def test_logical_gpus_that_no_driver_knows_do_not_appear():
