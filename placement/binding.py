@@ -76,8 +76,7 @@ def shares_per_gpu(slices: Iterable[Slice]) -> dict[tuple[str, str], list[float]
 
 def _given(plan: Plan, index: int, piece: Slice, ids: Sequence[str]) -> Gpu:
     gpus = plan.machine.node(piece.node).gpus
-    names = {gpu: {gpu.uuid, str(gpu.index), *(one.uuid for one in gpu.mig_instances)} for gpu in gpus}
-    found = next((gpu for gpu in gpus if names[gpu].intersection(ids[:1])), None)
+    found = next((gpu for gpu in gpus for given in ids[:1] if given in (gpu.uuid, str(gpu.index))), None)
     if found is None:
         known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
         raise PlanError(

@@ -26,7 +26,7 @@ from placement.backends.mig_nvml import GpuInstance, MigGpu, mig_gpu
 from placement.errors import CarvingError, PlanError, SliceError
 from placement.ledger import Ledger, Step, all_ledgers, exclusive
 from placement.mig_geometry import Placed, Placement, geometry_of
-from placement.mig_planner import choose_existing, plan_instances
+from placement.mig_planner import choose_existing, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
 
@@ -68,6 +68,23 @@ class MigBackend(Backend):
             usable=False,
             reason="this user may not create MIG instances, and no idle one exists",
             way_out=f"Run as root, or have an administrator run {_example(gpu)}",
+        )
+
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """Instances that would be made, as far as this user may make some; else the idle ones that would be used."""
+        geometry = required_geometry(gpu)
+        if not node.may_configure_mig:
+            return _limits_of(choose_existing(gpu, sizes))
+        try:
+            placed = plan_instances(gpu, sizes)
+        except PlanError:
+            with suppress(PlanError):  # then the reason why no new one fits is what to tell
+                return _limits_of(choose_existing(gpu, sizes))
+            raise
+        slice_bytes = gpu.memory_total_bytes // geometry.memory_slices
+        return tuple(
+            SliceLimits(sm_count=one.profile.sm_count, memory_bytes=one.profile.size * slice_bytes)
+            for one in placed
         )
 
     def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
@@ -255,6 +272,10 @@ def _borrow(device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) 
         )
         for size, one in zip(sizes, chosen, strict=True)
     )
+
+
+def _limits_of(instances: Sequence[MigInstance]) -> tuple[SliceLimits, ...]:
+    return tuple(SliceLimits(sm_count=one.sm_count, memory_bytes=one.memory_bytes) for one in instances)
 
 
 def _undo(step: Step, device: MigGpu) -> None:

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from placement.errors import InventoryError
 from placement.inventory.local import local_node
-from placement.types import Gpu, Machine, Node
+from placement.types import Machine, Node
 
 KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Lets a task without GPUs see those its node was started with; Ray hides them otherwise."""
@@ -50,7 +50,7 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
         resources, host = entry["Resources"], entry["NodeManagerHostname"]
         nodes.append(
             replace(
-                with_instances_as_gpus(node, float(resources.get("GPU", 0.0))),
+                node,
                 name=host if hosts[host] == 1 else f"{host}-{entry['NodeID'][:6]}",
                 ray_node_id=entry["NodeID"],
                 ray_cpus=float(resources.get("CPU", 0.0)),
@@ -58,41 +58,6 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
             )
         )
     return Machine(nodes=divide_hosts(nodes, [boot_id for _, boot_id in answers]), origin="ray")
-
-
-def with_instances_as_gpus(node: Node, ray_gpus: float) -> Node:
-    """The node with each MIG instance as a GPU of its own, where Ray counts them so; else the node itself.
-
-    Ray does where it was started with CUDA_VISIBLE_DEVICES=MIG-... and as many --num-gpus: an actor then gets an
-    instance where it asks for a GPU. To everything but the ``mig`` backend such an instance is a GPU like others.
-    """
-    devices = [device for gpu in node.gpus for device in _devices(gpu)]
-    if len(devices) != ray_gpus or len(devices) == len(node.gpus):
-        return node  # one instance per GPU is nothing that numbers could tell from whole GPUs
-    return replace(
-        node, gpus=tuple(replace(device, index=i) for i, device in enumerate(devices)), gpu_links=()
-    )
-
-
-def _devices(gpu: Gpu) -> list[Gpu]:
-    """What CUDA can see of a GPU: its instances where it is in MIG mode, else itself."""
-    if not gpu.mig_enabled:
-        return [gpu]
-    return [
-        replace(
-            gpu,
-            uuid=instance.uuid,
-            name=f"{gpu.name} MIG {instance.profile}",
-            memory_total_bytes=instance.memory_bytes,
-            memory_free_bytes=None,
-            sm_count=instance.sm_count,
-            mig_enabled=None,
-            mig_pending=None,
-            mig_instances=(),
-            processes=(),
-        )
-        for instance in gpu.mig_instances
-    ]
 
 
 def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.backends import get_backend
+from placement.backends.base import SliceLimits
 from placement.backends.mig import MigBackend
-from placement.errors import CarvingError, SliceError
+from placement.errors import CarvingError, PlanError, SliceError
+from placement.inventory import load_machine
 from placement.inventory.nvml import read_driver
 from placement.ledger import Ledger
-from placement.types import Gpu, MigInstance, Node, Share, Slice
+from placement.plan import make_plan
+from placement.types import Gpu, Machine, MigInstance, Node, Share, Slice
 from tests.fakes.nvml import (
     A30,
     GPU_IS_LOST,
@@ -30,6 +34,7 @@ from tests.fakes.nvml import (
 )
 
 BACKEND = MigBackend()
+MACHINES = Path(__file__).parents[2] / "data" / "machines"
 
 
 @pytest.fixture(autouse=True)
@@ -369,6 +374,42 @@ def test_without_permission_idle_instances_are_used_and_left(monkeypatch, tmp_pa
     assert state(fake) == before
     (again,) = BACKEND.carve(gpu, (0.1,), second)
     assert again.mig_uuid == small
+
+
+# What a plan says before anything is cut.
+
+
+def cut_machine(**changes) -> Machine:
+    node = load_machine(MACHINES / "a100_40x1.json").nodes[0]
+    gpu = replace(node.gpus[0], mig_enabled=True, mig_pending=True, **changes)
+    return Machine(nodes=(replace(node, gpus=(gpu,)),), origin="test")
+
+
+@pytest.mark.parametrize(("count", "gib"), [(1, 40), (2, 20), (3, 10), (4, 10), (7, 5)])
+def test_a_plan_shows_the_memory_that_instances_will_have(count, gib):
+    plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=count, num_envs=8)
+    assert [plan.memory_bytes(i) for i in range(count)] == [gib * 2**30] * count
+
+
+def test_a_plan_that_mig_cannot_cut_is_refused_before_anything_starts():
+    with pytest.raises(PlanError, match=r"at most 7 MIG instances. 7 x 0.125 would fit as 7 x 1g.5gb"):
+        make_plan(cut_machine(), backend="mig", gmis_per_gpu=8, num_envs=8)
+    already_cut = load_machine(MACHINES / "a100_40x1_mig_cut.json")
+    with pytest.raises(PlanError, match=r"of its 3 MIG instances, free are 1 x 2g.10gb \+ 1 x 1g.5gb"):
+        make_plan(already_cut, backend="mig", gmis_per_gpu=2, num_envs=8)
+
+
+def test_a_plan_uses_what_exists_where_it_may_not_create():
+    machine = load_machine(MACHINES / "a100_40x1_mig_cut.json")
+    (only,) = make_plan(machine, backend="mig", gmis_per_gpu=3, num_gmis=1, num_envs=8).slices
+    limits = BACKEND.foresee(machine.nodes[0], machine.nodes[0].gpus[0], [only.gpu_fraction])
+    assert limits == (SliceLimits(sm_count=28, memory_bytes=10 * 2**30),)
+
+
+def test_a_carved_slice_has_the_memory_of_its_share():
+    plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=2, num_envs=8)
+    carved = replace(plan, slices=tuple(replace(one, share=SHARE) for one in plan.slices))
+    assert carved.memory_bytes(1) == SHARE.memory_bytes
 
 
 # What a slice gives to a process.
