@@ -194,6 +194,20 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
     return replace(gpu, mig_instances=read_instances(nvml, handle, geometry_of(gpu)))
 
 
+def mps_clients(gpu_uuid: str) -> int | None:
+    """How many processes compute on a GPU through MPS; None where NVML does not tell, as for MIG instances."""
+    with nvml_session() as nvml:
+        if nvml is None or gpu_uuid.startswith("MIG-"):
+            return None
+        handle = if_supported(nvml, nvml.nvmlDeviceGetHandleByUUID, gpu_uuid)
+        found = (
+            None
+            if handle is None
+            else if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+        )
+        return None if found is None else len(found)
+
+
 def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> bool | None:
     """Whether an MPS server has this GPU: it has clients, or it is itself among the processes.
 

@@ -3,9 +3,10 @@
 import pytest
 
 from placement.backends import get_backend
-from placement.errors import CarvingError, SliceError
+from placement.errors import CarvingError, PlanError, SliceError
 from placement.ledger import Ledger
-from placement.types import Share, Slice
+from placement.plan import make_plan
+from placement.types import Machine, Node, Share, Slice
 from tests.fakes.mps import gpu
 
 
@@ -29,3 +30,11 @@ def test_without_cuda_entering_says_so():
     piece = Slice(node="n", backend="green", gpu_uuid="GPU-1", gpu_fraction=0.5, share=share)
     with pytest.raises(SliceError, match=r"no CUDA device|a torch without green contexts"):
         get_backend("green").enter(piece)
+
+
+def test_a_plan_with_shares_below_one_group_is_refused():
+    node = Node(name="n", cores=tuple(range(32)), memory_total_bytes=1, gpus=(gpu(),))
+    machine = Machine(nodes=(node,), origin="test")
+    assert make_plan(machine, backend="green", gmis_per_gpu=4, num_envs=1).num_gmis == 4
+    with pytest.raises(PlanError, match="green contexts have at least 8 SMs"):
+        make_plan(machine, backend="green", gmis_per_gpu=20, num_envs=1)

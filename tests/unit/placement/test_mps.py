@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,11 @@ from placement.backends import mps, mps_control
 from placement.backends.mps import MpsBackend, sms_per_chunk
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
 from placement.errors import CarvingError, SliceError
+from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
-from placement.types import Share, Slice
+from placement.types import Node, Share, Slice
 from tests.fakes.mps import NOTHING, client, gpu, surroundings
+from tests.fakes.nvml import FakeDriver, FakeGpu
 
 VOLTA = {"capability": (7, 0), "sms": 80}
 
@@ -314,3 +317,27 @@ def test_shares_that_are_no_shares_of_one_gpu_are_refused(place, ledger, wanted)
     with pytest.raises(CarvingError, match=r"each must be in \(0, 1\]"):
         MpsBackend().carve(gpu(), wanted, ledger)
     assert place.left() == NOTHING
+
+
+def test_a_plan_foresees_what_carving_gives(place, ledger):
+    node = Node(name="n", cores=(0,), memory_total_bytes=1, cuda_version=(13, 1))
+    backend, wanted = MpsBackend(), (0.5, 0.3333)
+    carved = backend.carve(gpu(), wanted, ledger)
+    assert backend.foresee(node, gpu(), wanted) == tuple(backend.limits(slice_of(share)) for share in carved)
+    older = backend.foresee(replace(node, cuda_version=(12, 8)), gpu(), wanted)
+    assert [limits.sm_count for limits in older] == [66, 43]
+
+
+def test_an_attached_process_that_nvml_does_not_know_is_found_out(place, ledger, monkeypatch):
+    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
+    FakeDriver(FakeGpu(uuid="GPU-1")).install(monkeypatch)
+    with pytest.raises(SliceError, match=rf"clients \[{os.getpid()}\] by the daemon, 0 by NVML"):
+        MpsBackend().verify(slice_of(share))
+    (place.daemons()[0].pipe / "clients").write_text("")
+
+
+def test_the_clients_of_a_gpu_are_counted_where_nvml_tells(monkeypatch):
+    FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42])).install(monkeypatch)
+    assert mps_clients("GPU-1") == 2
+    assert mps_clients("MIG-1") is None
