@@ -5,6 +5,8 @@ No CUDA call is made: what runs in the GMIs only says what it was given.
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +18,13 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from actors.groups import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
+from placement.cleanup import left_behind
 from placement.errors import CarvingError, ReservationError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers
 from placement.plan import make_plan
 from placement.ray_groups import reserve
+from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator import Session
 from tests.fakes.mps import gpu, path_with_fakes
@@ -79,22 +83,26 @@ def cluster(tmp_path_factory):
         patch.setenv("PATH", path_with_fakes())
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        patch.setenv("PYTHONPATH", path)
         ray.init(
             address="local", num_cpus=40, num_gpus=NUM_GPUS, include_dashboard=False, log_to_driver=False,
-            object_store_memory=100 * 2**20, runtime_env={"env_vars": {"PYTHONPATH": path}},
+            object_store_memory=100 * 2**20,
         )  # fmt: skip
         yield
         ray.shutdown()
 
 
+def with_gpus(machine):
+    """The GPUs that Ray only counts, with the names that a driver would give them."""
+    gpus = tuple(gpu(f"GPU-{index}", index=index) for index in range(NUM_GPUS))
+    (node,) = machine.nodes
+    return replace(machine, nodes=(replace(node, cores=tuple(range(40)), pinnable=False, gpus=gpus),))
+
+
 @pytest.fixture
 def machine(cluster, monkeypatch):
     """This host as Ray has it, with the GPUs that Ray believes in."""
-    (node,) = cluster_machine().nodes
-    gpus = tuple(gpu(f"GPU-{index}", index=index) for index in range(NUM_GPUS))
-    found = replace(
-        cluster_machine(), nodes=(replace(node, cores=tuple(range(40)), pinnable=False, gpus=gpus),)
-    )
+    found = with_gpus(cluster_machine())
     monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", lambda timeout_s: found)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
     return found
@@ -185,6 +193,37 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
     finally:
         for step in steps:
             other.erase(step)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+DRIVER = """
+import signal, sys
+import rayagi.coordinator.session as module
+from placement.inventory import cluster_machine
+from test_gpu_placement import Report, spec, with_gpus
+
+module.cluster_machine = lambda timeout_s: with_gpus(cluster_machine(timeout_s))
+with module.Session(spec(), ray_address=sys.argv[1], factory=Report()):
+    print("carved", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machine, ending):
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as driver:
+        assert driver.stdout.readline() == "carved\n"
+        (ledger,), _ = all_ledgers()
+        daemons = {step.gpu_uuid: MpsDaemon(Path(step.undo["folder"])) for step in ledger.steps()}
+        driver.send_signal(ending)
+        driver.wait(60)
+    if ending == signal.SIGKILL:
+        until(left_behind)  # Ray ends the carver with its driver, and gives it no time
+        assert main(["cleanup"]) == 0
+    nothing_is_left(daemons)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
 
 
