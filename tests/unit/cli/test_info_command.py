@@ -9,7 +9,8 @@ import pytest
 
 from placement.inventory import load_machine
 from rayagi.cli import main
-from tests.fakes.nvml import FakeDriver, a_free_mig_gpu
+from tests.fakes.gpus import a_free_mig_gpu
+from tests.fakes.nvml import FakeDriver
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 

@@ -19,7 +19,7 @@ from placement.inventory.nvml import read_driver
 from placement.ledger import Ledger
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, MigInstance, Node, Share, Slice
-from tests.fakes.nvml import (
+from tests.fakes.gpus import (
     A30,
     GPU_IS_LOST,
     IN_USE,
@@ -27,11 +27,11 @@ from tests.fakes.nvml import (
     NO_PERMISSION,
     RESET_REQUIRED,
     UNKNOWN,
-    FakeDriver,
     FakeGpu,
-    ProcessKilled,
     a_free_mig_gpu,
 )
+from tests.fakes.nvml import FakeDriver
+from tests.fakes.nvml_library import ProcessKilled
 
 BACKEND = MigBackend()
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
