@@ -187,7 +187,9 @@ class MpsBackend(Backend):
 
 
 def sms_per_chunk(gpu: Gpu) -> int | None:
-    """SMs of the smallest static partition; None where the GPU has none, or its SMs are not known."""
+    """SMs of the smallest static partition; None where the GPU has none (a MIG instance), or its SMs are not known."""
+    if gpu.uuid.startswith("MIG-"):
+        return None
     if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
         return None
     return 8 if gpu.compute_capability >= (9, 0) else 4
