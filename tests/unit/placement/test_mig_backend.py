@@ -376,6 +376,13 @@ def test_without_permission_idle_instances_are_used_and_left(monkeypatch, tmp_pa
     assert again.mig_uuid == small
 
 
+def test_what_a_living_run_made_is_not_idle_for_another(monkeypatch, tmp_path):
+    gpu = installed(FakeDriver(a_free_mig_gpu()), monkeypatch)
+    BACKEND.carve(gpu, (1.0,), Ledger.open("a run", tmp_path))
+    with pytest.raises(CarvingError, match=r"no instance fits with memory slices 0-7 taken"):
+        BACKEND.carve(gpu, (0.5,), Ledger.open("another run", tmp_path))
+
+
 # What a plan says before anything is cut.
 
 
