@@ -211,7 +211,9 @@ def _refuse(
     most = max(len(layout) for layout in possible)
     slices = core_ranges(slot for one in occupied for slot in range(one.start, one.end))
     beside = f" with memory slices {slices} taken" if occupied else ""
-    if len(requests) > most:
+    if most == 0:
+        limit = f"no instance fits{beside}"
+    elif len(requests) > most:
         limit = f"it holds at most {counted(most, 'MIG instance')}{beside}"
     else:
         alone = [
@@ -219,8 +221,10 @@ def _refuse(
             for profile in geometry.profiles
             if any(one.profile is profile for layout in possible for one in layout)
         ]
-        fits = f"; alone would fit any of {', '.join(alone)}" if alone else "; nothing is free"
-        limit = f"no legal placement on its {geometry.memory_slices} memory slices{beside}{fits}"
+        limit = (
+            f"no legal placement on its {geometry.memory_slices} memory slices{beside}; "
+            f"alone would fit any of {', '.join(alone)}"
+        )
     raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _way_out(geometry, requests, best))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from placement.backends.base import (
     Availability,
@@ -22,10 +21,11 @@ from placement.backends.base import (
     thread_environment,
 )
 from placement.backends.mig_commands import create_command, mode_commands, mode_problem
-from placement.backends.mig_nvml import GpuInstance, MigGpu, mig_gpu
+from placement.backends.mig_nvml import MigGpu, mig_gpu
+from placement.backends.mig_steps import borrow, create, undo
 from placement.errors import CarvingError, PlanError, SliceError
-from placement.ledger import Ledger, Step, all_ledgers, exclusive
-from placement.mig_geometry import Placed, Placement, geometry_of
+from placement.ledger import Ledger, exclusive
+from placement.mig_geometry import geometry_of
 from placement.mig_planner import choose_existing, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
@@ -116,7 +116,7 @@ class MigBackend(Backend):
                 if step.made == "mode" and failures:
                     continue  # it would take the instances that are still there with it
                 try:
-                    _undo(step, device)
+                    undo(step, device)
                 except CarvingError as error:
                     failures.append(error)
                 else:
@@ -196,7 +196,7 @@ class MigBackend(Backend):
         instances = device.permitted_instances()
         if instances is None:
             try:
-                return _borrow(device, gpu, sizes, ledger)
+                return borrow(device, gpu, sizes, ledger)
             except PlanError as error:
                 raise CarvingError(
                     f"MIG on {gpu.uuid}",
@@ -207,9 +207,9 @@ class MigBackend(Backend):
             placed = plan_instances(gpu, sizes, [one.placement for one in instances])
         except PlanError as error:
             with suppress(PlanError):  # then the reason why no new one fits is what to tell
-                return _borrow(device, gpu, sizes, ledger)
+                return borrow(device, gpu, sizes, ledger)
             raise CarvingError(error.asked, error.limit, error.way_out) from error
-        return _create(device, gpu, sizes, placed, ledger)
+        return create(device, gpu, sizes, placed, ledger)
 
     def _require_mode(self, device: MigGpu, gpu: Gpu, ledger: Ledger) -> None:
         mode = device.mode()
@@ -224,99 +224,8 @@ class MigBackend(Backend):
         device.set_mode(True)
 
 
-def _create(
-    device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], placed: tuple[Placed, ...], ledger: Ledger
-) -> tuple[Share, ...]:
-    made: dict[int, Share] = {}
-    # The largest first, as `nvidia-smi` users must: then a refusal comes before anything small is in the way.
-    for index in sorted(range(len(placed)), key=lambda i: (-placed[i].profile.size, placed[i].start)):
-        place, profile_id = placed[index].placement, device.profile_id(placed[index])
-        where = {"profile_id": profile_id, "start": place.start, "size": place.size}
-        step = ledger.record("mig", gpu.uuid, "gpu_instance", where)
-        instance_id = device.create(profile_id, place)
-        ledger.amend(step, instance_id=instance_id)
-        device.fill(instance_id)
-        (part,) = device.compute_instances(instance_id)
-        made[index] = Share(
-            kind="mig",
-            gpu_uuid=gpu.uuid,
-            fraction=sizes[index],
-            sm_count=part.sm_count,
-            memory_bytes=part.memory_bytes,
-            mig_uuid=part.uuid,
-        )
-    return tuple(made[index] for index in range(len(sizes)))
-
-
-def _borrow(device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) -> tuple[Share, ...]:
-    """Idle instances that no other run of ours has; noted, so that no other run takes them."""
-    claimed = {
-        step.undo.get("uuid")
-        for other in all_ledgers(ledger.path.parent)[0]
-        if other.owner.state() != "dead"
-        for step in other.steps(gpu.uuid, "mig")
-    }
-    there: tuple[MigInstance, ...] = device.devices(geometry_of(gpu))
-    unclaimed = tuple(one for one in there if one.uuid not in claimed)
-    chosen = choose_existing(replace(gpu, mig_instances=unclaimed), sizes)
-    for one in chosen:
-        ledger.record("mig", gpu.uuid, "borrowed", {"uuid": one.uuid})
-    return tuple(
-        Share(
-            kind="mig",
-            gpu_uuid=gpu.uuid,
-            fraction=size,
-            sm_count=one.sm_count,
-            memory_bytes=one.memory_bytes,
-            mig_uuid=one.uuid,
-        )
-        for size, one in zip(sizes, chosen, strict=True)
-    )
-
-
 def _limits_of(instances: Sequence[MigInstance]) -> tuple[SliceLimits, ...]:
     return tuple(SliceLimits(sm_count=one.sm_count, memory_bytes=one.memory_bytes) for one in instances)
-
-
-def _undo(step: Step, device: MigGpu) -> None:
-    if step.made == "borrowed":
-        return
-    mode = device.mode()
-    if step.made == "mode":
-        if mode is not None and any(mode):
-            device.set_mode(False)
-        return
-    if mode is not None and not mode[0]:
-        return  # instances end with the mode, and with a restart of the host
-    instance = _ours(step, device)
-    if instance is None:
-        return
-    parts = device.compute_instances(instance.id)
-    pids = [pid for part in parts for pid in device.processes(part.uuid)]
-    if pids:
-        if "instance_id" not in step.undo:
-            return  # we ended before we knew it: who runs in it made it
-        raise CarvingError(
-            f"MIG instance {', '.join(part.uuid for part in parts)}",
-            f"still used by process {', '.join(map(str, pids))}",
-            "End that process, then run `rayagi cleanup` on this host",
-        )
-    for part in parts:
-        device.destroy_compute_instance(instance.id, part.id)
-    device.destroy(instance.id)
-
-
-def _ours(step: Step, device: MigGpu) -> GpuInstance | None:
-    """What the step made. Ids are used again: what lies elsewhere, or is another size, is somebody else's.
-
-    Where the process ended before it could note the id, what lies in the place that was free before is ours.
-    """
-    known = step.undo.get("instance_id")
-    place = Placement(int(step.undo["start"] or 0), int(step.undo["size"] or 0))
-    for one in device.instances():
-        if (one.placement, one.profile_id) == (place, step.undo["profile_id"]) and known in (None, one.id):
-            return one
-    return None
 
 
 def _command_for(gpu: Gpu, sizes: tuple[float, ...]) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from actors.carvers import Carvers
 from actors.groups import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
 from placement.cleanup import left_behind
 from placement.errors import CarvingError, ReservationError
 from placement.inventory import cluster_machine
-from placement.ledger import Ledger, all_ledgers
+from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.plan import make_plan
 from placement.ray_groups import reserve
 from rayagi.cli import main
@@ -46,6 +48,7 @@ class Report:
 
     raise_in_build: bool = False
     die: bool = False
+    never_close: bool = False
 
     def __call__(self, context):
         if self.raise_in_build and context.identity.index == 1:
@@ -71,7 +74,8 @@ class _Reporting:
         return {"shared": {}, "local": given | {"device": str(self.context.device)}}
 
     def close(self):
-        pass
+        if self.program.never_close and self.context.identity.index == 1:
+            threading.Event().wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +198,25 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
         for step in steps:
             other.erase(step)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def test_a_gmi_that_does_not_close_is_detached_by_the_daemon_before_it_is_killed(machine, monkeypatch):
+    monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 1.0)
+    evicted = []
+    real = Carvers.evict
+
+    def evict(carvers, index):
+        real(carvers, index)
+        evicted.append((index, start_ticks(session.landings[index].pid)))
+
+    monkeypatch.setattr(Carvers, "evict", evict)
+    with Session(spec(), factory=Report(never_close=True)) as session:
+        daemons = daemons_of(session)
+        (daemon,) = daemons.values()
+        (daemon.pipe / "clients").write_text(str(session.landings[1].pid))
+    # The stand-in ends a client by SIGKILL: it was gone before Ray was asked to kill it.
+    assert evicted == [(1, None)]
+    nothing_is_left(daemons)
 
 
 DRIVER = """

@@ -19,7 +19,7 @@ from placement.inventory.nvml import read_driver
 from placement.ledger import Ledger
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, MigInstance, Node, Share, Slice
-from tests.fakes.nvml import (
+from tests.fakes.gpus import (
     A30,
     GPU_IS_LOST,
     IN_USE,
@@ -27,11 +27,11 @@ from tests.fakes.nvml import (
     NO_PERMISSION,
     RESET_REQUIRED,
     UNKNOWN,
-    FakeDriver,
     FakeGpu,
-    ProcessKilled,
     a_free_mig_gpu,
 )
+from tests.fakes.nvml import FakeDriver
+from tests.fakes.nvml_library import ProcessKilled
 
 BACKEND = MigBackend()
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
@@ -374,6 +374,13 @@ def test_without_permission_idle_instances_are_used_and_left(monkeypatch, tmp_pa
     assert state(fake) == before
     (again,) = BACKEND.carve(gpu, (0.1,), second)
     assert again.mig_uuid == small
+
+
+def test_what_a_living_run_made_is_not_idle_for_another(monkeypatch, tmp_path):
+    gpu = installed(FakeDriver(a_free_mig_gpu()), monkeypatch)
+    BACKEND.carve(gpu, (1.0,), Ledger.open("a run", tmp_path))
+    with pytest.raises(CarvingError, match=r"no instance fits with memory slices 0-7 taken"):
+        BACKEND.carve(gpu, (0.5,), Ledger.open("another run", tmp_path))
 
 
 # What a plan says before anything is cut.

@@ -10,15 +10,8 @@ import pytest
 from placement.errors import InventoryError
 from placement.inventory.nvml import DriverReading, as_gpu, read_driver, select_visible
 from placement.types import Gpu, GpuLink, GpuProcess, MigInstance
-from tests.fakes.nvml import (
-    DRIVER_NOT_LOADED,
-    GPU_IS_LOST,
-    H100,
-    UNKNOWN,
-    FakeDriver,
-    FakeGpu,
-    a_free_mig_gpu,
-)
+from tests.fakes.gpus import DRIVER_NOT_LOADED, GPU_IS_LOST, H100, UNKNOWN, FakeGpu, a_free_mig_gpu
+from tests.fakes.nvml import FakeDriver
 
 HOST_MEMORY = 64 * 2**30
 
