@@ -44,8 +44,8 @@ class Communicator(Protocol):
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place. ``mean`` is for floats: the sum, divided once.
 
-        Several tensors are copied into one bucket and back, unless they are adjacent views of one, as ``buffer`` gives; every
-        member passes them laid out alike.
+        Several tensors are copied into one bucket and back, unless they are adjacent views of one, as ``buffer`` gives.
+        Every member passes them laid out alike.
         """
         ...
 
