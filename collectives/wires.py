@@ -160,8 +160,8 @@ class Wires:
         return store
 
     def _check(self) -> None:
-        """Called during waits; the communicator adds what it was waiting for."""
-        self._meeting.liveness.check("an operation")
+        """Called during waits. An operation that it interrupts is named by the communicator."""
+        self._meeting.liveness.check("connect")
 
     def _publish(self, key: str, endpoint: str) -> None:
         self._meeting.rendezvous.publish(self._meeting.generation, key, endpoint)

@@ -27,7 +27,7 @@ _ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
 
 _SPINS = 10
 """Looks at a counter before anything else: what a member needs that is about to store it."""
-_OFFER_S = 150e-6
+_OFFER_S = 200e-6
 """How long the processor is then offered to others between looks. To whoever has it alone that costs a microsecond a
 look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
 microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
