@@ -55,12 +55,12 @@ class GmiActor(Gmi):
         given = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
         self._gpu_ids = tuple(str(gpu) for gpu in given)
         if self._gpu_ids and identity.slice.gpu_uuid is not None:
-            # Its name is to say which GPU Ray chose, not which was planned.
+            # Its name, which Ray asks for once, is to say which GPU Ray chose, not which was planned.
             identity = replace(identity, slice=replace(identity.slice, gpu_uuid=self._gpu_ids[0]))
         super().__init__(identity, backend_name)
 
     def land(self) -> Landing:
-        """Enter the slice, and say where that is in Ray's terms."""
+        """Say where this process is in Ray's terms."""
         node_id = ray.get_runtime_context().get_node_id()
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
@@ -169,14 +169,22 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
     return GmiGroup(identities, tuple(handles), collective)
 
 
-def stop(group: GmiGroup, timeout_s: float) -> None:
-    """Ask every GMI to close, wait up to ``timeout_s``, then end the processes. Safe to call twice."""
+def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:
+    """Ask every GMI to close, wait up to ``timeout_s``, then end the processes. Safe to call twice.
+
+    Args:
+        group: the GMIs
+        timeout_s: for all of them to close; 0: they are not asked
+        evict: called with the index of a GMI that did not close, before its process is killed
+    """
     if not ray.is_initialized():
         return
     with contextlib.suppress(ray.exceptions.RayError):
         if timeout_s > 0:
             refs = group.ask(lambda index, gmi: gmi.close.remote())
-            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+            _, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+            for ref in late:
+                evict(refs.index(ref))
     for handle in (*group.handles, group.collective):
         if handle is not None:
             with contextlib.suppress(ray.exceptions.RayError):

@@ -45,6 +45,7 @@ class Communicator(Protocol):
         """Reduce in place. ``mean`` is for floats: the sum, divided once.
 
         Several tensors are copied into one bucket and back, unless they are adjacent views of one, as ``buffer`` gives.
+        Every member passes them laid out alike.
         """
         ...
 

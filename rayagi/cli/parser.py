@@ -6,8 +6,9 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from rayagi.config.spec import Backend
 from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 from rayagi.run.versions import rayagi_version
 
@@ -50,6 +51,7 @@ Ctrl-C ends it early and keeps what was measured.
 _EPILOG = """\
 start here:
   rayagi envs                      which tasks there are
+  rayagi info                      what this machine has, and how its GPUs may be shared
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
@@ -74,9 +76,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_evaluate(commands)
+    _add_info(commands)
     _add_plan(commands)
     _add_envs(commands)
     _add_report(commands)
+    _add_cleanup(commands)
     _add_comm(commands)
     return parser
 
@@ -138,6 +142,22 @@ def _add_evaluate(commands: Any) -> None:
     )
 
 
+def _add_info(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi info\n  rayagi info --json dgx.json      record it, to plan for it elsewhere\n"
+        "  rayagi info --cluster            every node of the Ray cluster\n"
+    )
+    parser = _command(commands, "info", "show what there is to plan for, and how it may be shared", examples)
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--cluster", action="store_true", help="the Ray cluster at RAY_ADDRESS, or the one of this machine"
+    )
+    source.add_argument("--machine", type=Path, metavar="FILE", help="a recorded machine (JSON)")
+
+
 def _add_plan(commands: Any) -> None:
     examples = "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
     parser = _command(
@@ -166,6 +186,16 @@ def _add_report(commands: Any) -> None:
         commands, "report", "write a run's report.html and plots anew, and print its numbers", ""
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+
+
+def _add_cleanup(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "cleanup",
+        "undo on this host's GPUs what killed runs left: MPS daemons, MIG instances",
+        "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
 
 
 def _add_comm(commands: Any) -> None:
@@ -286,7 +316,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gmis", type=_count, metavar="N", help="GMIs in all (default: one per core or GPU)")
     group.add_argument("--num-envs", type=_count, metavar="N", help="environments of each GMI")
-    group.add_argument("--backend", choices=("auto", "cpu", "direct"), help="how devices are shared")
+    group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
         "--set",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
 Template = Literal["dp_only"]
-Backend = Literal["auto", "cpu", "direct"]
+Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 
 EVALUATION_SEED_OFFSET = 1_000_003
 """Added to a run's seed for evaluation episodes: they start alike every time, and unlike the training ones."""
@@ -31,7 +31,7 @@ class GmiSpec:
     """How the machine is cut."""
 
     backend: Backend = "auto"
-    """auto: direct where there is a GPU, else cpu."""
+    """auto: mps where GMIs share a GPU to train, mig to serve; direct for a GMI per GPU; cpu without a GPU."""
     template: Template = "dp_only"
     """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b)."""
     num_gmis: int | None = None
