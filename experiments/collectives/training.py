@@ -122,13 +122,14 @@ def main() -> None:
     models = [model for model in MODELS if given.models is None or model.name in given.models]
     cores = local_machine().num_cores
     rows: list[Row] = []
-    measurements = []
+    measurements, costs = [], []
     last: tuple[AlphaBeta, dict[str, Trained]] | None = None
     for name in given.layouts:
         layout = Layout.parse(LAYOUTS[name])
         if layout.world_size <= MOST_PER_CORE * cores:
             measurement, fit, trained = train_layout(layout, models, given.repeats, given.profile_seconds)
             measurements.append(measurement)
+            costs += rows_of([measurement], fit)
             last = fit, trained
             for model in models:
                 rows += measured_rows(name, model.name, trained[model.name])
@@ -140,8 +141,6 @@ def main() -> None:
             print(f"{name}: too many processes for {cores} cores, and nothing smaller was measured")
     sizes = {model.name: model.gradient_bytes() for model in models}
     nominal = nominal_table({name: LAYOUTS[name] for name in given.layouts}, sizes)
-    profile = profile_of(measurements, "this machine")
-    costs = rows_of(measurements, fitted(profile))
     result = {
         "origin": origin(),
         "remark": given.remark,

@@ -41,9 +41,14 @@ class Case:
     gpus: tuple[str, ...] = ()
     """UUID of the GPU of each device; none where devices are labels of processes that share this machine's cores."""
 
+    @property
+    def primitives(self) -> set[Primitive]:
+        """What the compositions need."""
+        return set[Primitive]().union(*(compose(name, self.layout).primitives for name in self.compositions))
+
     def num_tasks(self, sizes: Sequence[int], repeats: int) -> int:
         """How many times something is timed."""
-        steps = len(steps_to_measure(self.layout, compose_primitives(self)))
+        steps = len(steps_to_measure(self.layout, self.primitives))
         return steps * len(profile_sizes(sizes)) + len(self.compositions) * len(sizes) * repeats
 
 
@@ -154,7 +159,7 @@ def measure(members: Members, pace: Pace, found: Measurement) -> None:
 
 def _profile(members: Members, pace: Pace, found: Measurement, usable: set[Primitive]) -> None:
     layout = found.case.layout
-    for step in steps_to_measure(layout, usable & compose_primitives(found.case)):
+    for step in steps_to_measure(layout, usable & found.case.primitives):
         for nbytes in profile_sizes(pace.sizes):
             pace.before_each(f"{layout} {step.op} by {step.primitive}")
             seconds = pace.seconds(partial(members.ask, "time_step", step, nbytes))
@@ -173,11 +178,6 @@ def _check(members: Members, name: str, nbytes: int, layout: Layout) -> None:
         raise WrongResultError(
             name, str(layout), nbytes, f"{checked[0].wrong} elements differ from the float64 sum"
         )
-
-
-def compose_primitives(case: Case) -> set[Primitive]:
-    """The primitives that the compositions of a case need."""
-    return set[Primitive]().union(*(compose(name, case.layout).primitives for name in case.compositions))
 
 
 def profile_sizes(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from collectives.schedule import PRIMITIVES, Primitive, Step
 from collectives.transports.base import Transport
 from collectives.wires import Meeting, Wires
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """How long an operation waits for the other members."""
 _UNIT_ROUNDOFF = 2.0**-24
 """Of float32."""

@@ -57,15 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (folder, profile_at.parent):  # before a minute is spent
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-    found, stopped_by = _measured(request, start)
-    if any(measurement.points for measurement in found):
-        _report(found, folder, profile_at, machine)
-    else:
+    try:
+        found, stopped_by = _measured(request, start)
+        if any(measurement.points for measurement in found):
+            _report(found, folder, profile_at, machine)
+    finally:
         with suppress(OSError):
-            folder.rmdir()  # empty, if it is new
+            folder.rmdir()  # where nothing came of it, it is empty
     if not stopped_by:
         return 0
-    complain(f"rayagi: stopped early by {stopped_by}; what was measured until then is written")
+    complain(f"rayagi: stopped early by {stopped_by}; what was measured until then is kept")
     return INTERRUPTED
 
 

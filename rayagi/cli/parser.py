@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from rayagi.cli.arguments import add_command, count_argument, duration_argument
+from rayagi.cli.comm_parser import add_comm
 from rayagi.config.spec import Backend
-from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 from rayagi.run.versions import rayagi_version
 
 _TRAIN_EXAMPLES = """\
@@ -29,24 +29,6 @@ mean return of the last 100 training episodes, once there are 100; the best chec
 
 Ctrl-C, SIGTERM or closing the terminal finishes what is being computed, saves, and says how to resume; Ctrl-C
 after that quits at once.
-"""
-_BENCH_EXAMPLES = """\
-examples:
-  rayagi comm bench                                  2 and 4 processes, about a minute
-  rayagi comm bench --layouts 2x3 --sizes 440kB 6MB  3 GMIs on each of two devices
-  rayagi comm bench --layouts 2x1x2 --ray HOST:6379  two nodes of a Ray cluster
-  rayagi comm bench --profile-out machine.json       then: rayagi comm plan --layout 4x3 --profile machine.json
-
-A process is started for each GMI. Each step that compositions are made of is timed at every size: this is the profile, to
-which the alpha-beta model is fitted and from which the paper's projection takes its unit costs. Then every
-composition that applies is checked against a float64 sum, and timed: all of them in turns, several times. A time is the
-mean of sums one right after another on the slowest member; shown are the median and the 10th and 90th percentile
-over the repeats, and how far they are from what both models project: (measured - projected) / projected.
-
-Where the machine has as many GPUs as the layout has devices, each member uses its device's. Else, and in a cluster,
-devices are only labels, and other primitives stand in: the table says so.
-
-Ctrl-C ends it early and keeps what was measured.
 """
 _EPILOG = """\
 start here:
@@ -81,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_envs(commands)
     _add_report(commands)
     _add_cleanup(commands)
-    _add_comm(commands)
+    add_comm(commands)
     return parser
 
 
@@ -94,18 +76,24 @@ class _VersionAction(argparse.Action):
 
 
 def _add_train(commands: Any) -> None:
-    parser = _command(commands, "train", "train a policy, save it, and report", _TRAIN_EXAMPLES)
+    parser = add_command(commands, "train", "train a policy, save it, and report", _TRAIN_EXAMPLES)
     parser.add_argument("task", nargs="?", metavar="TASK", help="environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
     limits = parser.add_argument_group("when to end")
-    limits.add_argument("--time", type=_duration, metavar="TIME", help="training time: 90s, 5m, 1h30m")
     limits.add_argument(
-        "--env-steps", type=_count, metavar="N", help="environment steps of all GMIs: 500k, 2M"
+        "--time", type=duration_argument, metavar="TIME", help="training time: 90s, 5m, 1h30m"
     )
-    limits.add_argument("--iterations", type=_count, metavar="N", help="iterations (rollout and update)")
+    limits.add_argument(
+        "--env-steps", type=count_argument, metavar="N", help="environment steps of all GMIs: 500k, 2M"
+    )
+    limits.add_argument(
+        "--iterations", type=count_argument, metavar="N", help="iterations (rollout and update)"
+    )
     limits.add_argument("--stop-return", type=_return, metavar="R", help="mean return at which to end")
     during = parser.add_argument_group("while it runs")
-    during.add_argument("--evaluate-every", type=_count, metavar="N", help="evaluate every N iterations")
+    during.add_argument(
+        "--evaluate-every", type=count_argument, metavar="N", help="evaluate every N iterations"
+    )
     during.add_argument(
         "--checkpoint-every",
         type=_interval,
@@ -128,11 +116,13 @@ def _add_evaluate(commands: Any) -> None:
         "examples:\n  rayagi evaluate runs/NAME --episodes 20\n  rayagi evaluate runs/NAME --video out.mp4\n"
         "  rayagi evaluate runs/NAME --checkpoint last --seed 7\n"
     )
-    parser = _command(
+    parser = add_command(
         commands, "evaluate", "run whole episodes with a trained policy, without noise", examples
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--episodes", type=_count, default=10, metavar="N", help="episodes (default 10)")
+    parser.add_argument(
+        "--episodes", type=count_argument, default=10, metavar="N", help="episodes (default 10)"
+    )
     parser.add_argument("--seed", type=_seed, default=0, help="seed of the episodes' starts (default 0)")
     parser.add_argument(
         "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
@@ -147,7 +137,9 @@ def _add_info(commands: Any) -> None:
         "examples:\n  rayagi info\n  rayagi info --json dgx.json      record it, to plan for it elsewhere\n"
         "  rayagi info --cluster            every node of the Ray cluster\n"
     )
-    parser = _command(commands, "info", "show what there is to plan for, and how it may be shared", examples)
+    parser = add_command(
+        commands, "info", "show what there is to plan for, and how it may be shared", examples
+    )
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
     )
@@ -160,7 +152,7 @@ def _add_info(commands: Any) -> None:
 
 def _add_plan(commands: Any) -> None:
     examples = "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
-    parser = _command(
+    parser = add_command(
         commands, "plan", "show how a machine would be cut, without starting anything", examples
     )
     parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
@@ -177,19 +169,19 @@ def _add_envs(commands: Any) -> None:
     examples = (
         "examples:\n  rayagi envs\n  rayagi envs ant        what has 'ant' in its name, Gymnasium's own too\n"
     )
-    parser = _command(commands, "envs", "list the environments there are", examples)
+    parser = add_command(commands, "envs", "list the environments there are", examples)
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="part of a name, in any case")
 
 
 def _add_report(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands, "report", "write a run's report.html and plots anew, and print its numbers", ""
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
 
 
 def _add_cleanup(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "cleanup",
         "undo on this host's GPUs what killed runs left: MPS daemons, MIG instances",
@@ -198,124 +190,15 @@ def _add_cleanup(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
 
 
-def _add_comm(commands: Any) -> None:
-    text = "how GMIs exchange gradients"
-    parser = commands.add_parser("comm", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    commands_of_comm = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_comm_plan(commands_of_comm)
-    _add_comm_bench(commands_of_comm)
-
-
-def _add_comm_plan(commands: Any) -> None:
-    examples = (
-        "examples:\n  rayagi comm plan --layout 4x3                     4 devices of 3 GMIs\n"
-        "  rayagi comm plan --layout 2x4x3 --task Ant-v5     two such nodes, the task's own networks\n"
-        "  rayagi comm plan --layout '3+2|4' --size 6MB      a node with 3 and 2 GMIs, a node with 4 on one device\n"
-        "  rayagi comm plan --layout 4x3 --profile machine.json\n"
-    )
-    parser = _command(
-        commands, "plan", "show how a layout would reduce its gradients, at what cost, and why", examples
-    )
-    parser.set_defaults(command="comm plan")
-    parser.add_argument(
-        "--layout", required=True, metavar="LAYOUT", help="where the GMIs are: 4x3, 2x4x3, 3+2, '3+2|4'"
-    )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--size", type=_bytes, metavar="BYTES", help="of the gradients: 440000, 0.44MB, 1MiB (default 0.44MB)"
-    )
-    size.add_argument("--task", metavar="TASK", help="the gradients of this environment's networks")
-    size.add_argument("--params", type=_count, metavar="N", help="float32 parameters: 110k")
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="what operations cost on the machine in question, measured (JSON); default: nominal rates of a DGX A100",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, in seconds and bytes")
-
-
-def _add_comm_bench(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "bench",
-        "measure what compositions of collectives cost here, beside what the cost models say",
-        _BENCH_EXAMPLES,
-    )
-    parser.set_defaults(command="comm bench")
-    what = parser.add_argument_group("what to measure")
-    what.add_argument(
-        "--layouts",
-        nargs="+",
-        default=["2x1", "2x2"],
-        metavar="LAYOUT",
-        help="where the GMIs are: 4x3, 3+2, '3+2|4' (default 2x1 2x2)",
-    )
-    what.add_argument(
-        "--sizes",
-        nargs="+",
-        type=_bytes,
-        default=[440_000, 1_160_000, 6_000_000],
-        metavar="BYTES",
-        help="of float32 gradients: 440000, 1MiB (default 440kB 1160kB 6MB, the preprint's Table 7)",
-    )
-    what.add_argument(
-        "--compositions",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="ip_only, rp_only, hybrid:K, har, mpr, mrr, device_rp, device_ip (default: all that apply)",
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "--time", type=_duration, default=45.0, metavar="TIME", help="for all timings together (default 45s)"
-    )
-    how.add_argument(
-        "--repeats",
-        type=_count,
-        default=7,
-        metavar="N",
-        help="times that each composition is timed, in turns with the others (default 7)",
-    )
-    how.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="measure between nodes of this Ray cluster, one for each of the layout",
-    )
-    where = parser.add_argument_group("where it goes")
-    where.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="results.json, cost_model.png (default runs/comm-DATE-TIME)",
-    )
-    where.add_argument(
-        "--profile-out",
-        type=Path,
-        metavar="FILE",
-        help="what `rayagi comm plan --profile` reads (default FOLDER/profile.json)",
-    )
-
-
-def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    return parser
-
-
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to run")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
     )
-    group.add_argument("--gmis", type=_count, metavar="N", help="GMIs in all (default: one per core or GPU)")
-    group.add_argument("--num-envs", type=_count, metavar="N", help="environments of each GMI")
+    group.add_argument(
+        "--gmis", type=count_argument, metavar="N", help="GMIs in all (default: one per core or GPU)"
+    )
+    group.add_argument("--num-envs", type=count_argument, metavar="N", help="environments of each GMI")
     group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
@@ -326,21 +209,6 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and wins over --config",
     )
-
-
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-_duration = _checked(parse_duration_s)
-_count = _checked(parse_count)
-_bytes = _checked(parse_bytes)
 
 
 def _seed(text: str) -> int:
@@ -362,8 +230,8 @@ def _return(text: str) -> float:
 def _interval(text: str) -> tuple[str, float]:
     """``("iterations", 50)`` for a plain number, ``("time_s", 60.0)`` for one with a unit of time."""
     if text.strip().isdecimal():
-        return "iterations", _count(text)
-    return "time_s", _duration(text)
+        return "iterations", count_argument(text)
+    return "time_s", duration_argument(text)
 
 
 def _name(text: str) -> str:

@@ -39,5 +39,6 @@ def test_two_nodes_of_a_layout_are_two_of_the_cluster_and_reduce_by_net(address,
 
 
 def test_too_few_nodes_are_said(address, tmp_path, capsys):
-    assert bench(address, tmp_path, "3x1x1") == 1
+    assert bench(address, tmp_path / "out", "3x1x1") == 1
+    assert not (tmp_path / "out").exists()
     assert "layout 3x1x1 has 3 nodes, and the cluster at" in capsys.readouterr().err

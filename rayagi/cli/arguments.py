@@ -1,0 +1,39 @@
+"""What the commands' parsers have in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
+
+
+def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
+    """A command's parser, with its description, examples and ``--debug``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of texts as argparse wants it: its message is shown."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+duration_argument = checked(parse_duration_s)
+count_argument = checked(parse_count)
+bytes_argument = checked(parse_bytes)
