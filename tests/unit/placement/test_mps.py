@@ -16,8 +16,9 @@ from placement.errors import CarvingError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
 from placement.types import Node, Share, Slice
+from tests.fakes.gpus import FakeGpu
 from tests.fakes.mps import NOTHING, client, gpu, surroundings
-from tests.fakes.nvml import FakeDriver, FakeGpu
+from tests.fakes.nvml import FakeDriver
 
 VOLTA = {"capability": (7, 0), "sms": 80}
 
