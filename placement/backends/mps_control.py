@@ -49,11 +49,7 @@ class DaemonSilentError(CarvingError):
 
 
 class MpsDaemon:
-    """One control daemon, known by its pipe directory; ours, since the folder has a name that nobody else knows.
-
-    Attributes:
-        folder: holds ``pipe`` (sockets) and ``log`` (what daemon and server write)
-    """
+    """One control daemon, known by its folder of ``pipe`` (sockets) and ``log``; ours, since nobody else knows its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
