@@ -17,6 +17,7 @@ _COMMANDS = {
     "train": "rayagi.cli.train",
     "evaluate": "rayagi.cli.evaluate",
     "plan": "rayagi.cli.plan",
+    "search": "rayagi.cli.search",
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
 }

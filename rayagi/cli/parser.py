@@ -33,6 +33,7 @@ _EPILOG = """\
 start here:
   rayagi envs                      which tasks there are
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
+  rayagi search Ant-v5             how it should be cut to train fastest, by trying
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
 
@@ -55,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_plan(commands)
+    _add_search(commands)
     _add_envs(commands)
     _add_report(commands)
     return parser
@@ -130,6 +132,34 @@ def _add_plan(commands: Any) -> None:
         metavar="FILE",
         help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
+
+
+def _add_search(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi search Ant-v5\n  rayagi search Ant-v5 --budget 5m --objective time_to_return\n"
+        "  rayagi search Ant-v5 --gmis 2        only how many environments two GMIs should have\n\n"
+        "Tries real training at each candidate (GMI-DRL, Algorithm 1). Measurements are kept by machine, task, code and\n"
+        "library versions: a search goes on where the last one was interrupted, and `rayagi train --gmis auto` uses them.\n"
+    )
+    parser = _command(
+        commands, "search", "find the numbers of GMIs and environments that train fastest here", examples
+    )
+    parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    _add_spec_options(parser)
+    group = parser.add_argument_group("how to search")
+    group.add_argument(
+        "--objective",
+        choices=("throughput", "time_to_return"),
+        default="throughput",
+        help="steps per second, or those discounted by what a larger batch costs in learning",
+    )
+    group.add_argument("--budget", type=_duration, metavar="TIME", help="start no trial after this long: 5m")
+    group.add_argument("--again", action="store_true", help="measure anew what was measured before")
+    group.add_argument(
+        "--cache", type=Path, metavar="DIR", help="measurements (default ~/.cache/rayagi/search)"
+    )
+    group.add_argument("--out", type=Path, metavar="DIR", help="figures (default runs/search-TASK)")
+    group.add_argument("--json", action="store_true", help="print the result as JSON, progress on stderr")
 
 
 def _add_envs(commands: Any) -> None:

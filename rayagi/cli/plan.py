@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from placement.inventory import cluster_machine, load_machine, local_machine
+from placement.inventory import load_machine
 from placement.types import Machine
+from rayagi.cli.machines import machine_of_run
 from rayagi.cli.settings import spec_from
 from rayagi.planning import plan_of
 
@@ -22,10 +22,4 @@ def _machine(arguments: argparse.Namespace) -> Machine:
     """What is planned for: a recorded machine, else what `rayagi train` would run on."""
     if arguments.machine is not None:
         return load_machine(arguments.machine)
-    if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
-        return local_machine()
-    # Imported here: without a cluster there is no need to wait for Ray.
-    from rayagi.coordinator.cluster import connected
-
-    with connected():
-        return cluster_machine()
+    return machine_of_run()
