@@ -52,7 +52,7 @@ class DpOnlyProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        num_envs = spec.gmi.num_envs
+        num_envs = spec.gmi.envs
         self.first_env_index = context.identity.index * num_envs
         env = self._env(num_envs, self.first_env_index, spec.seed)
         # The same weights everywhere: seeded alike here, and broadcast by the learner.

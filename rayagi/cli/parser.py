@@ -194,8 +194,15 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
     )
-    group.add_argument("--gmis", type=_count, metavar="N", help="GMIs in all (default: one per core or GPU)")
-    group.add_argument("--num-envs", type=_count, metavar="N", help="environments of each GMI")
+    group.add_argument(
+        "--gmis",
+        type=_count_or_auto,
+        metavar="N",
+        help="GMIs in all (default: one per core or GPU); auto: as `rayagi search` finds best",
+    )
+    group.add_argument(
+        "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: as searched"
+    )
     group.add_argument("--backend", choices=("auto", "cpu", "direct"), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
@@ -220,6 +227,10 @@ def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 _duration = _checked(parse_duration_s)
 _count = _checked(parse_count)
+
+
+def _count_or_auto(text: str) -> int | str:
+    return "auto" if text == "auto" else _count(text)
 
 
 def _seed(text: str) -> int:

@@ -8,13 +8,15 @@ from placement.inventory import load_machine
 from placement.types import Machine
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.settings import spec_from
+from rayagi.coordinator.auto import resolved
 from rayagi.planning import plan_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
-    spec = spec_from(arguments)
-    print(plan_of(spec, _machine(arguments)).table())
+    machine = _machine(arguments)
+    spec = resolved(spec_from(arguments), machine, may_search=False)
+    print(plan_of(spec, machine).table())
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from placement.search import Failed, Measured, Trial
@@ -24,8 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = SearchSettings(
         objective=arguments.objective,
         budget_s=arguments.budget,
-        gmis=arguments.gmis,
-        num_envs=arguments.num_envs,
+        gmis=_number(arguments.gmis),
+        num_envs=_number(arguments.num_envs),
         folder=arguments.cache,
         again=arguments.again,
     )
@@ -88,9 +87,9 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     )
 
 
-def trial_teller(tell: Callable[[str], None]) -> Callable[[Trial], None]:
-    """Says each trial as a line."""
-    return lambda trial: tell(_line(trial))
+def _number(given: int | str | None) -> int | None:
+    """A number that the search is held to."""
+    return given if isinstance(given, int) else None
 
 
 def _line(trial: Trial) -> str:

@@ -186,8 +186,8 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = (argument for argument in arguments if argument is not type(None))
-        return _convert(inner, value, path) if _fits(inner, value) else _refuse(wanted, value, path)
+        inner = next((each for each in arguments if each is not type(None) and _fits(each, value)), None)
+        return _refuse(wanted, value, path) if inner is None else _convert(inner, value, path)
     if not _fits(wanted, value):
         _refuse(wanted, value, path)
     if origin is tuple:
@@ -218,7 +218,10 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 
 def _refuse(wanted: Any, value: Any, path: str) -> typing.NoReturn:
-    choices = [choice for choice in typing.get_args(wanted) if isinstance(choice, str)]
+    members = typing.get_args(wanted)
+    choices = [
+        choice for part in (wanted, *members) for choice in typing.get_args(part) if isinstance(choice, str)
+    ]
     close = difflib.get_close_matches(str(value), choices, n=1)
     given = "" if choices or value is None else f", not {type(value).__name__}"
     offer = f"did you mean {close[0]!r}?" if close else ""

@@ -47,7 +47,7 @@ class NoiseProgram(DpOnlyProgram):
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         super().__init__(spec, make_env, context)
         policy = self.training.policy
-        self.metered = MeteredLearner(policy.model, spec.ppo, context.communicator, spec.gmi.num_envs)
+        self.metered = MeteredLearner(policy.model, spec.ppo, context.communicator, spec.gmi.envs)
         self.training.learner = self.metered
 
     def state_dict(self) -> StateDict:
@@ -76,7 +76,7 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
     on_gpu = uses_gpus(spec, machine)
     # On cores an instance is one thread, and the device is all of them.
     threads = None if on_gpu else spec.gmi.threads_per_gmi or 1
-    num_envs = spec.gmi.num_envs
+    num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
     gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=num_envs, threads_per_gmi=threads)
     readings: list[Readings] = _measured(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS)
     node = machine.nodes[0]

@@ -127,7 +127,7 @@ class CostProgram:
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self._spec, self._device = spec, context.device
         self._readings: list[Readings] = []
-        num_envs, threads = spec.gmi.num_envs, context.identity.slice.num_threads
+        num_envs, threads = spec.gmi.envs, context.identity.slice.num_threads
         base = self._held()
         env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
         simulator = Simulator(env)
