@@ -44,3 +44,56 @@ class RendezvousError(RuntimeError):
 
     def __str__(self) -> str:
         return f"rendezvous {self.generation}: {self.reason}"
+
+
+class LayoutError(ValueError):
+    """A layout that says nothing, too much, or contradicts itself.
+
+    Attributes:
+        layout: what was given
+        reason: what is wrong with it, and what would be right
+    """
+
+    def __init__(self, layout: str, reason: str) -> None:
+        super().__init__(layout, reason)
+        self.layout = layout
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"layout '{self.layout}': {self.reason}"
+
+
+class CompositionError(ValueError):
+    """A composition that does not apply to a layout, or a schedule that would not reduce correctly.
+
+    Attributes:
+        composition: which one, e.g. ``rp_only``
+        layout: on which layout, as text
+        reason: why not
+    """
+
+    def __init__(self, composition: str, layout: str, reason: str) -> None:
+        super().__init__(composition, layout, reason)
+        self.composition = composition
+        self.layout = layout
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.composition} on {self.layout}: {self.reason}"
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be read, or does not say what a plan needs.
+
+    Attributes:
+        profile: its path or machine
+        reason: what is wrong or missing
+    """
+
+    def __init__(self, profile: str, reason: str) -> None:
+        super().__init__(profile, reason)
+        self.profile = profile
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"profile {self.profile}: {self.reason}"
