@@ -32,3 +32,8 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
     )
+
+
+def uses_gpus(spec: RunSpec, machine: Machine) -> bool:
+    """Whether the run's GMIs are cut from GPUs."""
+    return machine.num_gpus > 0 and spec.gmi.backend != "cpu"

@@ -122,7 +122,11 @@ def _add_evaluate(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    examples = "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
+    examples = (
+        "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
+        "  rayagi plan Ant-v5 --explain                  which roles should share a GMI, in numbers measured here\n"
+        "  rayagi plan Ant-v5 --nodes 16 --gpus-per-node 8 --gpu H100    what such a cluster would do, and what binds it\n"
+    )
     parser = _command(
         commands, "plan", "show how a machine would be cut, without starting anything", examples
     )
@@ -133,6 +137,16 @@ def _add_plan(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
+    )
+    group = parser.add_argument_group("from unit costs, measured here by a short profile and kept")
+    group.add_argument("--explain", action="store_true", help="compare the templates (GMI-DRL, Tables 1-3)")
+    group.add_argument("--nodes", type=_count, metavar="N", help="forecast a cluster of 1, 2, 4, ... N nodes")
+    group.add_argument("--gpus-per-node", type=_count, default=8, metavar="N", help="default 8")
+    group.add_argument(
+        "--gpu", default="H100", metavar="NAME", help="V100, A100-40, A100-80, H100 (default), H200"
+    )
+    group.add_argument(
+        "--cores-per-node", type=_count, metavar="N", help="default: as in the vendor's own host"
     )
 
 

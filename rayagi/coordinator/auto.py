@@ -10,8 +10,8 @@ from placement.errors import PlanError
 from placement.types import Machine
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.probe import uses_gpus
 from rayagi.coordinator.search_store import SearchStore
+from rayagi.planning import uses_gpus
 from rayagi.run.quantities import duration_text
 
 BUDGET_S = 300.0

@@ -18,6 +18,7 @@ from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.settling import Settled, settle
+from rayagi.planning import uses_gpus
 
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 _REQUEST_S = 0.5
@@ -112,11 +113,6 @@ def candidate(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int)
         threads_per_gmi=max(1, threads),
     )
     return replace(spec, gmi=gmi)
-
-
-def uses_gpus(spec: RunSpec, machine: Machine) -> bool:
-    """Whether the run's GMIs are cut from GPUs."""
-    return machine.num_gpus > 0 and spec.gmi.backend != "cpu"
 
 
 def memory_of(result: IterationResult) -> float:

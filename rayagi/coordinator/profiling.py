@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program, StateDict
-from placement.templates import UnitCosts
+from placement.templates import UnitCosts, unit_costs_from_dict
 from placement.types import Machine
 from rayagi.algorithms.gradient_noise import GROUPS, MeteredLearner, NoiseScale, noise_scale
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.probe import uses_gpus
+from rayagi.coordinator.search_store import SearchStore
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.unit_costs import CostProgram, Readings, unit_costs
 from rayagi.envs import make_env_factory
+from rayagi.planning import uses_gpus
 
 NOISE_ENVS = 64
 """Environments of the learning probe: eight groups of eight."""
@@ -24,6 +27,7 @@ NOISE_WARM_UP, NOISE_ITERATIONS = 5, 15
 """Iterations of learning before the noise is measured, so that normalisers have settled, and while it is."""
 COST_ROUNDS = 3
 """Times that every unit cost is measured; the median counts."""
+_COSTS_NOTE = "unit costs"
 COST_ENVS = 64
 """Environments at which unit costs are measured where the run leaves them to a search."""
 
@@ -82,6 +86,26 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
     node = machine.nodes[0]
     memory = node.usable_gpus[0].memory_total_bytes if on_gpu else node.memory_total_bytes
     return unit_costs(readings, cores=len(node.usable_cores), memory_bytes=memory, on_gpu=on_gpu)
+
+
+def kept_unit_costs(
+    spec: RunSpec, machine: Machine, *, tell: Callable[[str], None], folder: Path | None = None
+) -> UnitCosts:
+    """Unit costs as they were measured before, or now.
+
+    Raises:
+        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: they could not be measured.
+        DiskError: they could not be kept.
+    """
+    store = SearchStore(spec, machine, folder)
+    stored = store.note(_COSTS_NOTE)
+    if stored is not None:
+        with suppress(ValueError):  # of another layout: measured anew
+            return unit_costs_from_dict(stored)
+    tell(f"Measuring what {spec.env.id} costs here, phase by phase: about a minute.")
+    costs = unit_costs_of(spec, machine)
+    store.keep_note(_COSTS_NOTE, asdict(costs))
+    return costs
 
 
 def _measured(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:

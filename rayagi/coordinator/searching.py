@@ -27,9 +27,10 @@ from placement.types import Machine
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.probe import SessionProbe, uses_gpus
+from rayagi.coordinator.probe import SessionProbe
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
+from rayagi.planning import uses_gpus
 
 Objective = Literal["throughput", "time_to_return"]
 
