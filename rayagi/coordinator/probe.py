@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from actors.groups import GmiLostError, GmiSilentError
+from actors.groups import GmiSilentError
 from actors.protocols import IterationResult
-from collectives.errors import CommunicatorError, RendezvousError
-from placement.errors import PlanError, SliceError
+from placement.errors import InventoryError, ReservationError
 from placement.search import Failed, FailureKind, Measured
 from placement.types import Machine
+from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.settling import Settled, settle
+from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
 from rayagi.planning import uses_gpus
 
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
@@ -52,7 +53,7 @@ class SessionProbe:
         """Measure a candidate.
 
         Raises:
-            ClusterUnreachableError, ReservationError: nothing can be measured here now.
+            ClusterUnreachableError, ReservationError, EnvError: nothing can be measured here now.
         """
         started = time.monotonic()
         try:
@@ -120,24 +121,24 @@ def memory_of(result: IterationResult) -> float:
     return result.metrics.get("device_bytes", result.metrics["resident_bytes"])
 
 
+_NOT_THE_CANDIDATE = (
+    ConfigError,
+    ConnectionError,
+    EnvironmentOptionError,
+    InventoryError,
+    ReservationError,
+    UnknownEnvironmentError,
+    UnsupportedSpaceError,
+)
+"""What any other candidate would meet too: settings, the task, the cluster, others who hold it."""
+
+
 def failure_kind(error: Exception) -> FailureKind | None:
     """What a candidate's end means for the search; None where it is not about this candidate."""
-    text = str(error).lower()
-    if (
-        type(error).__name__ == "OutOfMemoryError"
-        or isinstance(error, MemoryError)
-        or "running low on memory" in text
-    ):
+    if isinstance(error, _NOT_THE_CANDIDATE):
+        return None
+    # torch's class has another module from version to version; Ray's killer of processes has only its text.
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if out_of_memory or "running low on memory" in str(error).lower():
         return "out of memory"
-    if isinstance(error, GmiSilentError):
-        return "hung"
-    own = (
-        GmiLostError,
-        CommunicatorError,
-        RendezvousError,
-        SliceError,
-        PlanError,
-        ArithmeticError,
-        RuntimeError,
-    )
-    return "crashed" if isinstance(error, own) else None
+    return "hung" if isinstance(error, GmiSilentError) else "crashed"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from actors.groups import GmiLostError, GmiSilentError
-from placement.errors import PlanError
+from placement.errors import PlanError, ReservationError
 from placement.inventory import load_machine
 from placement.search import Failed, Measured
 from rayagi.config.errors import ConfigError
@@ -209,6 +209,8 @@ def test_a_candidate_has_one_gpu_and_its_share_of_the_cores(eight_gpus):
         (ZeroDivisionError("x"), "crashed"),
         (ConfigError("env.id", "x", "is wrong"), None),
         (ConnectionError("no Ray"), None),
+        (ReservationError("2 x {1 CPU}", "1 CPU", "Wait", 10.0), None),
+        (PlanError("num_gmis=9", "2 cores", "Use fewer"), "crashed"),
     ],
 )
 def test_what_an_end_means(error, kind):
