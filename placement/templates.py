@@ -246,11 +246,6 @@ def estimate(
     )
 
 
-def resource_penalty(costs: UnitCosts, dp_only: Template, apart: Template) -> float:
-    """What sharing one GMI costs in parallelism: R of ``dp_only`` over R of ``apart``, minus 1."""
-    return instance_resource(dp_only, costs) / instance_resource(apart, costs) - 1
-
-
 def choose(
     costs: UnitCosts, mode: Mode = "synchronous", *, num_devices: float = 1.0, num_gmis: int = 1
 ) -> tuple[Estimate, ...]:
