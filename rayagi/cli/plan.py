@@ -51,6 +51,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     )
     if arguments.explain:
         say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
+        say("Of these, dp_only can be run so far; the others are compared only.")
     if arguments.nodes is not None:
         updates = spec.ppo.num_epochs * spec.ppo.num_minibatches
         sms = next((gpu.sm_count for node in machine.nodes for gpu in node.usable_gpus), None)

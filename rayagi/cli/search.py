@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from placement.errors import counted
 from placement.search import Failed, Measured, Trial
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
@@ -66,6 +67,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     """The table of trials, what was best, and the command that uses it."""
     best = result.best
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
+    found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
     head = (unit, "envs", "steps/s", "+-", "memory of a GMI", "projected", "Sat", "")
     rows = [head, *(_row(trial, best=trial is best) for trial in result.trials)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -78,7 +80,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     return "\n".join(
         [
             *lines,
-            f"\nBest by {result.settings.objective}: {best.gmis_per_gpu} {unit}, {best.num_envs} environments each, "
+            f"\nBest by {result.settings.objective}: {found}, {best.num_envs} environments each, "
             f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}.{ended}{noise}",
             f"Figures: {', '.join(str(path) for path in plots)}",
             f"\nUse it:\n  rayagi train {result.task} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.types import Machine
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
@@ -67,7 +67,9 @@ def resolved(
         best = search(spec, machine, settings, on_start=lambda what: tell(f"  measuring {what} ...")).best
         found = {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs}
     gmis, num_envs = int(found["gmis"]), int(found["num_envs"])
-    tell(f"auto: {gmis} {'GMIs per GPU' if on_gpus else 'GMIs'} of {num_envs} environments, by search.")
+    tell(
+        f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search."
+    )
     in_all = on_gpus and isinstance(gmi.num_gmis, int)
     cut = replace(
         gmi,
