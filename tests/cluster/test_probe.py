@@ -17,7 +17,7 @@ from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
 
 pytestmark = pytest.mark.cluster
 
-QUICK = ProbeSettings(relative_error=0.5, time_s=2.0, hang_s=5.0)
+QUICK = ProbeSettings(relative_error=0.5, time_s=2.0, loose_error=0.5, most_s=5.0, hang_s=10.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,8 +58,8 @@ def test_a_candidate_that_hangs_is_given_up():
     found = SessionProbe(misbehaving("hangs"), local_machine(), QUICK)(1, 2)
     assert isinstance(found, Failed)
     assert found.kind == "hung"
-    assert "within 5 s" in found.reason
-    assert time.monotonic() - began >= 5
+    assert "within 10 s" in found.reason
+    assert time.monotonic() - began >= 10
 
 
 def test_a_candidate_with_more_gmis_than_cores_is_an_answer():

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayagi.coordinator.settling import settle
+from placement.inventory import local_machine
+from rayagi.config.presets import preset
+from rayagi.coordinator.probe import SessionProbe
+from rayagi.coordinator.settling import Settled, settle
 
 
 def test_the_first_value_never_counts():
@@ -43,3 +46,25 @@ def test_of_any_series(seconds):
     assert 1 <= found.warm_up <= max(1, len(seconds) // 2)
     kept = seconds[found.warm_up :]
     assert min(kept) * (1 - 1e-9) <= found.mean_s <= max(kept) * (1 + 1e-9)
+
+
+def settled(kept, mean_s, error):
+    return Settled(warm_up=1, num_kept=kept, mean_s=mean_s, relative_error=error)
+
+
+@pytest.mark.parametrize(
+    ("found", "elapsed_s", "enough"),
+    [
+        (settled(4, 0.5, 0.03), 2.5, True),  # tight: four iterations, two seconds, 3 %
+        (settled(3, 1.0, 0.01), 4.0, False),  # too few to be sure of it so early
+        (settled(8, 0.1, 0.01), 1.0, False),  # too short
+        (settled(8, 0.5, 0.08), 9.0, False),
+        (settled(8, 0.5, 0.08), 11.0, True),  # after ten seconds 10 % will do
+        (settled(8, 0.5, 0.5), 11.0, False),
+        (settled(2, 9.0, 0.5), 31.0, True),  # after thirty whatever there is
+        (settled(1, 20.0, math.inf), 31.0, False),
+    ],
+)
+def test_when_a_measurement_will_do(found, elapsed_s, enough):
+    probe = SessionProbe(preset("Ant-v5"), local_machine())
+    assert probe._will_do(found, elapsed_s) is enough
