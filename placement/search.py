@@ -24,8 +24,8 @@ SATURATION = 0.1
 GMIS_PER_GPU: tuple[int, ...] = tuple(range(10, 0, -1))
 NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
 """128 to 32768, as in the paper."""
-NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(8 * 2**power for power in range(10))
-"""8 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
+NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
+"""16 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
 
 FailureKind = Literal["crashed", "out of memory", "hung"]
 Verdict = Literal["first", "going on", "saturated", "no memory", "failed"]

@@ -2,8 +2,8 @@
 
     python -m experiments.search.run --name quiet
 
-For each task: the search, from nothing; then every point of the grid, in a new order in each repeat, by the same probe;
-then a real training run with what the search found. Everything done is kept in results/<name>.jsonl at once: the same
+For each task: the search, from nothing; then every point of the grid by the same probe, in a random order; then again those
+that came within a tenth of the best; then a real training run with what the search found. Everything done is kept in results/<name>.jsonl at once: the same
 command goes on where it was interrupted. Ends with results/<name>.md.
 """
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from experiments.origin import origin
 from experiments.throughput.run import wait_until_quiet
@@ -30,7 +31,7 @@ from rayagi.coordinator.searching import SearchSettings, search
 
 HERE = Path(__file__).parent
 TRAIN_TIMEOUT_S = 300.0
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 class Journal:
@@ -77,8 +78,8 @@ def searched(journal: Journal, task: str, caches: Path) -> Row:
     return done
 
 
-def grid(journal: Journal, task: str, points: list[tuple[int, int]], repeat: int) -> None:
-    """Measure every point once, in an order of this repeat's own."""
+def grid(journal: Journal, task: str, points: set[tuple[int, int]], repeat: int) -> None:
+    """Measure the points once, in an order of this repeat's own."""
     order = sorted(points)
     random.Random(f"{task} {repeat}").shuffle(order)
     for gmis, num_envs in order:
@@ -120,9 +121,9 @@ def summarise(journal: Journal, tasks: list[str]) -> str:
             continue
         speeds = grid_speeds(journal, task)
         best = max(statistics.median(values) for values in speeds.values())
-        here = statistics.median(speeds[found["gmis"], found["num_envs"]])  # type: ignore[index]
+        here = statistics.median(speeds[found["gmis"], found["num_envs"]])
         one_pass_s = grid_seconds(journal, task)
-        took_s = float(found["duration_s"])  # type: ignore[arg-type]
+        took_s = float(found["duration_s"])
         lines.append(
             f"| {task} | {found['gmis']} x {found['num_envs']} | {here / best:.3f} | {took_s:.0f} s / {one_pass_s:.0f} s = "
             f"{took_s / one_pass_s:.2f} | {run['predicted_steps_per_s']:.0f} | {run['measured_steps_per_s']:.0f} | "
@@ -144,15 +145,22 @@ def grid_speeds(journal: Journal, task: str) -> dict[tuple[int, int], list[float
     speeds: dict[tuple[int, int], list[float]] = {}
     for row in journal.rows:
         if row["kind"] == "grid" and row["task"] == task and row["system_steps_per_s"] is not None:
-            speeds.setdefault((row["gmis"], row["num_envs"]), []).append(row["system_steps_per_s"])  # type: ignore
+            speeds.setdefault((row["gmis"], row["num_envs"]), []).append(row["system_steps_per_s"])
     return speeds
 
 
+def contenders(speeds: dict[tuple[int, int], list[float]]) -> set[tuple[int, int]]:
+    """Points within a tenth of the best: only among them can a repeat change the verdict."""
+    medians = {point: statistics.median(values) for point, values in speeds.items()}
+    return {point for point, speed in medians.items() if speed >= 0.9 * max(medians.values())}
+
+
 def grid_seconds(journal: Journal, task: str) -> float:
-    """What one pass over the grid took: the mean of the repeats."""
-    rows = [row for row in journal.rows if row["kind"] == "grid" and row["task"] == task]
-    repeats = {row["repeat"] for row in rows}
-    return sum(float(row["duration_s"]) for row in rows) / len(repeats)  # type: ignore[arg-type]
+    """What the pass over the whole grid took."""
+    rows = [
+        row for row in journal.rows if (row["kind"], row.get("task"), row.get("repeat")) == ("grid", task, 0)
+    ]
+    return sum(float(row["duration_s"]) for row in rows)
 
 
 def main() -> None:
@@ -162,7 +170,7 @@ def main() -> None:
     )
     parser.add_argument("--name", required=True, help="names the results; the same name goes on")
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"])
-    parser.add_argument("--envs", nargs="+", type=int, default=[8, 16, 32, 64, 128, 256])
+    parser.add_argument("--envs", nargs="+", type=int, default=[16, 32, 64, 128, 256, 512])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--train-seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -176,9 +184,11 @@ def main() -> None:
         found = {task: searched(journal, task, caches) for task in given.tasks}
         for repeat in range(given.repeats):
             for task in given.tasks:
-                chosen = (found[task]["gmis"], found[task]["num_envs"])
-                points = {(gmis, num_envs) for gmis in counts for num_envs in given.envs} | {chosen}
-                grid(journal, task, list(points), repeat)  # type: ignore[arg-type]
+                chosen = (int(found[task]["gmis"]), int(found[task]["num_envs"]))
+                points = {(gmis, num_envs) for gmis in counts for num_envs in given.envs}
+                if repeat > 0:
+                    points = contenders(grid_speeds(journal, task))
+                grid(journal, task, points | {chosen}, repeat)
     for task in given.tasks:
         trained(journal, found[task], caches, given.train_seconds)
     header = journal.find(kind="origin") or {}
