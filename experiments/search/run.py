@@ -3,8 +3,8 @@
     python -m experiments.search.run --name quiet
 
 For each task: the search, from nothing; then every point of the grid by the same probe, in a random order; then again those
-that came within a tenth of the best; then a real training run with what the search found. Everything done is kept in results/<name>.jsonl at once: the same
-command goes on where it was interrupted. Ends with results/<name>.md.
+that came within a tenth of the best; then a real training run with what the search found. Everything done is kept in
+results/<name>.jsonl at once: the same command goes on where it was interrupted. Ends with results/<name>.md.
 """
 
 from __future__ import annotations
