@@ -10,7 +10,7 @@ from rayagi.cli.failures import UsageError
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import spec_from
-from rayagi.planning import plan_of
+from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 
 
@@ -54,7 +54,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         say("Of these, dp_only can be run so far; the others are compared only.")
     if arguments.nodes is not None:
         updates = spec.ppo.num_epochs * spec.ppo.num_minibatches
-        sms = next((gpu.sm_count for node in machine.nodes for gpu in node.usable_gpus), None)
+        sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None
         found = [
             best_forecast(costs, each, updates=updates, measured_sms=sms) for each in sizes_up_to(cluster)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -92,8 +93,11 @@ class SearchResult:
     store: Path = field(default_factory=Path)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """JSON-ready values; JSON has no infinity, so that a Sat without a growth in memory is null."""
         plain = asdict(self)
+        for trial in (plain["best"], *plain["trials"]):
+            if trial["saturation"] is not None and not math.isfinite(trial["saturation"]):
+                trial["saturation"] = None
         plain["settings"]["folder"] = None if self.settings.folder is None else str(self.settings.folder)
         plain["store"] = str(self.store)
         return plain

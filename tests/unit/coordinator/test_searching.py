@@ -72,7 +72,8 @@ def test_on_two_cores_two_gmis_then_one(bench, two_cores, tmp_path):
     assert bench.asked == [(gmis, envs) for gmis in (2, 1) for envs in (16, 32, 64, 128)]
     assert (found.best.gmis_per_gpu, found.best.num_envs, found.complete) == (2, 64, True)
     assert not found.on_gpus
-    json.dumps(found.to_dict())
+    told = json.dumps(found.to_dict(), allow_nan=False)
+    assert json.loads(told)["best"]["num_envs"] == 64
 
 
 def test_on_eight_gpus_the_paper_s_ranges(bench, eight_gpus, tmp_path):
