@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -14,10 +14,12 @@ import torch
 
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
 from collectives.communicator import Communicator
-from collectives.connect import Transport, connect
+from collectives.connect import connect
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
+from collectives.wires import TransportName
 from placement.backends import get_backend
+from placement.backends.base import no_cuda
 from placement.types import Slice
 
 
@@ -68,8 +70,8 @@ class ProgramFactory(Protocol):
 class Gmi:
     """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
 
-    Calls come in this order: ``land``, ``join`` (with more than one GMI), ``build``, then any of the others. When the
-    program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
+    Calls come in this order: ``land``, ``enter``, ``join`` (with more than one GMI), ``build``, then any of the others.
+    When the program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
     """
 
     def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
@@ -79,12 +81,7 @@ class Gmi:
         self._program: Program | None = None
 
     def land(self) -> Landing:
-        """Enter the slice, and say where that is.
-
-        Raises:
-            SliceError: its cores or its device are not here.
-        """
-        self._backend.enter(self.identity.slice)
+        """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
         return Landing(
             index=self.identity.index,
             node_id="",
@@ -95,49 +92,73 @@ class Gmi:
             gpu_ids=(),
         )
 
+    def enter(self, piece: Slice) -> Landing:
+        """Enter the slice, and say where that is.
+
+        Args:
+            piece: on the GPU that was given, with the share that was carved there
+
+        Raises:
+            SliceError: its cores or its device are not here.
+        """
+        self.identity = replace(self.identity, slice=piece)
+        self._backend.enter(piece)
+        return self.land()
+
     def join(
         self,
         rendezvous: Rendezvous,
         *,
         timeout_s: float,
-        transport: Transport = "auto",
+        transport: TransportName = "auto",
+        composition: str = "auto",
         address: str = "127.0.0.1",
         generation: int = 0,
     ) -> str:
         """Meet the other GMIs and connect to them. ``address``: this host's, for GMIs elsewhere.
 
         Returns:
-            name of the communicator that came of it.
+            what came of it: the composition, the layout it found, and what carries each primitive.
 
         Raises:
             RendezvousError: a GMI is missing, or two claim one rank.
+            CompositionError: there is no such composition, or it does not apply to where the GMIs are.
             CommunicatorError: they met but could not connect.
         """
         self._communicator = connect(
             rendezvous,
-            this_member(self.identity.index, address),
+            this_member(self.identity.index, address, self.identity.slice.gpu_uuid),
             world_size=self.identity.num_gmis,
             timeout_s=timeout_s,
             transport=transport,
+            composition=composition,
+            device=torch.device(self._backend.device(self.identity.slice)),
             generation=generation,
         )
-        return type(self._communicator).__name__
+        return repr(self._communicator)
 
     def build(self, factory: ProgramFactory) -> None:
         """Build the program on this slice.
 
         Raises:
             RuntimeError: there are other GMIs and this one has not joined them.
+            SliceError: CUDA is not there, or shows that this process is not confined to its slice.
         """
         if self._communicator is None:
             if self.identity.num_gmis > 1:
                 raise RuntimeError(f"{self} must join the other GMIs before its program is built")
             self._communicator = SoloCommunicator()
         device = torch.device(self._backend.device(self.identity.slice))
+        context = GmiContext(identity=self.identity, communicator=self._communicator, device=device)
         with self._leaving_on_error():
-            self._program = factory(
-                GmiContext(identity=self.identity, communicator=self._communicator, device=device)
-            )
+            try:
+                self._program = factory(context)
+            except (RuntimeError, AssertionError) as error:  # what torch raises where it finds no CUDA
+                if device.type == "cuda" and not torch.cuda.is_available():
+                    raise no_cuda(self.identity.slice) from error
+                raise
+            if torch.cuda.is_initialized():
+                self._backend.verify(self.identity.slice)
 
     def iterate(self, num_iterations: int) -> list[IterationResult]:
         """Run iterations; one result each."""
@@ -165,6 +186,8 @@ class Gmi:
         try:
             if program is not None:
                 program.close()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # to end a process with work in flight can harm its neighbours on the GPU
         finally:
             self._leave()
 

@@ -150,18 +150,22 @@ def names(layout: Layout) -> tuple[str, ...]:
 
 
 def compose(name: str, layout: Layout) -> Schedule:
-    """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``.
+    """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``; ``hybrid:2`` suits a shell better.
 
     Raises:
         CompositionError: there is none of that name, or it does not apply to the layout.
     """
-    found = re.fullmatch(r"hybrid\((\d{1,5})\)", name)
+    found = _HYBRID.fullmatch(name)
     if found is not None:
-        return hybrid(layout, int(found[1]))
-    if name not in _BY_NAME:
-        known = ", ".join([*_BY_NAME, "hybrid(K)"])
-        raise CompositionError(name, str(layout), f"there is no such composition; there are {known}")
+        return hybrid(layout, int(found[1] or found[2]))
+    if not is_name(name):
+        raise CompositionError(name, str(layout), f"there is no such composition; there are {KNOWN_NAMES}")
     return _BY_NAME[name](layout)
+
+
+def is_name(text: str) -> bool:
+    """Whether there is a composition of that name, for whatever layout."""
+    return text in _BY_NAME or _HYBRID.fullmatch(text) is not None
 
 
 _BY_NAME = {
@@ -173,6 +177,10 @@ _BY_NAME = {
     "mpr": mpr,
     "mrr": mrr,
 }
+_HYBRID = re.compile(r"hybrid(?:\((\d{1,5})\)|:(\d{1,5}))")
+
+KNOWN_NAMES = ", ".join([*_BY_NAME, "hybrid(K)"])
+"""For messages."""
 
 
 def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Schedule:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # rendezvous raises what is defined here
+    from collectives.rendezvous import Member
+
 
 class CommunicatorError(RuntimeError):
     """A collective operation did not complete; the communicator that raised it is unusable from here on.
@@ -12,21 +17,49 @@ class CommunicatorError(RuntimeError):
         waiting_for: whom or what it waited for, e.g. ``rank 1 (pid 4711)``
         waited_s: for how long, in seconds
         detail: what the transport said
+        step: which part of the operation it was, e.g. ``step 2 of 3, reduce by ip among 0 1``; empty for a whole one
     """
 
-    def __init__(self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str) -> None:
-        super().__init__(operation, rank, waiting_for, waited_s, detail)
+    def __init__(
+        self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str, step: str = ""
+    ) -> None:
+        super().__init__(operation, rank, waiting_for, waited_s, detail, step)
         self.operation = operation
         self.rank = rank
         self.waiting_for = waiting_for
         self.waited_s = waited_s
         self.detail = detail
+        self.step = step
 
     def __str__(self) -> str:
+        where = f" in {self.step}" if self.step else ""
         return (
-            f"{self.operation} on rank {self.rank} failed after {self.waited_s:.1f} s waiting for "
+            f"{self.operation} on rank {self.rank} failed{where} after {self.waited_s:.1f} s waiting for "
             f"{self.waiting_for}: {self.detail}"
         )
+
+
+class MemberLostError(CommunicatorError):
+    """A member's process or host is gone. The others raise this wherever they are, and form the next generation.
+
+    Attributes:
+        lost: who is gone
+        reason: how that was noticed
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        rank: int,
+        lost: tuple[Member, ...],
+        waited_s: float,
+        step: str = "",
+        reason: str = "its process has ended",
+    ) -> None:
+        super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason, step)
+        self.args = (operation, rank, lost, waited_s, step, reason)  # what pickle replays
+        self.lost = lost
+        self.reason = reason
 
 
 class RendezvousError(RuntimeError):

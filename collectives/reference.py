@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.schedule import Schedule, Step
+from collectives.transports.base import ReduceOp
 
 
 def execute(schedule: Schedule, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> None:

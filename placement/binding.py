@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import fsum
 
 from placement.backends import get_backend
 from placement.errors import PlanError
 from placement.plan import FRACTION_STEP, Plan
-from placement.types import Machine, Node, Slice, core_ranges
+from placement.types import Gpu, Machine, Node, Slice, core_ranges
 
 
 def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> Plan:
@@ -40,21 +41,50 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
 
 
 def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:
-    """The plan with the GPUs that Ray gave, which are not always the planned ones. [unverified on GPU]
+    """The plan with the GPUs that Ray gave, which are not always the planned ones.
 
     Args:
         plan: what was bound
-        gpu_ids: Ray's ids of each GMI's GPUs by its own account, in slice order: indices or UUIDs
+        gpu_ids: Ray's ids of each GMI's GPUs by its own account, in slice order: indices, or UUIDs of GPUs or MIG
+            instances where Ray was started with those in CUDA_VISIBLE_DEVICES
+
+    Raises:
+        PlanError: a GMI was given none, one that the inventory does not know, or more of one than there is.
     """
-    slices = []
-    for piece, ids in zip(plan.slices, gpu_ids, strict=True):
-        if piece.gpu_uuid is None or not ids:
-            slices.append(piece)
-            continue
-        gpus = plan.machine.node(piece.node).gpus
-        uuid = next((gpu.uuid for gpu in gpus if ids[0] in (gpu.uuid, str(gpu.index))), ids[0])
-        slices.append(replace(piece, gpu_uuid=uuid))
+    slices = [
+        piece if piece.gpu_uuid is None else replace(piece, gpu_uuid=_given(plan, index, piece, ids).uuid)
+        for index, (piece, ids) in enumerate(zip(plan.slices, gpu_ids, strict=True))
+    ]
+    for (node, gpu_uuid), sizes in shares_per_gpu(slices).items():
+        if fsum(sizes) > 1 + FRACTION_STEP / 2:
+            raise PlanError(
+                f"shares {', '.join(f'{size:g}' for size in sizes)} of {gpu_uuid} on node {node}",
+                "Ray gave more of it than there is",
+                "Start Ray with as many GPUs as the node has",
+            )
     return replace(plan, slices=tuple(slices))
+
+
+def shares_per_gpu(slices: Iterable[Slice]) -> dict[tuple[str, str], list[float]]:
+    """(node, GPU) -> the fractions of the slices on it, in slice order."""
+    shares: dict[tuple[str, str], list[float]] = {}
+    for piece in slices:
+        if piece.gpu_uuid is not None:
+            shares.setdefault((piece.node, piece.gpu_uuid), []).append(piece.gpu_fraction)
+    return shares
+
+
+def _given(plan: Plan, index: int, piece: Slice, ids: Sequence[str]) -> Gpu:
+    gpus = plan.machine.node(piece.node).gpus
+    found = next((gpu for gpu in gpus for given in ids[:1] if given in (gpu.uuid, str(gpu.index))), None)
+    if found is None:
+        known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
+        raise PlanError(
+            f"a GPU for GMI {index} on node {piece.node}",
+            f"Ray gave {', '.join(ids) or 'none'}, and the inventory has {known}",
+            "Start Ray with GPUs that exist, and plan again",
+        )
+    return found
 
 
 def _node_of(machine: Machine, node_id: str, all_ids: Sequence[str]) -> Node:

@@ -75,3 +75,28 @@ class SliceError(PlacementError):
 
     def __str__(self) -> str:
         return f"Wanted {self.wanted}; there is {self.available}. {self.way_out}."
+
+
+class CarvingError(PlacementError):
+    """A GPU could not be cut, or what was cut could not be undone."""
+
+    def __init__(self, what: str, problem: str, way_out: str) -> None:
+        super().__init__(what, problem, way_out)
+        self.what = what
+        self.problem = problem
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}. {self.way_out}."
+
+
+class LedgerError(PlacementError):
+    """A ledger's file cannot be understood: what it says is ours can only be mended by hand."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}. See whether an MPS daemon or MIG instance of yours is left, then delete it."

@@ -7,7 +7,10 @@ from math import floor
 from typing import Any, Literal
 
 from placement.backends import get_backend
+from placement.backends.base import SliceLimits
+from placement.choice import choose_backend
 from placement.errors import PlanError, counted
+from placement.foresight import foreseen
 from placement.types import BackendName, Machine, Node, Slice
 
 ROLES: dict[str, tuple[str, ...]] = {"dp_only": ("simulator", "agent", "trainer")}
@@ -44,13 +47,25 @@ class Plan:
         return ROLES[self.template]
 
     def memory_bytes(self, index: int) -> int:
-        """Even share of GMI ``index`` in its GPU's memory, or its node's without a GPU. Not a limit."""
+        """Memory for GMI ``index``: its limit on the GPU where it has one, else an even share of the GPU or node."""
         piece = self.slices[index]
         node = self.machine.node(piece.node)
         for gpu in node.gpus:
             if gpu.uuid == piece.gpu_uuid:
+                limit = self._limits(piece).memory_bytes
+                if limit is not None:
+                    return limit
                 return floor(gpu.memory_total_bytes * piece.gpu_fraction)
         return node.memory_total_bytes // sum(other.node == piece.node for other in self.slices)
+
+    def _limits(self, piece: Slice) -> SliceLimits:
+        """What was carved, or what will be."""
+        if piece.share is not None:
+            return get_backend(piece.backend).limits(piece)
+        beside = [
+            other for other in self.slices if (other.node, other.gpu_uuid) == (piece.node, piece.gpu_uuid)
+        ]
+        return foreseen(self.machine, beside)[beside.index(piece)]
 
     def bundles(self) -> list[dict[str, float]]:
         """What to ask Ray for: one bundle per GMI, in slice order."""
@@ -113,9 +128,9 @@ def make_plan(
 
     Args:
         machine: what there is
-        backend: ``cpu``, ``direct``, or ``auto``: direct where there is a GPU, else cpu
+        backend: ``cpu``, ``direct``, ``mps``, ``mig``, ``green``, or ``auto`` (see ``choose_backend``)
         template: which roles share a GMI
-        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, every GPU's share on ``direct``
+        num_gmis: GMIs in all; None: one per core (at most 8) on ``cpu``, every GPU's shares on GPUs
         gmis_per_gpu: GMIs on one GPU; None: 1. GPUs are filled in order where ``num_gmis`` needs not all
         num_envs: environments of one GMI
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
@@ -134,13 +149,14 @@ def make_plan(
             raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
     if template not in ROLES:
         raise PlanError(f"template={template!r}", f"the templates are {', '.join(ROLES)}", "Use one of them")
-    name, reason = _choose_backend(machine, backend)
+    name, reason = choose_backend(machine, backend, roles=ROLES[template], gmis_per_gpu=gmis_per_gpu or 1)
     if name == "cpu":
         slices, how = _cut_cores(machine, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
-        slices, how = _cut_gpus(machine, num_gmis, gmis_per_gpu, threads_per_gmi)
+        slices, how = _cut_gpus(machine, name, num_gmis, gmis_per_gpu, threads_per_gmi)
     sharing = get_backend(name)
     slices = [replace(piece, environment=sharing.environment(piece)) for piece in slices]
+    foreseen(machine, slices)  # what cannot be carved is refused here, not once everything has started
     return Plan(
         template=template,
         backend=name,
@@ -149,14 +165,6 @@ def make_plan(
         reason=f"{reason}; {how}",
         machine=machine,
     )
-
-
-def _choose_backend(machine: Machine, backend: str) -> tuple[BackendName, str]:
-    if backend == "auto":
-        if machine.num_gpus == 0:
-            return "cpu", "cpu since there is no GPU"
-        return "direct", f"direct since there {_are(machine.num_gpus, 'GPU')}"
-    return get_backend(backend).name, f"{backend} as asked"
 
 
 def _cut_cores(
@@ -186,12 +194,10 @@ def _cut_cores(
 
 
 def _cut_gpus(
-    machine: Machine, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
+    machine: Machine, name: BackendName, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
 ) -> tuple[list[Slice], str]:
     shares = gmis_per_gpu or 1
     fits = shares * machine.num_gpus
-    if machine.num_gpus == 0:
-        raise PlanError("backend='direct'", "there is no GPU", "Use backend='cpu' and num_gmis")
     if num_gmis is not None and num_gmis > fits:
         needed = -(-num_gmis // machine.num_gpus)
         raise PlanError(
@@ -212,7 +218,7 @@ def _cut_gpus(
         slices += [
             Slice(
                 node=node.name,
-                backend="direct",
+                backend=name,
                 cores=part,
                 num_threads=width,
                 gpu_uuid=uuid,

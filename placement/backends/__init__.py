@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from placement.backends.base import SliceBackend
+from placement.backends.base import Backend
 from placement.backends.cpu import CpuBackend
 from placement.backends.direct import DirectBackend
+from placement.backends.green import GreenBackend
+from placement.backends.mig import MigBackend
+from placement.backends.mps import MpsBackend
 from placement.errors import PlanError
 
-BACKENDS: dict[str, SliceBackend] = {"cpu": CpuBackend(), "direct": DirectBackend()}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (CpuBackend(), DirectBackend(), MpsBackend(), MigBackend(), GreenBackend())
+}
 
 
-def get_backend(name: str) -> SliceBackend:
+def get_backend(name: str) -> Backend:
     """The backend of that name.
 
     Raises:
@@ -25,4 +31,4 @@ def get_backend(name: str) -> SliceBackend:
     return BACKENDS[name]
 
 
-__all__ = ["BACKENDS", "SliceBackend", "get_backend"]
+__all__ = ["BACKENDS", "Backend", "get_backend"]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from placement.backends.base import limit_torch_threads, pin_to_cores, thread_environment
-from placement.types import BackendName, Slice
+from placement.backends.base import Availability, limit_torch_threads, pin_to_cores, thread_environment
+from placement.backends.uncarved import Uncarved
+from placement.types import BackendName, Gpu, Node, Slice
 
 
-class CpuBackend:
+class CpuBackend(Uncarved):
     """Slices of a machine without a GPU, or of one whose GPUs are left to others."""
 
     name: BackendName = "cpu"
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """Wherever Ray grants a core."""
+        if node.usable_cores:
+            return Availability(usable=True, reason=f"node {node.name} has {len(node.usable_cores)} cores")
+        return Availability(
+            usable=False, reason=f"node {node.name} has no core", way_out="Give Ray at least one CPU there"
+        )
 
     def environment(self, piece: Slice) -> dict[str, str]:
         """Thread counts; no GPU is visible, so that no CUDA context is made by accident."""

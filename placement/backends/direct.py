@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-import os
-
-from placement.backends.base import limit_torch_threads, pin_to_cores, thread_environment
+from placement.backends.base import (
+    Availability,
+    limit_torch_threads,
+    no_cuda,
+    pin_to_cores,
+    thread_environment,
+)
+from placement.backends.uncarved import Uncarved
 from placement.errors import SliceError
-from placement.types import BackendName, Slice
+from placement.types import BackendName, Gpu, Node, Slice
 
 
-class DirectBackend:
+class DirectBackend(Uncarved):
     """Plain sharing of a GPU: what everybody has, and what the other backends are compared with."""
 
     name: BackendName = "direct"
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """Wherever CUDA programs are let in."""
+        if gpu is None:
+            return Availability(
+                usable=False, reason="there is no GPU", way_out="Use backend='cpu' and num_gmis"
+            )
+        if gpu.compute_mode == "prohibited":
+            return Availability(
+                usable=False,
+                reason=f"{gpu.uuid} lets nobody in (compute mode prohibited)",
+                way_out=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
+            )
+        if gpu.mig_enabled:
+            return Availability(
+                usable=False,
+                reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
+                way_out="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
+            )
+        return Availability(usable=True, reason="processes may share a GPU as they are")
 
     def environment(self, piece: Slice) -> dict[str, str]:
         """Thread counts; the GPU is for Ray to choose, and to make the only visible one.
@@ -35,10 +60,4 @@ class DirectBackend:
         import torch  # the slice's environment has to be in place before this import
 
         if not torch.cuda.is_available():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            raise SliceError(
-                f"{piece.gpu_fraction:g} of a GPU",
-                f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
-                f"CUDA_VISIBLE_DEVICES={visible!r})",
-                "Install a CUDA build of torch, or use the cpu backend",
-            )
+            raise no_cuda(piece)

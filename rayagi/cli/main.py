@@ -16,15 +16,18 @@ from rayagi.cli.parser import build_parser
 _COMMANDS = {
     "train": "rayagi.cli.train",
     "evaluate": "rayagi.cli.evaluate",
+    "info": "rayagi.cli.info",
     "plan": "rayagi.cli.plan",
     "search": "rayagi.cli.search",
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
+    "cleanup": "rayagi.cli.cleanup",
     "comm plan": "rayagi.cli.comm_plan",
+    "comm bench": "rayagi.cli.comm_bench",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "plan", "report", "comm plan")
+_LISTINGS = ("envs", "info", "plan", "report", "comm plan")
 """Commands whose reader may leave early, such as `head`: they have done what was asked."""
 
 

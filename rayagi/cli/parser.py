@@ -6,8 +6,9 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from rayagi.config.spec import Backend
 from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 from rayagi.run.versions import rayagi_version
 
@@ -29,14 +30,34 @@ mean return of the last 100 training episodes, once there are 100; the best chec
 Ctrl-C, SIGTERM or closing the terminal finishes what is being computed, saves, and says how to resume; Ctrl-C
 after that quits at once.
 """
+_BENCH_EXAMPLES = """\
+examples:
+  rayagi comm bench                                  2 and 4 processes, about a minute
+  rayagi comm bench --layouts 2x3 --sizes 440kB 6MB  3 GMIs on each of two devices
+  rayagi comm bench --layouts 2x1x2 --ray HOST:6379  two nodes of a Ray cluster
+  rayagi comm bench --profile-out machine.json       then: rayagi comm plan --layout 4x3 --profile machine.json
+
+A process is started for each GMI. Each step that compositions are made of is timed at every size: this is the profile, to
+which the alpha-beta model is fitted and from which the paper's projection takes its unit costs. Then every
+composition that applies is checked against a float64 sum, and timed: all of them in turns, several times. A time is the
+mean of sums one right after another on the slowest member; shown are the median and the 10th and 90th percentile
+over the repeats, and how far they are from what both models project: (measured - projected) / projected.
+
+Where the machine has as many GPUs as the layout has devices, each member uses its device's. Else, and in a cluster,
+devices are only labels, and other primitives stand in: the table says so.
+
+Ctrl-C ends it early and keeps what was measured.
+"""
 _EPILOG = """\
 start here:
   rayagi envs                      which tasks there are
+  rayagi info                      what this machine has, and how its GPUs may be shared
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
   rayagi search Ant-v5             how it should be cut to train fastest, by trying
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
+  rayagi comm bench                what reducing gradients costs on this machine
 
 exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
 start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
@@ -56,10 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_evaluate(commands)
+    _add_info(commands)
     _add_plan(commands)
     _add_search(commands)
     _add_envs(commands)
     _add_report(commands)
+    _add_cleanup(commands)
     _add_comm(commands)
     return parser
 
@@ -119,6 +142,22 @@ def _add_evaluate(commands: Any) -> None:
     parser.add_argument(
         "--video", type=Path, metavar="FILE", help="also film one episode, e.g. out.mp4 or out.gif"
     )
+
+
+def _add_info(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi info\n  rayagi info --json dgx.json      record it, to plan for it elsewhere\n"
+        "  rayagi info --cluster            every node of the Ray cluster\n"
+    )
+    parser = _command(commands, "info", "show what there is to plan for, and how it may be shared", examples)
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--cluster", action="store_true", help="the Ray cluster at RAY_ADDRESS, or the one of this machine"
+    )
+    source.add_argument("--machine", type=Path, metavar="FILE", help="a recorded machine (JSON)")
 
 
 def _add_plan(commands: Any) -> None:
@@ -193,10 +232,22 @@ def _add_report(commands: Any) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
 
 
+def _add_cleanup(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "cleanup",
+        "undo on this host's GPUs what killed runs left: MPS daemons, MIG instances",
+        "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
+
+
 def _add_comm(commands: Any) -> None:
     text = "how GMIs exchange gradients"
     parser = commands.add_parser("comm", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    _add_comm_plan(parser.add_subparsers(metavar="COMMAND", required=True))
+    commands_of_comm = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_comm_plan(commands_of_comm)
+    _add_comm_bench(commands_of_comm)
 
 
 def _add_comm_plan(commands: Any) -> None:
@@ -228,6 +279,68 @@ def _add_comm_plan(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, in seconds and bytes")
 
 
+def _add_comm_bench(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "bench",
+        "measure what compositions of collectives cost here, beside what the cost models say",
+        _BENCH_EXAMPLES,
+    )
+    parser.set_defaults(command="comm bench")
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "--layouts",
+        nargs="+",
+        default=["2x1", "2x2"],
+        metavar="LAYOUT",
+        help="where the GMIs are: 4x3, 3+2, '3+2|4' (default 2x1 2x2)",
+    )
+    what.add_argument(
+        "--sizes",
+        nargs="+",
+        type=_bytes,
+        default=[440_000, 1_160_000, 6_000_000],
+        metavar="BYTES",
+        help="of float32 gradients: 440000, 1MiB (default 440kB 1160kB 6MB, the preprint's Table 7)",
+    )
+    what.add_argument(
+        "--compositions",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="ip_only, rp_only, hybrid:K, har, mpr, mrr, device_rp, device_ip (default: all that apply)",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--time", type=_duration, default=45.0, metavar="TIME", help="for all timings together (default 45s)"
+    )
+    how.add_argument(
+        "--repeats",
+        type=_count,
+        default=7,
+        metavar="N",
+        help="times that each composition is timed, in turns with the others (default 7)",
+    )
+    how.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="measure between nodes of this Ray cluster, one for each of the layout",
+    )
+    where = parser.add_argument_group("where it goes")
+    where.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="results.json, cost_model.png (default runs/comm-DATE-TIME)",
+    )
+    where.add_argument(
+        "--profile-out",
+        type=Path,
+        metavar="FILE",
+        help="what `rayagi comm plan --profile` reads (default FOLDER/profile.json)",
+    )
+
+
 def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -254,7 +367,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: as searched"
     )
-    group.add_argument("--backend", choices=("auto", "cpu", "direct"), help="how devices are shared")
+    group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
         "--set",

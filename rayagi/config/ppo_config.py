@@ -71,19 +71,21 @@ class PPOConfig(RllibPPOConfig):
         num_envs: int | str = NotProvided,
         threads_per_gmi: int | None = NotProvided,
         transport: str = NotProvided,
+        composition: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
         collective_timeout_s: float = NotProvided,
     ) -> Self:
         """How the machine is cut; fields of rayagi.config.spec.GmiSpec.
 
         Args:
-            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs) or "auto"
+            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
             template: which roles share a GMI
             num_gmis: GMIs in all; "auto": as a search on the machine finds best
             gmis_per_gpu: GMIs on each GPU, or "auto"
             num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
             transport: what gradients travel by: "shm", "gloo" or "auto"
+            composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
         """
@@ -95,6 +97,7 @@ class PPOConfig(RllibPPOConfig):
             num_envs=num_envs,
             threads_per_gmi=threads_per_gmi,
             transport=transport,
+            composition=composition,
             reserve_timeout_s=reserve_timeout_s,
             collective_timeout_s=collective_timeout_s,
         )

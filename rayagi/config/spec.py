@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
 Template = Literal["dp_only"]
-Backend = Literal["auto", "cpu", "direct"]
+Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine decides (rayagi.coordinator.auto)."""
 
@@ -33,7 +33,7 @@ class GmiSpec:
     """How the machine is cut."""
 
     backend: Backend = "auto"
-    """auto: direct where there is a GPU, else cpu."""
+    """auto: mps where GMIs share a GPU to train, mig to serve; direct for a GMI per GPU; cpu without a GPU."""
     template: Template = "dp_only"
     """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b)."""
     num_gmis: int | Auto | None = None
@@ -49,7 +49,9 @@ class GmiSpec:
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs."""
     transport: Literal["auto", "shm", "gloo"] = "auto"
-    """What gradients travel by. auto: shared memory where all GMIs share a host, else Gloo over TCP."""
+    """What gradients travel by. auto: shared memory inside a host where it works, Gloo over TCP across hosts."""
+    composition: str = "auto"
+    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/collectives.md). auto: chosen for the layout."""
 
     @property
     def wants_search(self) -> bool:

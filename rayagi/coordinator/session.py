@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from actors.carvers import Carvers
 from actors.gmi import Landing, ProgramFactory
-from actors.groups import GmiGroup, start, stop
+from actors.groups import GmiGroup, GmiLostError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
-from placement.binding import bind, with_given_gpus
-from placement.errors import ReservationError
+from placement.backends.base import Health
+from placement.errors import CarvingError
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
-from placement.ray_groups import Reservation, current_reservation, release, reserve
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
+from rayagi.coordinator.deployment import START_TIMEOUT_S, deploy
 from rayagi.monitoring.catalogue import merge
 from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.planning import plan_of
 
-START_TIMEOUT_S = 120.0
-"""For a GMI's process to start and enter its slice, and again for its program to be built."""
 ITERATION_TIMEOUT_S = 3600.0
 """For one iteration, one evaluation, one state. Generous: it ends a run that would hang for ever."""
-CLOSE_TIMEOUT_S = 5.0
 
 
 class SessionClosedError(RuntimeError):
@@ -80,6 +78,7 @@ class Session:
         self._dashboard = dashboard
         self._undo = ExitStack()
         self._group: GmiGroup | None = None
+        self._carvers: Carvers | None = None
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: Plan | None = None
@@ -108,6 +107,7 @@ class Session:
         Raises:
             ClusterUnreachableError: Ray does not answer.
             PlanError, ReservationError: what was asked does not fit.
+            CarvingError, SliceError: a GPU could not be cut, or a process not be confined to its share.
             GmiLostError, GmiSilentError: a GMI did not start.
             Exception: what building the program raised in a GMI.
         """
@@ -115,19 +115,18 @@ class Session:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
             undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
             plan = early or self._planned(cluster_machine(START_TIMEOUT_S))
-            reservation = current_reservation(plan)
-            if reservation is None:
-                reservation = reserve(plan, self._spec.gmi.reserve_timeout_s)
-            undo.callback(release, reservation)
-            # Pinned to the same first cores, runs that share a node would starve each other.
-            bound = bind(plan, reservation.bundle_node_ids, pinned=reservation.alone)
-            group = start(bound, reservation, self._spec.env.id)
-            undo.callback(stop, group, CLOSE_TIMEOUT_S)
-            self._landings = _landed(group, reservation)
-            self._plan = with_given_gpus(bound, [landing.gpu_ids for landing in self._landings])
-            self._join_and_build(group)
+            deployment = deploy(
+                plan,
+                task=self._spec.env.id,
+                run=self._run_name,
+                reserve_timeout_s=self._spec.gmi.reserve_timeout_s,
+                undo=undo,
+            )
+            self._plan, self._landings = deployment.plan, deployment.landings
+            self._carvers = deployment.carvers
+            self._join_and_build(deployment.group)
             self._undo = undo.pop_all()
-        self._group, self._ended = group, ""
+        self._group, self._ended = deployment.group, ""
         return self
 
     def train(self, num_iterations: int) -> list[IterationResult]:
@@ -230,7 +229,10 @@ class Session:
         if group.collective is not None:
             refs = group.ask(
                 lambda index, handle: handle.join_through.remote(
-                    group.collective, timeout_s=gmi.collective_timeout_s, transport=gmi.transport
+                    group.collective,
+                    timeout_s=gmi.collective_timeout_s,
+                    transport=gmi.transport,
+                    composition=gmi.composition,
                 )
             )
             group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)
@@ -253,29 +255,34 @@ class Session:
         except SessionClosedError:
             raise
         except Exception as error:
+            self._note_ill_slices(error)
             self._end(f"{type(error).__name__} in {asked}")
             raise
+
+    def health(self) -> list[Health]:
+        """How each GMI's share of its GPU is, asked on its host; empty where nothing had to be carved.
+
+        Raises:
+            CarvingError: a host does not answer.
+        """
+        self._open()
+        return [] if self._carvers is None else self._carvers.health()
+
+    def _note_ill_slices(self, error: Exception) -> None:
+        """A GMI that was lost or raised may be the consequence of a slice that failed under it: say so."""
+        if self._carvers is None or not isinstance(error, GmiLostError | RuntimeError):
+            return
+        with suppress(CarvingError):
+            for text in dict.fromkeys(
+                health.text for health in self._carvers.health() if health.state != "ok"
+            ):
+                error.add_note(text)
 
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason
         self._group = None
         self._pending.clear()
         self._undo.close()
-
-
-def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:
-    """Wait until every GMI is on its slice, on the node that was reserved for it."""
-    refs = group.ask(lambda index, handle: handle.land.remote())
-    landings: list[Landing] = group.answers(refs, "entering its slice", START_TIMEOUT_S)
-    for landing, node_id in zip(landings, reservation.bundle_node_ids, strict=True):
-        if landing.node_id != node_id:
-            raise ReservationError(
-                f"GMI {landing.index} on Ray node {node_id}",
-                f"it runs on {landing.node_id} ({landing.hostname})",
-                "A node was replaced meanwhile: start again",
-                0.0,
-            )
-    return tuple(landings)
 
 
 def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:

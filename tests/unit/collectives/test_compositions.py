@@ -252,7 +252,11 @@ def test_one_rank_of_each_host_crosses_the_network(layout):
         assert Counter(places[rank][0] for rank in across[0].groups[0]) == Counter(range(len(layout.nodes)))
 
 
-@pytest.mark.parametrize("name", ["ring", "hybrid", "hybrid(x)", ""])
+def test_a_hybrid_may_be_written_without_parentheses():
+    assert compose("hybrid:2", Layout.parse("4x3")) == compose("hybrid(2)", Layout.parse("4x3"))
+
+
+@pytest.mark.parametrize("name", ["ring", "hybrid", "hybrid(x)", "hybrid:", ""])
 def test_an_unknown_composition_names_those_there_are(name):
     with pytest.raises(CompositionError, match=r"ip_only, rp_only, har"):
         compose(name, Layout.parse("2x2"))

@@ -53,10 +53,18 @@ def test_the_gpus_that_ray_gave_replace_the_planned_ones():
     assert [piece.cores for piece in given.slices] == [piece.cores for piece in plan.slices]
 
 
-def test_a_gpu_that_the_inventory_does_not_know_keeps_ray_s_name_for_it():
+@pytest.mark.parametrize("given", [("7",), ()])
+def test_a_gpu_that_the_inventory_does_not_know_is_refused(given):
     machine = Machine(nodes=(node("a", range(2), 1, "ida"),), origin="ray")
-    (piece,) = with_given_gpus(make_plan(machine, num_envs=1), [("7",)]).slices
-    assert piece.label() == "direct[GPU 7 x1.00]"
+    with pytest.raises(PlanError, match=r"a GPU for GMI 0 on node a: Ray gave (7|none), .* 0 \(GPU-a0\)"):
+        with_given_gpus(make_plan(machine, num_envs=1), [given])
+
+
+def test_more_of_a_gpu_than_there_is_is_refused():
+    machine = Machine(nodes=(node("a", range(8), 2, "ida"),), origin="ray")
+    plan = make_plan(machine, num_envs=1, gmis_per_gpu=2)
+    with pytest.raises(PlanError, match=r"shares 0.5, 0.5, 0.5 of GPU-a1 on node a: Ray gave more of it"):
+        with_given_gpus(plan, [("1",), ("1",), ("1",), ("0",)])
 
 
 def test_slices_of_cores_are_given_no_gpu():

@@ -48,7 +48,7 @@ def test_threads_per_gmi_decides_how_many_gmis_fit_by_default():
 def test_a_gpu_makes_auto_choose_direct_with_one_gmi_and_all_cores():
     plan = make_plan(machine("a100x1"), num_envs=2048)
     assert plan.backend == "direct"
-    assert plan.reason.startswith("direct since there is 1 GPU")
+    assert plan.reason.startswith("direct: each GMI has a GPU to itself")
     assert plan.bundles() == [{"CPU": 12.0, "GPU": 1.0}]
     assert plan.slices[0].gpu_uuid == plan.machine.nodes[0].gpus[0].uuid
 
@@ -158,7 +158,7 @@ def test_a_plan_becomes_json():
         ("cpu16", {"num_gmis": 4, "threads_per_gmi": 5}, ("num_gmis=4 with threads_per_gmi=5", "3 GMIs")),
         ("cpu2", {"gmis_per_gpu": 2}, ("gmis_per_gpu=2", "no GPUs", "Use num_gmis instead")),
         ("cpu2", {"backend": "direct"}, ("backend='direct'", "no GPU", "Use backend='cpu'")),
-        ("cpu2", {"backend": "mps"}, ("backend='mps'", "cpu, direct")),
+        ("cpu2", {"backend": "vgpu"}, ("backend='vgpu'", "cpu, direct")),
         ("cpu2", {"template": "dp_mp"}, ("template='dp_mp'", "dp_only")),
         ("a100x1", {"num_gmis": 2}, ("num_gmis=2", "1 GPU ", "num_gmis=1 or gmis_per_gpu=2")),
         ("h100x8", {"num_gmis": 17, "gmis_per_gpu": 2}, ("num_gmis=17", "16", "gmis_per_gpu=3")),

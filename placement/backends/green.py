@@ -1,0 +1,116 @@
+"""Green contexts: a process keeps to a number of SMs by its own choice, without a daemon. [unverified on GPU]
+
+No memory limit, no barrier against faults, and no reservation against other processes, which still take turns with this
+one: what it shows is how a role does with fewer SMs. PyTorch's wrapper is in beta (torch.cuda.green_contexts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+from typing import Any
+
+from placement.backends.base import (
+    Availability,
+    SliceLimits,
+    checked_sizes,
+)
+from placement.backends.direct import DirectBackend
+from placement.errors import CarvingError, PlanError, SliceError
+from placement.ledger import Ledger
+from placement.types import BackendName, Gpu, Node, Share, Slice
+
+FIRST_CUDA = (12, 4)
+"""First CUDA with green contexts in the driver."""
+
+
+class GreenBackend(DirectBackend):
+    """As ``direct``, and each process then confines itself to its share of the SMs."""
+
+    name: BackendName = "green"
+
+    def __init__(self) -> None:
+        self._context: Any = None  # as long as the process: CUDA ends it with the object
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """Where the driver knows green contexts and the GPU's SMs are known. torch's side shows on entering."""
+        found = super().availability(node, gpu)
+        if not found.usable or gpu is None:
+            return found
+        if node.cuda_version is not None and node.cuda_version < FIRST_CUDA:
+            has = ".".join(map(str, node.cuda_version))
+            return Availability(
+                usable=False,
+                reason=f"node {node.name}'s driver runs CUDA {has}, and green contexts begin with 12.4",
+                way_out="Update the driver to 550 or newer, or use backend='mps'",
+            )
+        if gpu.sm_count is None:
+            return Availability(
+                usable=False,
+                reason=f"the number of SMs of {gpu.uuid} is not known",
+                way_out="Use backend='mps'",
+            )
+        return Availability(usable=True, reason="the driver knows green contexts")
+
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """Whole groups of SMs; memory is not limited."""
+        if min(_sms(gpu, size) for size in sizes) == 0:
+            raise PlanError(*_too_small(gpu, min(sizes)))
+        return tuple(SliceLimits(sm_count=_sms(gpu, size)) for size in sizes)
+
+    def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
+        """Numbers of SMs, rounded down to whole groups.
+
+        Raises:
+            CarvingError: a share is smaller than one group.
+        """
+        counts = [_sms(gpu, size) for size in checked_sizes(gpu, sizes)]
+        if min(counts) == 0:
+            raise CarvingError(*_too_small(gpu, min(sizes)))
+        return tuple(
+            Share(kind="green", gpu_uuid=gpu.uuid, fraction=size, sm_count=count)
+            for size, count in zip(sizes, counts, strict=True)
+        )
+
+    def limits(self, piece: Slice) -> SliceLimits:
+        """SMs only."""
+        return SliceLimits(sm_count=None if piece.share is None else piece.share.sm_count)
+
+    def enter(self, piece: Slice) -> None:
+        """Pin, hold torch to its threads, and make a context of the share's SMs this thread's current one.
+
+        Raises:
+            SliceError: the slice was not carved, or this torch or its CUDA has no green contexts.
+        """
+        super().enter(piece)
+        from torch.cuda import green_contexts
+
+        if piece.share is None or piece.share.sm_count is None:
+            raise SliceError("a number of SMs", "a slice that was not carved", "Carve it first")
+        wanted = f"a green context of {piece.share.sm_count} SMs"
+        if not green_contexts.SUPPORTED:
+            raise SliceError(wanted, "a torch without green contexts", "Use backend='mps' or 'direct'")
+        try:
+            self._context = green_contexts.GreenContext.create(num_sms=piece.share.sm_count, device_id=0)
+            self._context.set_context()
+        except RuntimeError as error:
+            raise SliceError(wanted, f"what CUDA says: {error}", "Use backend='mps' or 'direct'") from error
+
+
+def _sms(gpu: Gpu, size: float) -> int:
+    """SMs of a share, in whole groups."""
+    group = _sms_per_group(gpu)
+    return floor((gpu.sm_count or 0) * size / group) * group
+
+
+def _too_small(gpu: Gpu, size: float) -> tuple[str, str, str]:
+    return (
+        f"{size:g} of the {gpu.sm_count} SMs of {gpu.uuid}",
+        f"green contexts have at least {_sms_per_group(gpu)} SMs",
+        "Set gmis_per_gpu lower",
+    )
+
+
+def _sms_per_group(gpu: Gpu) -> int:
+    """SMs by which a context grows (CUDA driver API, cuDevSmResourceSplitByCount: 8 from Hopper on, else 2 to 4)."""
+    return 8 if gpu.compute_capability is None or gpu.compute_capability >= (9, 0) else 4

@@ -1,0 +1,297 @@
+"""NVIDIA's Multi-Process Service: processes run side by side on one GPU, each with a share of it. [unverified on GPU]
+
+One daemon per GPU, since a fatal fault of one client reaches every other client of its server. Shares are static SM
+partitions where driver and GPU have them (Ampere, CUDA 13.1), else caps: a client's thread percentage is a limit, not
+a reservation. Device memory is capped in both (GMI-DRL §2.2, §3.3).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import floor
+from pathlib import Path
+
+from placement.backends.base import (
+    Availability,
+    Backend,
+    Health,
+    SliceLimits,
+    checked_sizes,
+    limit_torch_threads,
+    pin_to_cores,
+    thread_environment,
+)
+from placement.backends.mps_availability import mps_availability
+from placement.backends.mps_control import DaemonSilentError, MpsDaemon
+from placement.backends.processes import comes_true
+from placement.errors import CarvingError, SliceError
+from placement.inventory.nvml import mps_clients
+from placement.ledger import Ledger, Owner, Step, all_ledgers, exclusive
+from placement.types import BackendName, Gpu, Node, Share, Slice
+
+FOLDERS = Path("/tmp")
+"""Where pipe directories are: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
+
+FIRST_STATIC = (13, 1)
+"""First CUDA with static SM partitions."""
+
+LEAVE_LIMIT_S = 10.0
+"""For clients to leave by themselves before the daemon ends them."""
+
+SM_ROUNDING = 8
+"""SMs by which the driver may round a percentage up: it hands out whole groups of SMs."""
+
+MIB = 2**20
+
+
+class MpsBackend(Backend):
+    """Shares of a GPU through a daemon that is ours, started by ``carve`` and ended by ``restore``."""
+
+    name: BackendName = "mps"
+    carves = True
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """From Volta on, where no other MPS has the GPU."""
+        return mps_availability(node, gpu)
+
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """Whole chunks where the driver has static partitions, else caps."""
+        chunk = _chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
+        return tuple(
+            SliceLimits(sm_count=_sms(gpu, size, chunk), memory_bytes=_memory(gpu, size)) for size in sizes
+        )
+
+    def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
+        """Start a daemon for the GPU, with a static partition per share where the GPU has them.
+
+        Raises:
+            CarvingError: there is no daemon to start, it does not come up, or another run has the GPU.
+        """
+        checked = checked_sizes(gpu, sizes)
+        chunk = _chunk_for(gpu, checked)
+        if chunk is not None:
+            try:
+                return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, chunk))
+            except DaemonSilentError:
+                raise
+            except CarvingError:
+                pass  # a driver before CUDA 13.1 does not know static partitions
+        return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, None))
+
+    def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
+        """Wait until the clients have left, end the daemon, remove its folder."""
+        failures = []
+        for step in ledger.steps(gpu_uuid, "mps"):
+            try:
+                _undo(step)
+            except CarvingError as error:
+                failures.append(error)
+            else:
+                ledger.erase(step)
+        if failures:
+            raise failures[0]
+
+    def environment(self, piece: Slice) -> dict[str, str]:
+        """Thread counts; once carved, the daemon and the share. The GPU is named by its UUID, as to the daemon."""
+        if piece.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
+        variables = thread_environment(piece.num_threads)
+        share = piece.share
+        if share is None:
+            return variables | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
+        variables |= {
+            "CUDA_VISIBLE_DEVICES": share.gpu_uuid,
+            "CUDA_MPS_PIPE_DIRECTORY": share.pipe_directory or "",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={(share.memory_bytes or 0) // MIB}M",
+        }
+        if share.sm_partition is not None:
+            return variables | {"CUDA_MPS_SM_PARTITION": share.sm_partition}
+        return variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.thread_percentage:g}"}
+
+    def device(self, piece: Slice) -> str:
+        """The only GPU that the process sees."""
+        return "cuda:0"
+
+    def limits(self, piece: Slice) -> SliceLimits:
+        """What was carved; nothing before."""
+        if piece.share is None:
+            return SliceLimits()
+        return SliceLimits(sm_count=piece.share.sm_count, memory_bytes=piece.share.memory_bytes)
+
+    def enter(self, piece: Slice) -> None:
+        """Pin to the slice's cores, hold torch to its threads, and set what CUDA reads at its first call.
+
+        Raises:
+            SliceError: the slice was not carved, or this process has made CUDA calls already.
+        """
+        import torch  # the slice's thread counts have to be in place before this import
+
+        if piece.share is None or torch.cuda.is_initialized():
+            there = (
+                "a slice that was not carved"
+                if piece.share is None
+                else "a process that CUDA already runs in"
+            )
+            raise SliceError(
+                f"a share of {piece.gpu_uuid}", there, "Enter the slice first, after the carving"
+            )
+        pin_to_cores(piece.cores)
+        limit_torch_threads(piece.num_threads)
+        os.environ.update(self.environment(piece))
+
+    def verify(self, piece: Slice) -> None:
+        """The daemon lists this process as a client, NVML knows of some, and CUDA shows no more SMs than the share has."""
+        import torch
+
+        pid, share = os.getpid(), piece.share
+        assert share is not None  # entered
+        clients = MpsDaemon.at(share.pipe_directory or "").clients()
+        # NVML may know processes by other numbers, as from inside a container: only that there are some counts.
+        if pid not in clients or mps_clients(share.gpu_uuid) == 0:
+            raise SliceError(
+                f"process {pid} attached to the MPS daemon at {share.pipe_directory}",
+                f"clients {sorted(clients) or 'none'} by the daemon, {mps_clients(share.gpu_uuid)} by NVML",
+                "Something called CUDA before the slice was entered, or the process is in another PID namespace",
+            )
+        seen = torch.cuda.get_device_properties(0).multi_processor_count
+        if share.sm_count is not None and seen >= share.sm_count + SM_ROUNDING:
+            raise SliceError(
+                f"at most {share.sm_count} SMs in process {pid}",
+                f"{seen} by what CUDA says",
+                "The driver does not honour the share: use backend='direct' or 'mig'",
+            )
+
+    def health(self, piece: Slice) -> Health:
+        """Asks the daemon."""
+        if piece.share is None:
+            return Health(state="ok", text="not carved yet")
+        try:
+            daemon = MpsDaemon.at(piece.share.pipe_directory or "")
+            states = {server: daemon.server_status(server) for server in daemon.servers()}
+        except CarvingError as error:
+            return Health(state="lost", text=str(error))
+        for server, status in states.items():
+            if status == "FAULT":
+                text = f"MPS server {server} on {piece.gpu_uuid} is in FAULT: a client made a fatal error, which ends all"
+                return Health(state="lost", text=f"{text} clients; it takes new ones once they have left")
+        if "INITIALIZING" in states.values():
+            return Health(state="degraded", text=f"the MPS server on {piece.gpu_uuid} is still starting")
+        return Health(state="ok", text=f"the MPS daemon on {piece.gpu_uuid} answers")
+
+    def evict(self, piece: Slice, pid: int) -> None:
+        """Let the server end the client's work."""
+        if piece.share is not None:
+            MpsDaemon.at(piece.share.pipe_directory or "").terminate_client(pid)
+
+    def _undone_on_failure(
+        self, gpu: Gpu, ledger: Ledger, carve: Callable[[], tuple[Share, ...]]
+    ) -> tuple[Share, ...]:
+        try:
+            return carve()
+        except BaseException:
+            # What cannot be undone now stays in the ledger; what went wrong first is what to tell.
+            with suppress(CarvingError):
+                self.restore(gpu.uuid, ledger)
+            raise
+
+
+def sms_per_chunk(gpu: Gpu) -> int | None:
+    """SMs of the smallest static partition; None where the GPU has none (a MIG instance), or its SMs are not known."""
+    if gpu.uuid.startswith("MIG-"):
+        return None
+    if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
+        return None
+    return 8 if gpu.compute_capability >= (9, 0) else 4
+
+
+def _chunk_for(gpu: Gpu, sizes: Sequence[float]) -> int | None:
+    """The chunk of which each share gets at least one; None where the GPU has no chunks, or too few."""
+    chunk = sms_per_chunk(gpu)
+    return chunk if chunk is not None and all(_sms(gpu, size, chunk) for size in sizes) else None
+
+
+def _sms(gpu: Gpu, size: float, chunk: int | None) -> int | None:
+    """SMs of a share, in whole chunks where there are some; None where the GPU's are not known."""
+    if gpu.sm_count is None:
+        return None
+    return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
+
+
+def _memory(gpu: Gpu, size: float) -> int:
+    """Bytes of a share, in whole MiB, the unit in which the limit is given."""
+    return floor(gpu.memory_total_bytes * size) // MIB * MIB
+
+
+def _carve(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
+    daemon = MpsDaemon(FOLDERS / f"rayagi-mps-{secrets.token_hex(4)}")
+    where = {"folder": str(daemon.folder)}
+    with exclusive(ledger.path.parent):
+        _refuse_beside_another_run(gpu, ledger)
+        ledger.record("mps", gpu.uuid, "folder", where)
+    daemon.make_folder()
+    ledger.record("mps", gpu.uuid, "daemon", where)
+    daemon.start(gpu.uuid, static=chunk is not None)
+    daemon.start_server()
+    if chunk is None:
+        return tuple(_capped(gpu, size, daemon) for size in sizes)
+    return tuple(_partitioned(gpu, size, daemon, chunk) for size in sizes)
+
+
+def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
+    return Share(
+        kind="mps",
+        gpu_uuid=gpu.uuid,
+        fraction=size,
+        sm_count=_sms(gpu, size, None),
+        memory_bytes=_memory(gpu, size),
+        pipe_directory=str(daemon.pipe),
+        thread_percentage=round(100 * size, 2),
+    )
+
+
+def _partitioned(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
+    sms = _sms(gpu, size, chunk) or 0
+    # Partitions live in the daemon: they end with it, and need no step of their own in the ledger.
+    return Share(
+        kind="mps",
+        gpu_uuid=gpu.uuid,
+        fraction=size,
+        sm_count=sms,
+        memory_bytes=_memory(gpu, size),
+        pipe_directory=str(daemon.pipe),
+        sm_partition=daemon.add_partition(gpu.uuid, sms // chunk),
+    )
+
+
+def _undo(step: Step) -> None:
+    daemon = MpsDaemon(Path(str(step.undo["folder"])))
+    if step.made == "folder":
+        daemon.remove_folder()
+        return
+    if not daemon.processes():
+        return
+    with suppress(CarvingError):  # a daemon that does not answer has to be ended by signals
+        if not comes_true(lambda: not daemon.clients(), LEAVE_LIMIT_S):
+            for client in daemon.clients():
+                daemon.terminate_client(client)
+    daemon.end()
+
+
+def _refuse_beside_another_run(gpu: Gpu, ledger: Ledger) -> None:
+    """Two daemons on one GPU take turns instead of sharing it."""
+    for other in all_ledgers(ledger.path.parent)[0]:
+        if other.path == ledger.path or not other.steps(gpu.uuid):
+            continue
+        state = other.owner.state()
+        if state != "elsewhere":
+            left = state == "dead"
+            raise CarvingError(
+                f"{gpu.uuid} on {Owner.here().host}",
+                f"it is cut by run {other.run} (process {other.owner.pid}{', which has ended' if left else ''})",
+                "Run `rayagi cleanup`"
+                if left
+                else "Wait for that run, leave this GPU out, or use backend='direct'",
+            )

@@ -1,0 +1,294 @@
+"""The door to NVIDIA's MPS control daemon: one daemon per GPU, in a folder of its own. [unverified on GPU]
+
+Commands and their answers are those of the daemon's interface of version 2 (NVIDIA, Multi-Process Service, "MPS v2
+Interface"), which every driver since Volta speaks by default. Every call has a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from placement.backends.processes import comes_true, environment_of, last_line, own_processes
+from placement.errors import CarvingError
+
+CONTROL = "nvidia-cuda-mps-control"
+SERVER = "nvidia-cuda-mps-server"
+
+ANSWER_LIMIT_S = 10.0
+"""For the daemon to answer one command."""
+START_LIMIT_S = 20.0
+"""For the daemon to be up, and again for its server: making a context takes seconds on a large GPU."""
+END_LIMIT_S = 10.0
+"""For the processes to end after ``quit``, and again after each signal."""
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes of a UNIX socket's path on Linux; the daemon fails to bind, and says something else, beyond it."""
+LONGEST_SOCKET_NAME = "/control_privileged"
+
+INSTALL = (
+    "Install the utilities of NVIDIA's driver (nvidia-compute-utils), start the container with "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or use backend='direct'"
+)
+
+ServerStatus = Literal["INITIALIZING", "ACTIVE", "FAULT"]
+
+
+class DaemonSilentError(CarvingError):
+    """The daemon is gone, or there and does not answer: nothing can be said of what it holds."""
+
+
+class MpsDaemon:
+    """One control daemon, known by its pipe directory; ours, since the folder has a name that nobody else knows.
+
+    Attributes:
+        folder: holds ``pipe`` (sockets) and ``log`` (what daemon and server write)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pipe = folder / "pipe"
+        self.log = folder / "log"
+
+    @classmethod
+    def at(cls, pipe_directory: str) -> MpsDaemon:
+        """The daemon that listens in a pipe directory of ours."""
+        return cls(Path(pipe_directory).parent)
+
+    def make_folder(self) -> None:
+        """Make the folder, for this user only.
+
+        Raises:
+            CarvingError: it exists, its path is too long for a socket, or the disk does not take it.
+        """
+        if len(os.fsencode(f"{self.pipe}{LONGEST_SOCKET_NAME}")) > LONGEST_SOCKET_PATH:
+            raise CarvingError(
+                f"the MPS pipe directory {self.pipe}",
+                f"is too long for a socket in it ({LONGEST_SOCKET_PATH} bytes in all)",
+                "Use a shorter path",
+            )
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.pipe.mkdir(mode=0o700)
+            self.log.mkdir(mode=0o700)
+        except OSError as error:
+            raise CarvingError(
+                f"the MPS pipe directory {self.pipe}",
+                f"could not be made ({error.strerror})",
+                "Look at the disk",
+            ) from error
+
+    def remove_folder(self) -> None:
+        """Remove the folder and what is in it. Safe to call twice."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():
+            raise CarvingError(f"the MPS folder {self.folder}", "could not be removed", "Remove it by hand")
+
+    def start(self, gpu_uuid: str, *, static: bool) -> None:
+        """Start the daemon for one GPU and wait until it answers.
+
+        Args:
+            gpu_uuid: of the GPU or MIG instance
+            static: with static SM partitions, which every client then has to name
+
+        Raises:
+            CarvingError: there is no such program, or it ends with an error.
+            DaemonSilentError: it does not come up in time.
+        """
+        said = self.log / "start.log"
+        command = [CONTROL, "-d", *(["-S"] if static else [])]
+        # The daemon keeps its output open: a pipe to it would never end. A session of its own keeps Ctrl-C from it.
+        with said.open("wb") as output:
+            result = _run(
+                command,
+                self._environment() | {"CUDA_VISIBLE_DEVICES": gpu_uuid},
+                limit_s=START_LIMIT_S,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        if result is None or result.returncode != 0:
+            why = "did not return" if result is None else f"ended with exit code {result.returncode}"
+            last = last_line(said.read_text(errors="replace"))
+            raise CarvingError(f"`{' '.join(command)}` for {gpu_uuid}", f"{why}: {last}", self._see_log())
+        self._until(self._answers, START_LIMIT_S, "come up")
+
+    def start_server(self) -> None:
+        """Start the server for this user and wait until it is active, so that a GPU that is taken shows here.
+
+        Raises:
+            CarvingError: it faults, or does not become active: somebody else has the GPU.
+            DaemonSilentError: the daemon does not answer.
+        """
+        self.ask(f"start_server -uid {os.getuid()}")
+        self._until(self._is_active, START_LIMIT_S, "have an active server")
+
+    def servers(self) -> list[int]:
+        """Process ids of the servers: none or one, since only this user comes here."""
+        return self._numbers("get_server_list")
+
+    def server_status(self, server: int) -> ServerStatus:
+        """How a server is."""
+        answer = " ".join(self.ask(f"get_server_status {server}")).upper()
+        for status in ("FAULT", "INITIALIZING", "ACTIVE"):
+            if status in answer:
+                return status
+        raise self._unexpected(f"get_server_status {server}", answer)
+
+    def clients(self) -> dict[int, int]:
+        """Client process id -> server process id."""
+        return {
+            client: server
+            for server in self.servers()
+            for client in self._numbers(f"get_client_list {server}")
+        }
+
+    def terminate_client(self, client: int) -> None:
+        """Let the server end a client's work: killing it with work in flight could harm the others."""
+        server = self.clients().get(client)
+        if server is not None:
+            self.ask(f"terminate_client {server} {client}")
+
+    def add_partition(self, gpu_uuid: str, chunks: int) -> str:
+        """Make a static SM partition; returns the name under which clients ask for it.
+
+        Raises:
+            CarvingError: the daemon does not know the command, or has not as many chunks.
+        """
+        command = f"sm_partition add {gpu_uuid} {chunks}"
+        answer = "\n".join(self.ask(command))
+        name = parse_partition(answer, gpu_uuid)
+        if name is None:
+            raise CarvingError(f"`{command}`", f"was refused: {last_line(answer)}", self._see_log())
+        return name
+
+    def remove_partition(self, name: str) -> None:
+        """Remove a static SM partition that nobody uses any more."""
+        self.ask(f"sm_partition rm {name}")
+
+    def ask(self, command: str) -> list[str]:
+        """One command; the lines of the answer that are not empty.
+
+        Raises:
+            DaemonSilentError: the daemon is gone or does not answer in time.
+        """
+        result = _run(
+            [CONTROL],
+            self._environment(),
+            limit_s=ANSWER_LIMIT_S,
+            input=f"{command}\n",
+            text=True,
+            capture_output=True,
+        )
+        if result is None:
+            problem = f"did not answer `{command}` within {ANSWER_LIMIT_S:.0f} s"
+            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+        if result.returncode != 0:
+            problem = f"does not take `{command}`: {last_line(result.stdout + result.stderr)}"
+            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+        return [line.strip() for line in result.stdout.splitlines() if line.strip()]
+
+    def end(self) -> None:
+        """End daemon and server: by ``quit``, and by signals where that does not help. Safe to call twice.
+
+        Raises:
+            CarvingError: a process is still there.
+        """
+        if not self.processes():
+            return
+        with contextlib.suppress(CarvingError):
+            self.ask("quit")
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for pid in self.processes() if number is not None else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number or signal.SIGTERM)
+            if comes_true(lambda: not self.processes(), END_LIMIT_S):
+                return
+        pids = ", ".join(map(str, self.processes()))
+        raise CarvingError(
+            f"the MPS daemon at {self.pipe}", f"does not end (processes {pids})", "Kill it as root"
+        )
+
+    def processes(self) -> list[int]:
+        """Daemon and server processes of this folder, whoever their parent is by now."""
+        mark = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}".encode()
+        return [pid for pid in own_processes((CONTROL, SERVER)) if mark in environment_of(pid)]
+
+    def _environment(self) -> dict[str, str]:
+        """Ours without any setting of another MPS."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+        return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    def _answers(self) -> bool:
+        try:
+            self.servers()
+        except DaemonSilentError:
+            return False
+        return True
+
+    def _is_active(self) -> bool:
+        status = [self.server_status(server) for server in self.servers()]
+        if "FAULT" in status:
+            raise CarvingError(f"the MPS server at {self.pipe}", "is in FAULT", self._see_log())
+        return "ACTIVE" in status
+
+    def _until(self, condition: Callable[[], bool], limit_s: float, awaited: str) -> None:
+        if not comes_true(condition, limit_s):
+            problem = f"did not {awaited} within {limit_s:.0f} s"
+            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+
+    def _numbers(self, command: str) -> list[int]:
+        lines = self.ask(command)
+        if not all(line.isdecimal() for line in lines):
+            raise self._unexpected(command, " ".join(lines))
+        return [int(line) for line in lines]
+
+    def _unexpected(self, command: str, answer: str) -> CarvingError:
+        return CarvingError(
+            f"the MPS daemon at {self.pipe}", f"answered `{command}` with {answer!r}", self._see_log()
+        )
+
+    def _see_log(self) -> str:
+        """Logs go with the folder: the telling line has to be in the error."""
+        lines = [last_line(path.read_text(errors="replace")) for path in sorted(self.log.glob("*.log"))]
+        said = "; ".join(line for line in lines if line)
+        return (
+            f"Its logs end with: {said}"
+            if said
+            else "It wrote no log; see `dmesg` and the driver's installation"
+        )
+
+
+def parse_partition(answer: str, gpu_uuid: str) -> str | None:
+    """The partition's name in the daemon's answer; None where it holds none.
+
+    Versions print it bare (``GPU-.../Dx4A...``) or in a sentence (``Partition ... created``), where the GPU may be
+    left out of the name.
+    """
+    bare = re.search(rf"{re.escape(gpu_uuid)}/\S+", answer)
+    if bare:
+        return bare.group()
+    sentence = re.search(r"\bpartition\s+(\S+)\s+created", answer, re.IGNORECASE)
+    return f"{gpu_uuid}/{sentence.group(1)}" if sentence else None
+
+
+def _run(
+    command: list[str], environment: dict[str, str], *, limit_s: float, **options: object
+) -> subprocess.CompletedProcess[str] | None:
+    """Run to the end; None where that took longer than the limit."""
+    try:
+        return subprocess.run(command, env=environment, timeout=limit_s, check=False, **options)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        return None
+    except FileNotFoundError as error:
+        raise CarvingError(command[0], "is not on PATH", INSTALL) from error
+    except OSError as error:
+        raise CarvingError(command[0], f"could not be run ({error.strerror})", INSTALL) from error

@@ -1,0 +1,75 @@
+"""Cuts the GPUs of one host as a plan wants them, and undoes it: the only place that calls ``carve`` and ``restore``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from placement.backends import get_backend
+from placement.backends.base import Health
+from placement.cleanup import left_behind, mend
+from placement.errors import CarvingError
+from placement.ledger import Ledger
+from placement.types import Gpu, Share, Slice
+
+
+class Carver:
+    """Runs on the GPUs' own host, in a process that lives as long as the shares: its end makes the ledger a dead one's."""
+
+    def __init__(self, backend_name: str, run: str, directory: Path | None = None) -> None:
+        self._backend = get_backend(backend_name)
+        self._directory = directory
+        self._ledger = Ledger.open(run, directory)
+        self._carved: list[str] = []
+
+    def carve(self, wanted: Sequence[tuple[Gpu, tuple[float, ...]]]) -> list[tuple[Share, ...]]:
+        """Cut each GPU into shares of these sizes. On any failure nothing is left.
+
+        What dead processes left on these GPUs is mended first.
+
+        Raises:
+            CarvingError: a GPU could not be cut.
+        """
+        self._mend([gpu.uuid for gpu, _ in wanted])
+        try:
+            shares = []
+            for gpu, sizes in wanted:
+                self._carved.append(gpu.uuid)
+                shares.append(self._backend.carve(gpu, sizes, self._ledger))
+            return shares
+        except BaseException as error:
+            try:
+                self.restore()
+            except CarvingError as left:
+                error.add_note(f"Left behind, for `rayagi cleanup` on this host: {left}")
+            raise
+
+    def restore(self) -> None:
+        """Undo everything, the last GPU first. Safe to call twice.
+
+        Raises:
+            CarvingError: something could not be undone: it stays in the ledger. All else was.
+        """
+        errors = []
+        for gpu_uuid in reversed(self._carved):
+            try:
+                self._backend.restore(gpu_uuid, self._ledger)
+            except CarvingError as error:
+                errors.append(error)
+        self._carved = list(dict.fromkeys(step.gpu_uuid for step in reversed(self._ledger.steps())))
+        if errors:
+            raise errors[0]
+
+    def health(self, pieces: Sequence[Slice]) -> list[Health]:
+        """How each slice of this host is."""
+        return [self._backend.health(piece) for piece in pieces]
+
+    def evict(self, piece: Slice, pid: int) -> None:
+        """Detach a process that does not answer from its share, before it is killed."""
+        self._backend.evict(piece, pid)
+
+    def _mend(self, gpu_uuids: Sequence[str]) -> None:
+        for ledger in left_behind(self._directory):
+            if any(ledger.steps(gpu_uuid) for gpu_uuid in gpu_uuids):
+                for error in mend(ledger):
+                    raise error

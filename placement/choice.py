@@ -1,0 +1,82 @@
+"""Which backend: the papers' rule, checked against what the machine and the permissions allow. Pure functions.
+
+GMI-DRL §3.3 and §4.3, and §3.1 of the preprint: MPS for training, since GMIs exchange gradients, which MIG makes slow;
+MIG for serving, where its isolation pays; only MPS before compute capability 8.0; without a GPU, cores.
+"""
+
+from __future__ import annotations
+
+from placement.backends import BACKENDS, get_backend
+from placement.errors import PlanError
+from placement.types import BackendName, Gpu, Machine, Node
+
+Candidate = tuple[BackendName, str]
+"""A backend, and why it would be the choice."""
+
+MPS_FOR_TRAINING = "mps for training: processes run side by side and exchange gradients freely"
+MIG_FOR_SERVING = "mig for serving: its isolation pays where nothing is exchanged"
+
+
+def choose_backend(
+    machine: Machine, asked: str, *, roles: tuple[str, ...], gmis_per_gpu: int
+) -> tuple[BackendName, str]:
+    """The backend, and why, as a clause.
+
+    Args:
+        machine: what there is
+        asked: a backend's name, or ``auto``
+        roles: of each GMI; without a trainer it is serving
+        gmis_per_gpu: how many share one GPU
+
+    Raises:
+        PlanError: there is no such backend, or the machine does not allow what was asked.
+    """
+    if asked != "auto":
+        return _as_asked(machine, get_backend(asked).name)
+    if machine.num_gpus == 0:
+        return "cpu", "cpu since there is no GPU"
+    # Where every GPU is cut already, its instances are what there is.
+    cut = all(gpu.mig_enabled for _, gpu in _gpus(machine))
+    instances: list[Candidate] = [("mig", "mig since the GPUs are in MIG mode")] if cut else []
+    plain: Candidate = ("direct", "direct: plain sharing")
+    if "trainer" not in roles:
+        return _first_usable(machine, [("mig", MIG_FOR_SERVING), ("mps", "mps for serving"), plain])
+    if gmis_per_gpu == 1:
+        return _first_usable(machine, [("direct", "direct: each GMI has a GPU to itself"), *instances])
+    return _first_usable(machine, [("mps", MPS_FOR_TRAINING), *instances, plain])
+
+
+def _as_asked(machine: Machine, name: BackendName) -> tuple[BackendName, str]:
+    if name != "cpu":
+        if machine.num_gpus == 0:
+            raise PlanError(f"backend={name!r}", "there is no GPU", "Use backend='cpu' and num_gmis")
+        problem = _problem(machine, name)
+        if problem is not None:
+            raise PlanError(f"backend={name!r}", *problem)
+    return name, f"{name} as asked"
+
+
+def _first_usable(machine: Machine, candidates: list[Candidate]) -> tuple[BackendName, str]:
+    """The first candidate that every GPU allows, with why the ones before it were passed over."""
+    passed: list[str] = []
+    way_out = ""
+    for name, why in candidates:
+        problem = _problem(machine, name)
+        if problem is None:
+            return name, "; ".join([why, *passed])
+        way_out = problem[1]
+        passed.append(f"not {name}, since {problem[0]}")
+    raise PlanError("backend='auto'", "; ".join(passed), way_out)
+
+
+def _problem(machine: Machine, name: BackendName) -> tuple[str, str] | None:
+    """Why the backend cannot be used, and the way out; None where every GPU allows it, since Ray may give any."""
+    for node, gpu in _gpus(machine):
+        found = BACKENDS[name].availability(node, gpu)
+        if not found.usable:
+            return found.reason, found.way_out or "Use another backend"
+    return None
+
+
+def _gpus(machine: Machine) -> list[tuple[Node, Gpu]]:
+    return [(node, gpu) for node in machine.nodes for gpu in node.usable_gpus]

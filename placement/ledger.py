@@ -1,0 +1,259 @@
+"""What was made on this host's GPUs, by which process, and how it is undone: a small file, written before each step.
+
+A process that is killed leaves its ledger behind, and whoever reads it can undo what it made (``rayagi cleanup``). One
+file per run and carving process, so that no two processes write to one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from placement.errors import CarvingError, LedgerError
+from placement.types import BackendName
+
+SCHEMA = 1
+"""Version of the file's layout. Raise it when a field changes its meaning."""
+
+LOCK_LIMIT_S = 30.0
+"""For another process of this user to finish what it does with the ledgers."""
+
+UndoValue = str | int | float | None
+Undo = Mapping[str, UndoValue]
+"""What undoing a step needs to know; JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """A process, told apart from every later one with its number."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    """Process numbers mean nothing in another one, as between containers."""
+    pid: int
+    start_ticks: int
+    """When the process started, in clock ticks since boot: a later process of the same number has another."""
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process."""
+        pid = os.getpid()
+        ticks = start_ticks(pid)
+        assert ticks is not None  # this process exists
+        return cls(**_this_host(), pid=pid, start_ticks=ticks)
+
+    def state(self) -> Literal["alive", "dead", "elsewhere"]:
+        """Whether the process still runs; ``elsewhere``: on another host or in another container, where to ask."""
+        here = _this_host()
+        if self.host != here["host"]:
+            return "elsewhere"
+        if self.boot_id != here["boot_id"]:
+            return "dead"
+        if self.pid_namespace != here["pid_namespace"]:
+            return "elsewhere"
+        return "alive" if start_ticks(self.pid) == self.start_ticks else "dead"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One thing that was done, or was about to be done when the process ended."""
+
+    number: int
+    """Counts up within a ledger; undone from the highest."""
+    backend: BackendName
+    gpu_uuid: str
+    made: str
+    """What: ``daemon``, ``directory``, ``gpu_instance``, ... in the backend's words."""
+    undo: Undo = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        values = " ".join(f"{key}={value}" for key, value in self.undo.items())
+        return f"{self.backend} {self.made} on {self.gpu_uuid}{f' ({values})' if values else ''}"
+
+
+class Ledger:
+    """The steps of one process on this host's GPUs. Every change is on the disk when the call returns."""
+
+    def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[Step, ...] = ()) -> None:
+        self.path, self.run, self.owner = path, run, owner
+        self._steps = steps
+
+    @classmethod
+    def open(cls, run: str, directory: Path | None = None) -> Self:
+        """A new ledger of this process. Its file appears with the first step.
+
+        Args:
+            run: whose carving it is, as text for people
+            directory: where ledgers are kept; None: ``default_directory()``
+        """
+        owner = Owner.here()
+        name = f"{owner.host}-{owner.pid}-{time.time_ns():x}.json"
+        return cls((directory or default_directory()) / name, run, owner)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The ledger in a file.
+
+        Raises:
+            LedgerError: the file cannot be read, or is not a ledger of this version.
+        """
+        try:
+            content = json.loads(path.read_text())
+            if content["schema"] != SCHEMA:
+                raise LedgerError(str(path), f"has schema {content['schema']}, this version reads {SCHEMA}")
+            steps = tuple(Step(**step) for step in content["steps"])
+            return cls(path, str(content["run"]), Owner(**content["owner"]), steps)
+        except OSError as error:
+            raise LedgerError(str(path), f"cannot be read ({error.strerror})") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise LedgerError(str(path), f"is not a ledger ({error!r})") from error
+
+    def steps(self, gpu_uuid: str | None = None, backend: BackendName | None = None) -> tuple[Step, ...]:
+        """Steps in the order of their undoing, the newest first; of one GPU or one backend where given."""
+        return tuple(
+            step
+            for step in reversed(self._steps)
+            if gpu_uuid in (None, step.gpu_uuid) and backend in (None, step.backend)
+        )
+
+    def record(self, backend: BackendName, gpu_uuid: str, made: str, undo: Undo | None = None) -> Step:
+        """Note a step *before* it is done.
+
+        Raises:
+            CarvingError: the disk does not take it; then the step must not be done.
+        """
+        number = max((step.number for step in self._steps), default=0) + 1
+        step = Step(number=number, backend=backend, gpu_uuid=gpu_uuid, made=made, undo=dict(undo or {}))
+        self._write((*self._steps, step))
+        return step
+
+    def amend(self, step: Step, **known: UndoValue) -> Step:
+        """Add what became known by doing the step, such as an id that the driver gave.
+
+        Raises:
+            CarvingError: the disk does not take it.
+        """
+        amended = replace(step, undo={**step.undo, **known})
+        self._write(tuple(amended if kept.number == step.number else kept for kept in self._steps))
+        return amended
+
+    def erase(self, step: Step) -> None:
+        """Forget a step *after* it was undone. The file goes with the last step. Safe to call twice."""
+        self._write(tuple(kept for kept in self._steps if kept.number != step.number))
+
+    def _write(self, steps: tuple[Step, ...]) -> None:
+        try:
+            if steps:
+                _replace_text(self.path, json.dumps(self._content(steps), indent=2) + "\n")
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CarvingError(
+                f"the ledger {self.path}",
+                f"could not be written ({error.strerror})",
+                "Make room on the disk, or set XDG_CACHE_HOME to a folder that can be written to",
+            ) from error
+        self._steps = steps
+
+    def _content(self, steps: tuple[Step, ...]) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "owner": asdict(self.owner),
+            "steps": [asdict(step) for step in steps],
+        }
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.run}, process {self.owner.pid} on {self.owner.host}, {len(self._steps)} steps)"
+
+
+def default_directory() -> Path:
+    """``$XDG_CACHE_HOME/rayagi/carvings``, else ``~/.cache/rayagi/carvings``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rayagi" / "carvings"
+
+
+def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[LedgerError]]:
+    """Every ledger there, and what was wrong with the files that are none. Read only."""
+    ledgers, errors = [], []
+    for path in sorted((directory or default_directory()).glob("*.json")):
+        try:
+            ledgers.append(Ledger.load(path))
+        except LedgerError as error:
+            # A ledger whose last step was just undone may vanish between the listing and the reading.
+            if path.exists():
+                errors.append(error)
+    return ledgers, errors
+
+
+@contextmanager
+def exclusive(directory: Path | None = None) -> Iterator[None]:
+    """Be the only process of this user that claims GPUs or mends here. The kernel lets go when the process ends.
+
+    Raises:
+        CarvingError: another process kept the lock for ``LOCK_LIMIT_S``.
+    """
+    folder = directory or default_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    with (folder / "lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise CarvingError(
+                        f"the lock {file.name}",
+                        f"another process has held it for {LOCK_LIMIT_S:.0f} s",
+                        "See who carves or cleans up on this host (`fuser` names the process)",
+                    ) from error
+                time.sleep(0.05)
+        yield
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where there is none, or only its remains."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in parentheses, may hold anything; state is the first field after it, start time the twentieth.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _this_host() -> dict[str, str]:
+    return {
+        "host": socket.gethostname(),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),
+    }
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """In one step and flushed: a crash leaves the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    try:
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

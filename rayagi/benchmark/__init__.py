@@ -1,0 +1,1 @@
+"""Measures what compositions of collectives cost, and confronts the cost models with it."""

@@ -1,0 +1,116 @@
+"""A benchmark of several layouts, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from collectives.compositions import compose, names
+from collectives.errors import CompositionError
+from collectives.layout import Layout
+from collectives.schedule import Schedule
+from placement.types import Machine
+from rayagi.benchmark.measure import Case, Measurement, Members, Pace, StoppedError, measure
+from rayagi.benchmark.member import BenchMember
+from rayagi.benchmark.processes import Processes
+
+Start = Callable[[Case], AbstractContextManager[Members]]
+"""Starts one ``BenchMember`` per rank of a case, and ends them."""
+BeforeEach = Callable[[int, int, str], None]
+"""Told how many timings are done, of how many, and what is next; raises StoppedError to end the measurement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to measure."""
+
+    cases: tuple[Case, ...]
+    sizes: tuple[int, ...]
+    """Bytes of float32."""
+    repeats: int
+    """How often each composition is timed, in turns with the others."""
+    time_s: float
+    """For all timings together, roughly: what is slow is still run a few times, and starting takes a while too."""
+
+
+def measure_all(request: Request, start: Start, before_each: BeforeEach) -> tuple[list[Measurement], bool]:
+    """Measure all cases. Returns what was measured, and whether that is all of it.
+
+    Raises:
+        WrongResultError: a composition did not reduce correctly.
+        CommunicatorError, BenchmarkError: a member is lost.
+    """
+    total = sum(case.num_tasks(request.sizes, request.repeats) for case in request.cases)
+    done = 0
+
+    def counted(text: str) -> None:
+        nonlocal done
+        before_each(done, total, text)
+        done += 1
+
+    pace = Pace(
+        sizes=request.sizes,
+        repeats=request.repeats,
+        slice_s=request.time_s / total,
+        before_each=counted,
+    )
+    found: list[Measurement] = []
+    try:
+        for case in request.cases:
+            found.append(Measurement(case=case))
+            with start(case) as members:
+                measure(members, pace, found[-1])
+    except StoppedError:
+        return found, False
+    return found, True
+
+
+def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) -> Case:
+    """What can be measured of ``wanted`` compositions; all that there are where none is named.
+
+    Args:
+        layout: where the members are, or are said to be
+        wanted: names of compositions, e.g. ``hybrid(1)``
+        machine: whose GPUs are used, if they are enough for the layout; None: none are
+
+    Raises:
+        CompositionError: none of them applies; with the reasons.
+    """
+    fitting: dict[str, Schedule] = {}
+    skipped: list[tuple[str, str]] = []
+    for name in wanted or names(layout):
+        try:
+            schedule = compose(name, layout)
+        except CompositionError as error:
+            skipped.append((name, error.reason))
+            continue
+        same = [other for other, known in fitting.items() if known.steps == schedule.steps]
+        if same and not wanted:
+            skipped.append((name, f"the same steps as {same[0]}"))
+        else:
+            fitting[schedule.composition] = schedule
+    if not fitting:
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in skipped))
+        raise CompositionError(", ".join(name for name, _ in skipped), str(layout), reasons)
+    gpus = machine.nodes[0].usable_gpus if machine is not None else ()
+    enough = len(layout.nodes) == 1 and len(gpus) >= layout.n
+    uuids = tuple(gpu.uuid for gpu in gpus[: layout.n]) if enough else ()
+    return Case(
+        layout=layout,
+        compositions=tuple(fitting),
+        skipped=tuple(skipped),
+        gpus=uuids,
+    )
+
+
+def on_this_machine(case: Case) -> AbstractContextManager[Members]:
+    """Start a process for each rank here."""
+    places = case.layout.places()
+    return Processes(
+        [
+            partial(BenchMember, rank, case.layout, case.gpus[places[rank][1]] if case.gpus else None)
+            for rank in range(case.layout.world_size)
+        ]
+    )

@@ -1,0 +1,186 @@
+"""Measures the compositions of one layout, and the steps that they are made of."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from collectives.compositions import compose
+from collectives.layout import Layout
+from collectives.profile import RUNS, Point, Shape, steps_to_measure
+from collectives.rendezvous import Rendezvous
+from collectives.schedule import Primitive
+from rayagi.benchmark.errors import WrongResultError
+
+LATENCY_BYTES = 4096
+"""The profile has this size too: it is all latency."""
+
+
+class Members(Protocol):
+    """One ``BenchMember`` per rank; ``rendezvous`` is what they ``join``."""
+
+    rendezvous: Rendezvous
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on all at once; their answers, by rank."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What to measure on one layout."""
+
+    layout: Layout
+    compositions: tuple[str, ...]
+    """Names of those that apply to the layout."""
+    skipped: tuple[tuple[str, str], ...]
+    """Names of those that do not, and why not."""
+    gpus: tuple[str, ...] = ()
+    """UUID of the GPU of each device; none where devices are labels of processes that share this machine's cores."""
+
+    def num_tasks(self, sizes: Sequence[int], repeats: int) -> int:
+        """How many times something is timed."""
+        steps = len(steps_to_measure(self.layout, compose_primitives(self)))
+        return steps * len(profile_sizes(sizes)) + len(self.compositions) * len(sizes) * repeats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One composition at one size. Each repeat is the mean seconds of operations one right after another, on the slowest
+    member.
+    """
+
+    composition: str
+    nbytes: int
+    repeats_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Over the repeats."""
+        return statistics.median(self.repeats_s)
+
+    @property
+    def spread_s(self) -> tuple[float, float]:
+        """10th and 90th percentile over the repeats."""
+        if len(self.repeats_s) < 2:
+            return self.repeats_s[0], self.repeats_s[0]
+        deciles = statistics.quantiles(self.repeats_s, n=10, method="inclusive")
+        return deciles[0], deciles[-1]
+
+
+@dataclass(kw_only=True, slots=True)
+class Measurement:
+    """What is known of a layout so far."""
+
+    case: Case
+    points: list[Point] = field(default_factory=list)
+    repeats: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    """Seconds by composition and bytes."""
+    transports: dict[str, str] = field(default_factory=dict)
+    """By composition: what carries its primitives, as rank 0 sees it."""
+    unavailable: list[tuple[str, str]] = field(default_factory=list)
+    """Compositions that need what does not work here."""
+
+    @property
+    def measured(self) -> list[Measured]:
+        """By size, then composition."""
+        return [
+            Measured(composition=name, nbytes=nbytes, repeats_s=tuple(repeats))
+            for (name, nbytes), repeats in sorted(self.repeats.items(), key=lambda item: item[0][1])
+            if repeats  # none where a stop or a failure came first
+        ]
+
+
+class StoppedError(Exception):
+    """The user asked to stop; what was measured stands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How long each timing may take, and what is called before it."""
+
+    sizes: tuple[int, ...]
+    """Bytes of float32."""
+    repeats: int
+    slice_s: float
+    """For one timing; something slow is still run a few times."""
+    before_each: Callable[[str], None]
+    """Told what is timed next; raises StoppedError to end the measurement."""
+
+    def seconds(self, timed: Callable[[int], Sequence[float]], known_s: float | None = None) -> float:
+        """Mean seconds on the slowest member, of as many runs as the time allows by what is known of one.
+
+        Where nothing is known, two runs tell.
+        """
+        one_s = max(timed(2)) if known_s is None else known_s
+        runs = min(RUNS, int(0.8 * self.slice_s / max(one_s, 1e-7)))  # a fifth is for runs that do not count
+        return max(timed(max(runs, 3)))
+
+
+def measure(members: Members, pace: Pace, found: Measurement) -> None:
+    """Profile the steps of ``found.case``, check every composition at every size, and time them in turns.
+
+    Raises:
+        StoppedError: from ``pace``; ``found`` has what was measured until then.
+        WrongResultError: a composition did not reduce correctly.
+        CommunicatorError, BenchmarkError: a member is lost.
+    """
+    usable = set.intersection(*members.ask("join", members.rendezvous, max(*pace.sizes, LATENCY_BYTES)))
+    _profile(members, pace, found, usable)
+    names = []
+    for name in found.case.compositions:
+        missing = compose(name, found.case.layout).primitives - usable
+        if missing:
+            found.unavailable.append((name, f"{', '.join(sorted(missing))} does not work here"))
+        else:
+            names.append(name)
+            found.transports[name] = members.ask("open", name)[0]
+    for name in names:
+        for nbytes in pace.sizes:
+            _check(members, name, nbytes, found.case.layout)
+    for repeat in range(pace.repeats):
+        for nbytes in pace.sizes:
+            # Another order each time, so that none always follows the same other one.
+            first = repeat % len(names) if names else 0
+            for name in names[first:] + names[:first]:
+                pace.before_each(f"{found.case.layout} {name}")
+                known = found.repeats.setdefault((name, nbytes), [])
+                timed = partial(members.ask, "time", name, nbytes)
+                known.append(pace.seconds(timed, min(known, default=None)))
+
+
+def _profile(members: Members, pace: Pace, found: Measurement, usable: set[Primitive]) -> None:
+    layout = found.case.layout
+    for step in steps_to_measure(layout, usable & compose_primitives(found.case)):
+        for nbytes in profile_sizes(pace.sizes):
+            pace.before_each(f"{layout} {step.op} by {step.primitive}")
+            seconds = pace.seconds(partial(members.ask, "time_step", step, nbytes))
+            found.points.append(Point(Shape.of(step, layout), nbytes, seconds))
+    members.ask("end_steps")
+
+
+def _check(members: Members, name: str, nbytes: int, layout: Layout) -> None:
+    checked = members.ask("check", name, nbytes)
+    differing = [rank for rank, answer in enumerate(checked) if answer.digest != checked[0].digest]
+    if differing:
+        raise WrongResultError(
+            name, str(layout), nbytes, f"ranks {differing} ended with other bits than rank 0"
+        )
+    if checked[0].wrong:
+        raise WrongResultError(
+            name, str(layout), nbytes, f"{checked[0].wrong} elements differ from the float64 sum"
+        )
+
+
+def compose_primitives(case: Case) -> set[Primitive]:
+    """The primitives that the compositions of a case need."""
+    return set[Primitive]().union(*(compose(name, case.layout).primitives for name in case.compositions))
+
+
+def profile_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Bytes at which steps are timed: at least two, or there would be no line through them."""
+    found = {LATENCY_BYTES, *sizes}
+    return tuple(sorted(found if len(found) > 1 else found | {100 * LATENCY_BYTES}))

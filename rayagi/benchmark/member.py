@@ -1,0 +1,175 @@
+"""One member of a group that measures compositions: what each of its processes does when it is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from collectives.choice import offered
+from collectives.communicator import Communicator
+from collectives.composed import ComposedCommunicator, perform
+from collectives.compositions import compose
+from collectives.layout import Layout
+from collectives.liveness import Liveness
+from collectives.profile import WARM_UP, mean_s
+from collectives.rendezvous import Rendezvous, meet, this_member
+from collectives.schedule import PRIMITIVES, Primitive, Step
+from collectives.transports.base import Transport
+from collectives.wires import Meeting, Wires
+
+TIMEOUT_S = 60.0
+"""How long an operation waits for the other members."""
+_UNIT_ROUNDOFF = 2.0**-24
+"""Of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A reduction of known numbers.
+
+    Attributes:
+        digest: of the bits of the result; equal on all members
+        wrong: how many elements are farther from the float64 sum than float32 sums can be; counted by rank 0
+    """
+
+    digest: str
+    wrong: int
+
+
+class BenchMember:
+    """Connects compositions and primitives as they are asked for, and times them on registered memory.
+
+    Every member is asked the same, in the same order. On a GPU tensors are there. [unverified on GPU]
+    """
+
+    def __init__(self, rank: int, layout: Layout, gpu: str | None = None, address: str = "127.0.0.1") -> None:
+        """``gpu``: UUID of the one to use; without one, the layout's devices and nodes are only labels of processes."""
+        if gpu is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA starts in this process
+        torch.set_num_threads(1)
+        node, device = layout.places()[rank]
+        me = this_member(rank, address, gpu or f"device {device}")
+        self._me = replace(me, host_id=f"{me.host_id}/node {node}")
+        self._rank, self._layout = rank, layout
+        self._device = torch.device("cuda" if gpu is not None else "cpu")
+        self._most_elements = 0
+        self._liveness: Liveness | None = None
+        self._opened: dict[str, tuple[ComposedCommunicator, Tensor]] = {}
+        self._stepped: dict[tuple[Primitive, tuple[int, ...]], tuple[Transport, Tensor]] = {}
+
+    def join(self, rendezvous: Rendezvous, most_bytes: int) -> set[Primitive]:
+        """Meet the others; no tensor will be larger than ``most_bytes``. Returns the primitives that work here."""
+        self._most_elements = most_bytes // 4
+        self._liveness = Liveness(self._me)
+        meeting = Meeting(
+            rendezvous=rendezvous,
+            generation=0,
+            timeout_s=TIMEOUT_S,
+            transport="auto",
+            composition="auto",
+            device=self._device,
+            liveness=self._liveness,
+        )
+        size = self._layout.world_size
+        members = meet(rendezvous, self._liveness, world_size=size, generation=0, timeout_s=TIMEOUT_S)
+        self._wires = Wires(meeting, members, self._rank, "")
+        if self._device.type == "cpu":
+            return set(PRIMITIVES)  # Gloo and shared memory stand in for what needs GPUs
+        control = self._wires.apart("control").transport(
+            "ip" if len(self._layout.nodes) == 1 else "net", tuple(range(size))
+        )
+        try:
+            return offered(self._wires, self._layout, self._rank, control, self._device, TIMEOUT_S)
+        finally:
+            control.close()
+
+    def open(self, composition: str) -> str:
+        """Connect to the others as a composition needs it. Returns what came of it, with the transports of this member."""
+        wires = self._wires.apart(composition)
+        communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), wires)
+        self._opened[composition] = communicator, self._memory(communicator.buffer)
+        return repr(communicator)
+
+    def communicator(self, composition: str) -> Communicator:
+        """What ``open`` connected."""
+        return self._opened[composition][0]
+
+    def check(self, composition: str, nbytes: int) -> Checked:
+        """Sum known numbers with a composition and compare with a float64 sum."""
+        communicator, memory = self._opened[composition]
+        flat = memory[: nbytes // 4]
+        flat.copy_(_numbers(self._rank, flat.numel()))
+        communicator.all_reduce(flat)
+        found = flat.to("cpu", copy=True)
+        flat.zero_()  # sums of zeros stay zero, however often they are timed
+        digest = hashlib.sha256(found.numpy().tobytes()).hexdigest()
+        return Checked(digest, self._wrong(found) if self._rank == 0 else 0)
+
+    def time(self, composition: str, nbytes: int, runs: int) -> float:
+        """Mean seconds of sums one right after another, as this member sees it."""
+        communicator, memory = self._opened[composition]
+        return self._mean_s(partial(communicator.all_reduce, memory[: nbytes // 4]), runs)
+
+    def time_step(self, step: Step, nbytes: int, runs: int) -> float:
+        """Mean seconds of one step; 0 where this member is not in it."""
+        group = step.group_of(self._rank)
+        if group is None:
+            return 0.0
+        key = (step.primitive, group)
+        if key not in self._stepped:
+            transport = self._wires.apart("profile").transport(*key)
+            self._stepped[key] = transport, self._memory(transport.buffer)
+        transport, memory = self._stepped[key]
+        return self._mean_s(partial(perform, step, transport, memory[: nbytes // 4], "sum"), runs)
+
+    def end_steps(self) -> None:
+        """Disconnect what steps were timed with."""
+        for transport, _ in self._stepped.values():
+            transport.close()
+        self._stepped.clear()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.end_steps()
+        for communicator, _ in self._opened.values():
+            communicator.close()
+        self._opened.clear()
+        if self._liveness is not None:
+            self._liveness.close()
+
+    def _memory(self, registered: Callable[[int, torch.dtype], Tensor]) -> Tensor:
+        """Where the gradients of a trainer would be (``FlatParameters``): registered memory, if it is on the device."""
+        memory = registered(self._most_elements, torch.float32)
+        if memory.device.type == self._device.type:
+            return memory
+        return torch.zeros(self._most_elements, device=self._device)
+
+    def _mean_s(self, operation: Callable[[], object], runs: int) -> float:
+        def finished() -> None:
+            operation()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+
+        return mean_s(finished, runs=runs, warm_up=min(WARM_UP, 1 + runs // 4))
+
+    def _wrong(self, found: Tensor) -> int:
+        """Elements beyond the bound that holds for any order: (world size - 1) u sum |x|, with a little to spare."""
+        total = torch.zeros(found.numel(), dtype=torch.float64)
+        magnitude = torch.zeros_like(total)
+        for rank in range(self._layout.world_size):
+            numbers = _numbers(rank, found.numel()).double()
+            total += numbers
+            magnitude += numbers.abs()
+        bound = self._layout.world_size * _UNIT_ROUNDOFF * magnitude
+        return int(((found.double() - total).abs() > bound).sum())
+
+
+def _numbers(rank: int, numel: int) -> Tensor:
+    """What a rank contributes to a check; known to all."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(rank))

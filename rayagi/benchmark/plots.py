@@ -1,0 +1,98 @@
+"""Cost models against measurements, as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from rayagi.benchmark.results import Row
+
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
+_TOLERANCE = 0.2
+"""What the planner lets pass (``collectives.planner.TOLERANCE``)."""
+
+
+def save_plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw a panel per layout and one of all errors.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("a plot needs at least one measurement")
+    layouts = list(dict.fromkeys(row.layout for row in rows))
+    compositions = list(dict.fromkeys(row.composition for row in rows))
+    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(compositions)}
+    figure = Figure(figsize=(4.2 * (len(layouts) + 1) + 1.6, 4.2), layout="constrained")
+    *panels, last = figure.subplots(1, len(layouts) + 1)
+    for panel, layout in zip(panels, layouts, strict=True):
+        _draw_layout(panel, [row for row in rows if row.layout == layout], colours)
+        panel.set_title(layout)
+    _draw_errors(last, rows, colours)
+    figure.legend(handles=_legend(last, colours), loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+
+
+def _draw_layout(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    """Time against bytes: measured with its spread, the alpha-beta model as a line, the paper's projection dashed."""
+    for name, colour in colours.items():
+        own = sorted((row for row in rows if row.composition == name), key=lambda row: row.nbytes)
+        if not own:
+            continue
+        sizes = np.array([row.nbytes for row in own]) / 1e6
+        low, median, high = np.array([(row.p10_s, row.median_s, row.p90_s) for row in own]).T
+        spread = np.array([median - low, high - median])
+        axis.errorbar(sizes, 1e3 * median, 1e3 * spread, fmt="o", markersize=4, color=colour)
+        axis.plot(sizes, 1e3 * _values([row.model_s for row in own]), color=colour, linewidth=1)
+        paper_ms = 1e3 * _values([row.paper_s for row in own])
+        axis.plot(sizes, paper_ms, color=colour, linewidth=1, linestyle=":")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    ticks = sorted({row.nbytes / 1e6 for row in rows})
+    axis.set_xticks(ticks, [f"{megabytes:g}" for megabytes in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set_xlabel("MB")
+    axis.set_ylabel("ms per all-reduce")
+    axis.grid(visible=True, alpha=0.3)
+
+
+def _draw_errors(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    """Measured against projected, with the band that the planner lets pass."""
+    for row in rows:
+        colour, measured_ms = colours[row.composition], 1e3 * row.median_s
+        for projected_s, marker, face in ((row.model_s, "o", colour), (row.paper_s, "s", "none")):
+            if projected_s is not None:
+                axis.plot(
+                    1e3 * projected_s, measured_ms, marker, markersize=4, color=colour, markerfacecolor=face
+                )
+    ends = 1e3 * _values([value for row in rows for value in (row.median_s, row.model_s, row.paper_s)])
+    line = np.array([np.nanmin(ends) / 2, np.nanmax(ends) * 2])
+    axis.plot(line, line, color="#000000", linewidth=0.8)
+    axis.fill_between(line, line * (1 - _TOLERANCE), line * (1 + _TOLERANCE), color="#000000", alpha=0.1)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_title(f"error; within {_TOLERANCE:.0%} is grey")
+    axis.set_xlabel("projected ms")
+    axis.set_ylabel("measured ms")
+    axis.grid(visible=True, alpha=0.3)
+
+
+def _legend(axis: Any, colours: dict[str, str]) -> list[Any]:
+    """What colours and lines mean; drawn nowhere else."""
+    entries = [axis.plot([], [], "o", color=colour, label=name)[0] for name, colour in colours.items()]
+    black = {"color": "#000000", "markersize": 4}
+    entries.append(axis.plot([], [], "-o", label="alpha-beta model", linewidth=1, **black)[0])
+    entries.append(
+        axis.plot([], [], ":s", label="paper's projection", linewidth=1, markerfacecolor="none", **black)[0]
+    )
+    return entries
+
+
+def _values(seconds: Sequence[float | None]) -> np.ndarray:
+    """As float64, NaN where a model says nothing."""
+    return np.array([np.nan if value is None else value for value in seconds])

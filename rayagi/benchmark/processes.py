@@ -1,0 +1,158 @@
+"""Objects in processes of this machine, which are asked all at the same time; no Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.managers import BaseManager
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from actors.collective import Collective
+from collectives.rendezvous import Rendezvous
+from rayagi.benchmark.errors import MemberEndedError
+
+ANSWER_LIMIT_S = 300.0
+"""For one answer, however much was asked for. Generous: it ends what would hang for ever."""
+_END_LIMIT_S = 5.0
+
+
+class Closable(Protocol):
+    """What lives in a process."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What was asked raised."""
+
+    error: Exception
+
+
+class _Meeting(BaseManager):
+    """Hosts the collective in a process of its own."""
+
+
+_Meeting.register("Collective", Collective)
+
+
+class Processes:
+    """One object per process, and a place where they can meet. What is started here is ended here."""
+
+    def __init__(self, makers: Sequence[Callable[[], Closable]]) -> None:
+        """Start; ``makers`` (picklable) make the objects in their processes.
+
+        Raises:
+            Exception: what a maker raised.
+        """
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "collectives.wires"])  # once, not in every process
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        with ExitStack() as undo:
+            undo.callback(self._end)
+            meeting = undo.enter_context(_Meeting(ctx=context))
+            self.rendezvous: Rendezvous = meeting.Collective(len(makers))  # type: ignore[attr-defined]
+            for maker in makers:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(maker, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+            self._answers("start")
+            self._undo = undo.pop_all()
+
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on all objects at once; their answers, by rank.
+
+        Raises:
+            MemberEndedError: a process ended, or did not answer within ANSWER_LIMIT_S.
+            Exception: what a method raised.
+        """
+        request = pickle.dumps((method, arguments))
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send_bytes(request)
+            except OSError:
+                raise MemberEndedError(rank, method, "had already ended") from None
+        return self._answers(method)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def close(self) -> None:
+        """End the processes. Safe to call twice."""
+        self._undo.close()
+
+    def _answers(self, asked: str) -> list[Any]:
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        answers = [self._answer(rank, asked, deadline) for rank in range(len(self._pipes))]
+        # A process that ended is the cause of what the others then raise.
+        errors = [answer.error for answer in answers if isinstance(answer, _Failed)]
+        for error in sorted(errors, key=lambda error: not isinstance(error, MemberEndedError)):
+            raise error
+        return answers
+
+    def _answer(self, rank: int, asked: str, deadline: float) -> Any:
+        pipe = self._pipes[rank]
+        if not pipe.poll(max(0.0, deadline - time.monotonic())):
+            return _Failed(MemberEndedError(rank, asked, f"did not answer within {ANSWER_LIMIT_S:.0f} s"))
+        try:
+            return pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            self._processes[rank].join(_END_LIMIT_S)
+            code = self._processes[rank].exitcode
+            return _Failed(MemberEndedError(rank, asked, f"its process ended with exit code {code}"))
+
+    def _end(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # whoever is idle ends by itself
+        deadline = time.monotonic() + _END_LIMIT_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _serve(maker: Callable[[], Closable], pipe: Connection) -> None:
+    """Answer until the pipe is closed, as it is when the parent ends, however it ends."""
+    # Ctrl-C goes to every process of a terminal; the parent decides what follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        made = maker()
+    except Exception as error:
+        pipe.send_bytes(pickle.dumps(_Failed(error)))
+        return
+    with closing(made):
+        answer: Any = None
+        while True:
+            try:
+                pipe.send_bytes(pickle.dumps(answer))
+                method, arguments = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                return
+            try:
+                answer = getattr(made, method)(*arguments)
+            except Exception as error:
+                answer = _Failed(error)

@@ -1,0 +1,216 @@
+"""Measurements beside what the cost models say of them: rows, a table, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from collectives.alphabeta import AlphaBeta
+from collectives.compositions import compose
+from collectives.costs import project
+from collectives.errors import ProfileError
+from collectives.profile import Profile
+from collectives.schedule import Schedule
+from rayagi.benchmark.measure import Case, Measured, Measurement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One composition on one layout at one size; models say None where an interrupted profile does not tell."""
+
+    layout: str
+    nbytes: int
+    composition: str
+    steps: int
+    median_s: float
+    p10_s: float
+    p90_s: float
+    paper_s: float | None
+    """GMI-DRL's projection from its unit costs (§3.2.1), without the broadcast back."""
+    model_s: float | None
+    """The alpha-beta model's."""
+    repeats_s: tuple[float, ...]
+
+    @property
+    def paper_error(self) -> float | None:
+        """(measured - projected) / projected."""
+        return None if self.paper_s is None else self.median_s / self.paper_s - 1
+
+    @property
+    def model_error(self) -> float | None:
+        """(measured - projected) / projected."""
+        return None if self.model_s is None else self.median_s / self.model_s - 1
+
+
+def profile_of(measurements: Sequence[Measurement], machine: str) -> Profile:
+    """All steps that were timed, on whatever layout."""
+    points = tuple(point for measurement in measurements for point in measurement.points)
+    return Profile(machine=machine, points=points)
+
+
+def fitted(profile: Profile) -> AlphaBeta | None:
+    """The model of what was timed at two sizes or more; None where nothing was."""
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for point in profile.points:
+        sizes.setdefault((point.shape.primitive, point.shape.op), set()).add(point.nbytes)
+    enough = tuple(p for p in profile.points if len(sizes[p.shape.primitive, p.shape.op]) > 1)
+    return AlphaBeta.fit(Profile(machine=profile.machine, points=enough)) if enough else None
+
+
+def rows_of(measurements: Sequence[Measurement], model: AlphaBeta | None) -> list[Row]:
+    """Every composition that was measured, with what the models say."""
+    return [
+        _row(measurement, measured, model)
+        for measurement in measurements
+        for measured in measurement.measured
+    ]
+
+
+def _row(measurement: Measurement, measured: Measured, model: AlphaBeta | None) -> Row:
+    layout = measurement.case.layout
+    schedule = compose(measured.composition, layout)
+    low_s, high_s = measured.spread_s
+    return Row(
+        layout=str(layout),
+        nbytes=measured.nbytes,
+        composition=measured.composition,
+        steps=len(schedule.steps),
+        median_s=measured.median_s,
+        p10_s=low_s,
+        p90_s=high_s,
+        paper_s=_paper_s(schedule, measured.nbytes, model),
+        model_s=_model_s(schedule, measured.nbytes, model),
+        repeats_s=measured.repeats_s,
+    )
+
+
+def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBeta | None) -> float | None:
+    if model is None:
+        return None
+    try:
+        return project(schedule, model.unit_costs(schedule.layout, nbytes)).derived_s
+    except KeyError:  # a primitive without a unit cost
+        return None
+
+
+def _model_s(schedule: Schedule, nbytes: int, model: AlphaBeta | None) -> float | None:
+    if model is None:
+        return None
+    try:
+        return sum(model.step_s(step, schedule.layout, nbytes) for step in schedule.steps)
+    except ProfileError:
+        return None
+
+
+_HEAD = (
+    "",
+    "bytes",
+    "composition",
+    "steps",
+    "paper",
+    "error",
+    "alpha-beta",
+    "error",
+    "measured",
+    "p10 - p90",
+)
+
+
+def table(measurements: Sequence[Measurement], rows: Sequence[Row], cores: int) -> str:
+    """Plain text: milliseconds and errors by layout, size and composition; the fastest of each size is starred."""
+    parts = []
+    for measurement in measurements:
+        layout = str(measurement.case.layout)
+        lines = [f"{layout}: {where(measurement.case, cores)}"]
+        own = [row for row in rows if row.layout == layout]
+        cells = [_HEAD, *(_cells(row, own) for row in own)]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+        for line in cells:
+            aligned = [
+                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            lines.append("  ".join(aligned).rstrip())
+        lines += _verdicts(own)
+        unusable = [*measurement.case.skipped, *measurement.unavailable]
+        lines += [f"{name}: no, {reason}" for name, reason in unusable]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def where(case: Case, cores: int) -> str:
+    """What the layout's devices are here."""
+    size = case.layout.world_size
+    if case.gpus:
+        return f"{size} processes on {len(case.gpus)} GPUs; milliseconds"
+    return (
+        f"{size} processes on {cores} cores, without GPUs: devices and nodes are labels, Gloo stands in for rings over "
+        "devices and shared memory for reductions on a device; milliseconds"
+    )
+
+
+def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
+    fastest = min(other.median_s for other in others if other.nbytes == row.nbytes)
+    return (
+        "*" if row.median_s == fastest else "",
+        f"{row.nbytes:,}",
+        row.composition,
+        str(row.steps),
+        _ms(row.paper_s),
+        _percent(row.paper_error),
+        _ms(row.model_s),
+        _percent(row.model_error),
+        _ms(row.median_s),
+        f"{_ms(row.p10_s)} - {_ms(row.p90_s)}",
+    )
+
+
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """For each size: whether the choice by the model is the fastest, and else what it loses."""
+    lines = []
+    for nbytes, group in groupby(rows, key=lambda row: row.nbytes):
+        known = list(group)
+        if len(known) < 2 or any(row.model_s is None for row in known):
+            continue
+        fastest = min(known, key=lambda row: row.median_s)
+        chosen = min(known, key=lambda row: (row.model_s or 0.0, row.steps))
+        if chosen is fastest:
+            lines.append(f"{nbytes:,} bytes: the model chooses {chosen.composition}, the fastest")
+        else:
+            lines.append(
+                f"{nbytes:,} bytes: the model chooses {chosen.composition}, {chosen.median_s / fastest.median_s:.2f} times "
+                f"as long as the fastest, {fastest.composition}"
+            )
+    return lines
+
+
+def to_dict(
+    measurements: Sequence[Measurement], rows: Sequence[Row], header: dict[str, Any]
+) -> dict[str, Any]:
+    """JSON-ready; seconds and bytes."""
+    return {
+        **header,
+        "layouts": [
+            {
+                "layout": str(measurement.case.layout),
+                "processes": measurement.case.layout.world_size,
+                "devices_are_labels": not measurement.case.gpus,
+                "transports": measurement.transports,
+                "skipped": dict([*measurement.case.skipped, *measurement.unavailable]),
+            }
+            for measurement in measurements
+        ],
+        "rows": [
+            asdict(row) | {"paper_error": row.paper_error, "model_error": row.model_error} for row in rows
+        ],
+    }
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.0%}"

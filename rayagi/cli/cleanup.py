@@ -1,0 +1,39 @@
+"""``rayagi cleanup``: undo on this host what killed runs left on its GPUs."""
+
+from __future__ import annotations
+
+import argparse
+
+from placement.cleanup import left_behind, mend
+from placement.errors import counted
+from placement.ledger import Ledger, all_ledgers
+from rayagi.cli.failures import FAILED
+from rayagi.cli.output import complain
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List every carving that this host knows of, and mend those of dead processes; returns the exit code."""
+    ledgers, unreadable = all_ledgers()
+    for ledger in ledgers:
+        print("\n".join(_described(ledger)))
+    left = left_behind()
+    if not left:
+        print("Nothing was left behind.")
+    elif arguments.dry_run:
+        print(f"{counted(len(left), 'ended run')} left something behind; `rayagi cleanup` undoes it.")
+    errors: list[Exception] = [*unreadable]
+    for ledger in () if arguments.dry_run else left:
+        remaining = mend(ledger)
+        errors += remaining
+        if not remaining:
+            print(f"Undone: what process {ledger.owner.pid} of run {ledger.run} left.")
+    for error in errors:
+        complain(f"rayagi: {error}")
+    return FAILED if errors else 0
+
+
+def _described(ledger: Ledger) -> list[str]:
+    states = {"alive": "runs", "dead": "has ended", "elsewhere": "cannot be asked from here"}
+    owner = ledger.owner
+    head = f"Run {ledger.run}, process {owner.pid} on {owner.host}, {states[owner.state()]}:"
+    return [head, *(f"  {step}" for step in ledger.steps())]

@@ -1,0 +1,185 @@
+"""``rayagi comm bench``: measures compositions of collectives here, and confronts the cost models with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from collectives.compositions import KNOWN_NAMES, is_name
+from collectives.errors import CompositionError
+from collectives.layout import Layout
+from placement.inventory import local_machine
+from placement.types import Machine
+from rayagi.benchmark.bench import BeforeEach, Request, Start, make_case, measure_all, on_this_machine
+from rayagi.benchmark.measure import Case, Measurement, StoppedError
+from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
+from rayagi.cli.failures import INTERRUPTED, UsageError
+from rayagi.cli.output import complain, say
+from rayagi.run.atomic import replace_json
+from rayagi.run.errors import disk_errors
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.quantities import bytes_text, duration_text
+from rayagi.run.versions import collect_versions, cpu_model
+
+MOST_PER_CORE = 8
+"""Processes per core beyond which little but the scheduler would be measured."""
+_PLAIN_EVERY_S = 5.0
+"""Least time between two lines of progress where the output is no terminal."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write; returns the exit code.
+
+    Raises:
+        UsageError, LayoutError, CompositionError: what was asked cannot be measured here.
+        WrongResultError: a composition did not reduce correctly.
+        CommunicatorError, BenchmarkError: a member is lost.
+        DiskError: the results cannot be written.
+    """
+    machine = local_machine()
+    request = _request(arguments, machine)
+    start: Start = on_this_machine
+    if arguments.ray is not None:
+        # Imported here: Ray takes a second, and is not needed on one machine.
+        from rayagi.benchmark.on_ray import on_cluster
+
+        start = on_cluster(arguments.ray)
+    folder = arguments.out or Path("runs") / f"comm-{datetime.now():%Y%m%d-%H%M%S}"
+    profile_at = arguments.profile_out or folder / "profile.json"
+    for path in (folder, profile_at.parent):  # before a minute is spent
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+    found, stopped_by = _measured(request, start)
+    if any(measurement.points for measurement in found):
+        _report(found, folder, profile_at, machine)
+    else:
+        with suppress(OSError):
+            folder.rmdir()  # empty, if it is new
+    if not stopped_by:
+        return 0
+    complain(f"rayagi: stopped early by {stopped_by}; what was measured until then is written")
+    return INTERRUPTED
+
+
+def _request(arguments: argparse.Namespace, machine: Machine) -> Request:
+    """What to measure, or why not."""
+    for name in arguments.compositions:
+        if not is_name(name):
+            raise CompositionError(
+                name, " ".join(arguments.layouts), f"there is no such composition; there are {KNOWN_NAMES}"
+            )
+    for nbytes in arguments.sizes:
+        if nbytes % 4:
+            raise UsageError(f"--sizes {nbytes}: float32 elements take 4 bytes each")
+    with_gpus = machine if arguments.ray is None else None
+    cases = tuple(
+        make_case(Layout.parse(text), arguments.compositions, with_gpus) for text in arguments.layouts
+    )
+    for case in cases:
+        _refuse(case, machine, max(arguments.sizes), arguments.ray is not None)
+    return Request(
+        cases=cases,
+        sizes=tuple(sorted(set(arguments.sizes))),
+        repeats=arguments.repeats,
+        time_s=arguments.time,
+    )
+
+
+def _refuse(case: Case, machine: Machine, nbytes: int, elsewhere: bool) -> None:
+    """UsageError for a layout of one, and for what this machine has too few cores or too little memory for."""
+    layout, size = case.layout, case.layout.world_size
+    if size == 1:
+        raise UsageError(f"layout {layout}: a single GMI has nothing to reduce")
+    if elsewhere:
+        return
+    most = MOST_PER_CORE * machine.num_cores
+    if size > most and not case.gpus:
+        raise UsageError(
+            f"layout {layout}: {size} processes on {machine.num_cores} cores would measure little but the scheduler; "
+            f"at most {most} are sensible here. `rayagi comm plan --layout {layout}` projects it without starting any"
+        )
+    needed = size * nbytes * (len(case.compositions) + 1)
+    available = sum(node.memory_total_bytes for node in machine.nodes) // 2
+    if needed > available:
+        raise UsageError(
+            f"layout {layout} with {bytes_text(nbytes)}: {size} processes with {len(case.compositions)} compositions "
+            f"need {bytes_text(needed)} of buffers, more than half of this machine's memory; "
+            "measure smaller --sizes or fewer --compositions"
+        )
+
+
+def _measured(request: Request, start: Start) -> tuple[list[Measurement], str]:
+    """What was measured, and what ended it early; empty where nothing did."""
+    interrupt = Interrupt(lambda: complain("\nrayagi: ending; Ctrl-C once more quits at once"))
+    with interrupt, _progress(request) as shown:
+
+        def before_each(done: int, total: int, text: str) -> None:
+            if interrupt.requested:
+                raise StoppedError
+            shown(done, total, text)
+
+        found, complete = measure_all(request, start, before_each)
+    return found, "" if complete else interrupt.reason
+
+
+@contextmanager
+def _progress(request: Request) -> Iterator[BeforeEach]:
+    """A bar on a terminal, a line now and then elsewhere; on standard error, so that the table can be piped."""
+    say(
+        f"timing {', '.join(str(case.layout) for case in request.cases)} with "
+        f"{', '.join(f'{nbytes:,}' for nbytes in request.sizes)} bytes for about {duration_text(request.time_s)}, "
+        "after processes have started and every composition was checked against a float64 sum"
+    )
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain(lambda text: print(text, file=sys.stderr, flush=True))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+def _plain(write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> BeforeEach:
+    next_at = -1.0
+
+    def before_each(done: int, total: int, text: str) -> None:
+        nonlocal next_at
+        if clock() >= next_at:
+            next_at = clock() + _PLAIN_EVERY_S
+            write(f"{done} of {total} timings; next: {text}")
+
+    return before_each
+
+
+def _report(found: Sequence[Measurement], folder: Path, profile_at: Path, machine: Machine) -> None:
+    """Print the table; write results.json, cost_model.png and the profile."""
+    profile = profile_of(found, f"{cpu_model()}, {machine.num_cores} cores")
+    model = fitted(profile)
+    rows = rows_of(found, model)
+    say(f"\n{table(found, rows, machine.num_cores)}")
+    written = [profile_at]
+    with disk_errors(profile_at):
+        profile.save(profile_at)
+    if rows:
+        # Imported here: drawing is not needed before the end, and takes its time to load.
+        from rayagi.benchmark.plots import save_plot
+
+        header = {"origin": collect_versions(), "model": model.origin if model else None}
+        written += [folder / "results.json", folder / "cost_model.png"]
+        replace_json(written[1], to_dict(found, rows, header))
+        with disk_errors(written[2]):
+            save_plot(rows, written[2])
+    layout = found[-1].case.layout
+    say(
+        f"\nalpha-beta: {model.origin if model else 'too little'}\nwritten: {', '.join(map(str, written))}\n"
+        f"Next:\n  rayagi comm plan --layout '{layout}' --profile {profile_at}"
+    )

@@ -1,0 +1,83 @@
+"""From a plan to GMIs on their slices: place, ask, carve, enter. The undo of each step is written beside it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from actors.carvers import Carvers
+from actors.gmi import Landing
+from actors.groups import GmiGroup, start, stop
+from placement.binding import bind, with_given_gpus
+from placement.errors import ReservationError
+from placement.plan import Plan
+from placement.ray_groups import Reservation, current_reservation, release, reserve
+
+START_TIMEOUT_S = 120.0
+"""For a GMI's process to start, for it to enter its slice, and again for its program to be built."""
+CLOSE_TIMEOUT_S = 5.0
+"""For the GMIs to close by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """GMIs on their slices."""
+
+    plan: Plan
+    """On the nodes and GPUs that Ray gave, with the shares that were carved there."""
+    group: GmiGroup
+    landings: tuple[Landing, ...]
+    """Where each GMI really is, by its own account."""
+    carvers: Carvers
+
+
+def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: ExitStack) -> Deployment:
+    """Reserve the plan's bundles, start a process in each, cut the GPUs that they were given, and let them in.
+
+    Args:
+        plan: what is wanted
+        task: for the GMIs' names
+        run: for the ledgers of what is carved
+        reserve_timeout_s: for Ray to grant the bundles
+        undo: gets what undoes each step, in order, also of a step that fails half-way
+
+    Raises:
+        ReservationError, PlanError: Ray does not grant it, or granted something else.
+        CarvingError, SliceError: a GPU could not be cut, or a process not be confined to its share.
+        GmiLostError, GmiSilentError: a GMI did not start.
+    """
+    reservation = current_reservation(plan)
+    if reservation is None:
+        reservation = reserve(plan, reserve_timeout_s)
+    undo.callback(release, reservation)
+    # Pinned to the same first cores, runs that share a node would starve each other.
+    bound = bind(plan, reservation.bundle_node_ids, pinned=reservation.alone)
+    # They cut after the GMIs have started, but undo it only after these have left: hence made before.
+    carvers = Carvers(run)
+    undo.callback(carvers.restore)
+    group = start(bound, reservation, task)
+    undo.callback(stop, group, CLOSE_TIMEOUT_S, carvers.evict)
+    landings = _landed(group, reservation)
+    carved = carvers.carve(with_given_gpus(bound, [landing.gpu_ids for landing in landings]), landings)
+    return Deployment(plan=carved, group=group, landings=_entered(group, carved), carvers=carvers)
+
+
+def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:
+    """Wait until every GMI is there, on the node that was reserved for it."""
+    refs = group.ask(lambda index, handle: handle.land.remote())
+    landings: list[Landing] = group.answers(refs, "saying where it is", START_TIMEOUT_S)
+    for landing, node_id in zip(landings, reservation.bundle_node_ids, strict=True):
+        if landing.node_id != node_id:
+            raise ReservationError(
+                f"GMI {landing.index} on Ray node {node_id}",
+                f"it runs on {landing.node_id} ({landing.hostname})",
+                "A node was replaced meanwhile: start again",
+                0.0,
+            )
+    return tuple(landings)
+
+
+def _entered(group: GmiGroup, plan: Plan) -> tuple[Landing, ...]:
+    """Wait until every GMI is on its slice."""
+    refs = group.ask(lambda index, handle: handle.enter.remote(plan.slices[index]))
+    return tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S))

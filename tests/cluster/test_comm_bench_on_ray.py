@@ -1,0 +1,43 @@
+"""``rayagi comm bench --ray``: members between two Ray nodes, simulated as two raylets on this host."""
+
+import json
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from rayagi.cli import main
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def address():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes(timeout=30)
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def bench(address, folder, layout):
+    arguments = ["comm", "bench", "--ray", address, "--layouts", layout, "--sizes", "4kB", "--time", "1s"]
+    return main([*arguments, "--repeats", "2", "--out", str(folder)])
+
+
+def test_two_nodes_of_a_layout_are_two_of_the_cluster_and_reduce_by_net(address, tmp_path):
+    assert bench(address, tmp_path, "2x1x2") == 0
+    content = json.loads((tmp_path / "results.json").read_text())
+    (row,) = (row for row in content["rows"] if row["composition"] == "ip_only")
+    assert row["steps"] == 3  # inside each host, across, and back
+    assert row["model_s"] > 0
+    assert "net by GlooTransport" in content["layouts"][0]["transports"]["ip_only"]
+
+
+def test_too_few_nodes_are_said(address, tmp_path, capsys):
+    assert bench(address, tmp_path, "3x1x1") == 1
+    assert "layout 3x1x1 has 3 nodes, and the cluster at" in capsys.readouterr().err
