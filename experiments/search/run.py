@@ -106,7 +106,12 @@ def trained(journal: Journal, found: Row, caches: Path, seconds: float) -> None:
         timeout=TRAIN_TIMEOUT_S,
         env=os.environ | {"XDG_CACHE_HOME": str(caches)},
     )
-    journal.add({"kind": "training", "task": task, **json.loads((out / "prediction.json").read_text())})
+    prediction = out / "prediction.json"
+    if not prediction.exists():
+        raise SystemExit(
+            "the code has changed since the search: its measurements are void; start with another --name"
+        )
+    journal.add({"kind": "training", "task": task, **json.loads(prediction.read_text())})
 
 
 def summarise(journal: Journal, tasks: list[str]) -> str:
