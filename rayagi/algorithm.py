@@ -25,7 +25,8 @@ from placement.plan import Plan
 from rayagi.algorithms.policy import load_policy
 from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.rllib_settings import PRESET
-from rayagi.config.spec import EVALUATION_SEED_OFFSET
+from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
+from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
@@ -68,7 +69,7 @@ class PPO(Algorithm):
         """
         rayagi_config = cls.get_default_config().update_from_dict(config)
         machine = cluster_machine() if ray.is_initialized() else local_machine()
-        plan = plan_of(rayagi_config.to_run_spec(), machine)
+        plan = plan_of(resolved(rayagi_config.to_run_spec(), machine, tell=_logger.info), machine)
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs: unless asked for, it has no CPU, and they can have all.
         own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
@@ -76,7 +77,7 @@ class PPO(Algorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the session. RLlib's own setup is not called: it would start environment runners and learners."""
-        self.run_spec = self.config.to_run_spec()
+        self.run_spec = self._resolved(self.config.to_run_spec())
         logging.getLogger("ray.rllib").setLevel(self.config.log_level)
         if self.config.seed is None and self._run_name() is not None:
             _logger.warning(
@@ -98,6 +99,14 @@ class PPO(Algorithm):
         except BaseException:
             self.cleanup()  # nobody gets hold of an algorithm whose setup raised
             raise
+
+    @staticmethod
+    def _resolved(spec: RunSpec) -> RunSpec:
+        """With numbers where "auto" leaves them to a search: inside Tune the one that asked for resources has searched."""
+        if not spec.gmi.wants_search:
+            return spec
+        machine = cluster_machine() if ray.is_initialized() else local_machine()
+        return resolved(spec, machine, tell=_logger.info)
 
     def _run_name(self) -> str | None:
         """The trial's id as tag of the exported metrics; outside Tune there is none."""
@@ -161,8 +170,11 @@ class PPO(Algorithm):
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The config, with the number of GMIs that this machine gave: ``from_checkpoint`` keeps the batch elsewhere."""
-        config, gmi = self.config, self.run_spec.gmi
-        if gmi.num_gmis is None and gmi.gmis_per_gpu is None:
+        config, gmi = self.config, self.config.to_run_spec().gmi
+        if gmi.wants_search:
+            found = self.run_spec.gmi
+            config = config.copy(copy_frozen=False).gmi(gmis_per_gpu=None, num_envs=found.num_envs)
+        if gmi.wants_search or (gmi.num_gmis is None and gmi.gmis_per_gpu is None):
             config = config.copy(copy_frozen=False).gmi(num_gmis=self.plan.num_gmis)
         return (config.get_state(),), {}
 

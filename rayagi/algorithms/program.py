@@ -52,7 +52,7 @@ class DpOnlyProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        num_envs = spec.gmi.num_envs
+        num_envs = spec.gmi.envs
         self.first_env_index = context.identity.index * num_envs
         env = self._env(num_envs, self.first_env_index, spec.seed)
         # The same weights everywhere: seeded alike here, and broadcast by the learner.
@@ -107,12 +107,19 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
-                "resident_bytes": float(resident_bytes()),
+                **self._memory(),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _memory(self) -> dict[str, float]:
+        """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
+        held = {"resident_bytes": float(resident_bytes())}
+        if self.context.device.type == "cuda":
+            held["device_bytes"] = float(torch.cuda.max_memory_reserved(self.context.device))
+        return held
 
     def _noise(self, iteration: int) -> torch.Tensor:
         return exploration_noise(

@@ -13,7 +13,9 @@ from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
 from rayagi.envs import SimulationError
+from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
+from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import NonFiniteResultError, RunError
 from rayagi.run.folder import RunFolder, RunRecord
 from rayagi.run.loop_types import Outcome
@@ -37,8 +39,9 @@ def conclude(folder: RunFolder, outcome: Outcome, interrupted_by: str) -> int:
     )
     if position.iteration > 0:
         # Imported here: drawing is not needed before the end, and takes its time to load.
-        from rayagi.monitoring.report import summary_text, write_report
+        from rayagi.monitoring.report import mean_speed, summary_text, write_report
 
+        prediction.conclude(folder.path, mean_speed(read_rows(folder.progress_csv)))
         report = write_report(folder)
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:

@@ -21,6 +21,7 @@ KNOWN: dict[str, int] = {
     "rayagi.run.errors.RunError": FAILED,
     "rayagi.cli.failures.UsageError": BAD_INPUT,
     "rayagi.coordinator.cluster.ClusterUnreachableError": BAD_INPUT,
+    "rayagi.coordinator.searching.NothingMeasuredError": FAILED,
     "actors.groups.GmiLostError": FAILED,
     "actors.groups.GmiSilentError": FAILED,
     "placement.errors.PlanError": BAD_INPUT,

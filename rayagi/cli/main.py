@@ -18,6 +18,7 @@ _COMMANDS = {
     "evaluate": "rayagi.cli.evaluate",
     "info": "rayagi.cli.info",
     "plan": "rayagi.cli.plan",
+    "search": "rayagi.cli.search",
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
     "cleanup": "rayagi.cli.cleanup",

@@ -35,6 +35,7 @@ start here:
   rayagi envs                      which tasks there are
   rayagi info                      what this machine has, and how its GPUs may be shared
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
+  rayagi search Ant-v5             how it should be cut to train fastest, by trying
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_info(commands)
     _add_plan(commands)
+    _add_search(commands)
     _add_envs(commands)
     _add_report(commands)
     _add_cleanup(commands)
@@ -151,7 +153,11 @@ def _add_info(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    examples = "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
+    examples = (
+        "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
+        "  rayagi plan Ant-v5 --explain                  which roles should share a GMI, in numbers measured here\n"
+        "  rayagi plan Ant-v5 --nodes 16 --gpus-per-node 8 --gpu H100    what such a cluster would do, and what binds it\n"
+    )
     parser = add_command(
         commands, "plan", "show how a machine would be cut, without starting anything", examples
     )
@@ -163,6 +169,48 @@ def _add_plan(commands: Any) -> None:
         metavar="FILE",
         help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
+    group = parser.add_argument_group("from unit costs, measured here by a short profile and kept")
+    group.add_argument("--explain", action="store_true", help="compare the templates (GMI-DRL, Tables 1-3)")
+    group.add_argument(
+        "--nodes", type=count_argument, metavar="N", help="forecast a cluster of 1, 2, 4, ... N nodes"
+    )
+    group.add_argument("--gpus-per-node", type=count_argument, default=8, metavar="N", help="default 8")
+    group.add_argument(
+        "--gpu", default="H100", metavar="NAME", help="V100, A100-40, A100-80, H100 (default), H200"
+    )
+    group.add_argument(
+        "--cores-per-node", type=count_argument, metavar="N", help="default: as in the vendor's own host"
+    )
+
+
+def _add_search(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi search Ant-v5\n  rayagi search Ant-v5 --budget 5m --objective time_to_return\n"
+        "  rayagi search Ant-v5 --gmis 2        only how many environments two GMIs should have\n\n"
+        "Tries real training at each candidate (GMI-DRL, Algorithm 1). Measurements are kept by machine, task, code and\n"
+        "library versions: a search goes on where the last one was interrupted, and `rayagi train --gmis auto` uses them.\n"
+    )
+    parser = add_command(
+        commands, "search", "find the numbers of GMIs and environments that train fastest here", examples
+    )
+    parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    _add_spec_options(parser)
+    group = parser.add_argument_group("how to search")
+    group.add_argument(
+        "--objective",
+        choices=("throughput", "time_to_return"),
+        default="throughput",
+        help="steps per second, or those discounted by what a larger batch costs in learning",
+    )
+    group.add_argument(
+        "--budget", type=duration_argument, metavar="TIME", help="start no trial after this long: 5m"
+    )
+    group.add_argument("--again", action="store_true", help="measure anew what was measured before")
+    group.add_argument(
+        "--cache", type=Path, metavar="DIR", help="measurements (default ~/.cache/rayagi/search)"
+    )
+    group.add_argument("--out", type=Path, metavar="DIR", help="figures (default runs/search-TASK)")
+    group.add_argument("--json", action="store_true", help="print the result as JSON, progress on stderr")
 
 
 def _add_envs(commands: Any) -> None:
@@ -196,9 +244,14 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
     )
     group.add_argument(
-        "--gmis", type=count_argument, metavar="N", help="GMIs in all (default: one per core or GPU)"
+        "--gmis",
+        type=_count_or_auto,
+        metavar="N",
+        help="GMIs in all (default: one per core or GPU); auto: as `rayagi search` finds best",
     )
-    group.add_argument("--num-envs", type=count_argument, metavar="N", help="environments of each GMI")
+    group.add_argument(
+        "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: as searched"
+    )
     group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
     group.add_argument(
@@ -209,6 +262,10 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and wins over --config",
     )
+
+
+def _count_or_auto(text: str) -> int | str:
+    return "auto" if text == "auto" else count_argument(text)
 
 
 def _seed(text: str) -> int:

@@ -3,18 +3,68 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from placement.inventory import cluster_machine, load_machine, local_machine
+from placement.inventory import load_machine
 from placement.types import Machine
+from rayagi.cli.failures import UsageError
+from rayagi.cli.machines import machine_of_run
+from rayagi.cli.output import complain, say
 from rayagi.cli.settings import spec_from
-from rayagi.planning import plan_of
+from rayagi.planning import plan_of, uses_gpus
+from rayagi.run.quantities import bytes_text
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
+    if arguments.nodes is not None or arguments.explain:
+        return _from_unit_costs(arguments)
+    machine = _machine(arguments)
     spec = spec_from(arguments)
-    print(plan_of(spec, _machine(arguments)).table())
+    if spec.gmi.wants_search:
+        # Imported here, as below: planning without measurements needs neither torch nor Ray.
+        from rayagi.coordinator.auto import resolved
+
+        spec = resolved(spec, machine, may_search=False)
+    print(plan_of(spec, machine).table())
+    return 0
+
+
+def _from_unit_costs(arguments: argparse.Namespace) -> int:
+    """The choice of a template, or the forecast of a cluster, from a short profile that is kept for the next time."""
+    from placement.templates import choose, explain
+    from rayagi.coordinator.profiling import kept_unit_costs
+    from rayagi.coordinator.what_if import best_forecast, cluster_of, sizes_up_to, table
+
+    spec, machine = spec_from(arguments), machine_of_run()
+    if arguments.machine is not None:
+        raise UsageError(
+            "--machine FILE cannot be profiled: unit costs are measured on the machine this runs on"
+        )
+    cluster = cluster_of(
+        arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
+    )
+    costs = kept_unit_costs(spec, machine, tell=complain)
+    say(
+        f"Measured here, {costs.num_steps} steps of {costs.num_envs} environments of {spec.env.id}: simulate "
+        f"{1e3 * costs.simulate_s:.0f} ms, act {1e3 * costs.act_s:.1f} ms, train {1e3 * costs.train_s:.0f} ms, copies "
+        f"{costs.bandwidth / 1e9:.1f} GB/s, model {bytes_text(costs.model_bytes)}."
+    )
+    if arguments.explain:
+        say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
+        say("Of these, dp_only can be run so far; the others are compared only.")
+    if arguments.nodes is not None:
+        updates = spec.ppo.num_epochs * spec.ppo.num_minibatches
+        sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None
+        found = [
+            best_forecast(costs, each, updates=updates, measured_sms=sms) for each in sizes_up_to(cluster)
+        ]
+        say(
+            f"\nNominal: {cluster.gpus_per_node} x {cluster.gpu.name} and {cluster.cores_per_node} cores a node, links "
+            f"{cluster.gpu.link_bytes_per_s / 1e9:.0f} GB/s, network {cluster.gpu.network_bytes_per_s / 1e9:.0f} GB/s."
+        )
+        if sms is None:
+            say("No GPU was measured: from networks as slow as on these cores to networks that cost nothing.")
+        say(table(found))
     return 0
 
 
@@ -22,10 +72,4 @@ def _machine(arguments: argparse.Namespace) -> Machine:
     """What is planned for: a recorded machine, else what `rayagi train` would run on."""
     if arguments.machine is not None:
         return load_machine(arguments.machine)
-    if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
-        return local_machine()
-    # Imported here: without a cluster there is no need to wait for Ray.
-    from rayagi.coordinator.cluster import connected
-
-    with connected():
-        return cluster_machine()
+    return machine_of_run()

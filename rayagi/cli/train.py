@@ -12,6 +12,7 @@ from rich.console import Console
 from placement.errors import PlanError
 from placement.plan import Plan
 from rayagi.cli.endings import after_failure, conclude
+from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
 from rayagi.cli.settings import (
     decays_linearly,
@@ -23,6 +24,8 @@ from rayagi.cli.settings import (
 )
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.expectation import expectation
 from rayagi.coordinator.session import Session
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.run_exporting import RunExporter
@@ -34,6 +37,7 @@ from rayagi.run.interrupt import Interrupt, hangup_ignored
 from rayagi.run.limits import should_stop
 from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, Outcome
 from rayagi.run.measures import position_of
+from rayagi.run.prediction import keep
 from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import TrainingLoop
 from rayagi.run.versions import collect_versions, rayagi_version
@@ -62,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
     spec = spec_from(arguments)
+    if spec.gmi.wants_search:
+        spec = resolved(spec, machine_of_run(), tell=say)
     folder = create_run(
         arguments.out or Path("runs"),
         spec.env.id,
@@ -190,7 +196,7 @@ def _opened(
     session = Session(
         spec,
         run_name=folder.path.name,
-        on_plan=lambda plan: _show_plan(folder, plan, num_gmis),
+        on_plan=lambda plan: _show_plan(folder, spec, plan, num_gmis),
         dashboard=dashboard,
     )
     stack.enter_context(session)
@@ -208,7 +214,7 @@ def _opened(
     return loop, screen
 
 
-def _show_plan(folder: RunFolder, plan: Plan, num_gmis: int | None) -> None:
+def _show_plan(folder: RunFolder, spec: RunSpec, plan: Plan, num_gmis: int | None) -> None:
     if num_gmis not in (None, plan.num_gmis):
         raise PlanError(
             f"resuming a run of {num_gmis} GMIs",
@@ -219,6 +225,10 @@ def _show_plan(folder: RunFolder, plan: Plan, num_gmis: int | None) -> None:
     replace_text(folder.path / "plan.txt", table + "\n")
     replace_json(folder.path / "plan.json", plan.to_dict())
     say(table)
+    expected = expectation(spec, plan)
+    if expected is not None:
+        keep(expected, folder.path)
+        say(f"Expected: {expected.text()}.")
 
 
 def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LiveProgress | PlainProgress:

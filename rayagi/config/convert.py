@@ -186,8 +186,8 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = (argument for argument in arguments if argument is not type(None))
-        return _convert(inner, value, path) if _fits(inner, value) else _refuse(wanted, value, path)
+        inner = next((each for each in arguments if each is not type(None) and _fits(each, value)), None)
+        return _refuse(wanted, value, path) if inner is None else _convert(inner, value, path)
     if not _fits(wanted, value):
         _refuse(wanted, value, path)
     if origin is tuple:
@@ -218,9 +218,13 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 
 def _refuse(wanted: Any, value: Any, path: str) -> typing.NoReturn:
-    choices = [choice for choice in typing.get_args(wanted) if isinstance(choice, str)]
+    members = typing.get_args(wanted)
+    choices = [
+        choice for part in (wanted, *members) for choice in typing.get_args(part) if isinstance(choice, str)
+    ]
     close = difflib.get_close_matches(str(value), choices, n=1)
-    given = "" if choices or value is None else f", not {type(value).__name__}"
+    only_choices = typing.get_origin(wanted) is Literal
+    given = "" if only_choices or value is None else f", not {type(value).__name__}"
     offer = f"did you mean {close[0]!r}?" if close else ""
     raise ConfigError(path, value, f"must be {describe(wanted)}{given}", offer)
 
@@ -232,7 +236,7 @@ def describe(wanted: Any) -> str:
     """An annotation in words, for messages."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in arguments)
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(repr(choice) for choice in arguments)
     if origin is tuple:
         return f"a list, each item {describe(arguments[0])}"
     if origin is Mapping:

@@ -19,6 +19,7 @@ from rayagi.config.convert import merged, nearest, run_spec_from_dict, run_spec_
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rllib_settings import (
+    BATCH_SETTINGS,
     PRESET,
     SPEC_PATHS,
     UNSET_BY_RAYAGI,
@@ -65,9 +66,9 @@ class PPOConfig(RllibPPOConfig):
         *,
         backend: str = NotProvided,
         template: str = NotProvided,
-        num_gmis: int | None = NotProvided,
-        gmis_per_gpu: int | None = NotProvided,
-        num_envs: int = NotProvided,
+        num_gmis: int | str | None = NotProvided,
+        gmis_per_gpu: int | str | None = NotProvided,
+        num_envs: int | str = NotProvided,
         threads_per_gmi: int | None = NotProvided,
         transport: str = NotProvided,
         composition: str = NotProvided,
@@ -79,9 +80,9 @@ class PPOConfig(RllibPPOConfig):
         Args:
             backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
             template: which roles share a GMI
-            num_gmis: GMIs in all
-            gmis_per_gpu: GMIs on each GPU
-            num_envs: environments of one GMI
+            num_gmis: GMIs in all; "auto": as a search on the machine finds best
+            gmis_per_gpu: GMIs on each GPU, or "auto"
+            num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
             transport: what gradients travel by: "shm", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
@@ -231,12 +232,21 @@ class PPOConfig(RllibPPOConfig):
             train_batch_size_per_learner=self._given("_train_batch_size_per_learner"),
             minibatch_size=self._given("minibatch_size"),
         )
-        if spec.gmi.num_envs < 1 or (spec.gmi.num_gmis or 1) < 1 or spec.ppo.rollout_length < 1:
+        num_envs, num_gmis = spec.gmi.num_envs, spec.gmi.num_gmis
+        if num_envs == "auto" or num_gmis == "auto":
+            for name in BATCH_SETTINGS:
+                if self._given(name) is not None:
+                    reason = "needs the numbers of GMIs and environments, and a search is to decide them"
+                    raise ConfigError(
+                        user_name(name), self._given(name), reason, "give rollout_length instead"
+                    )
+            num_envs, num_gmis = 1, None
+        if num_envs < 1 or (num_gmis or 1) < 1 or spec.ppo.rollout_length < 1:
             return spec.ppo.rollout_length, spec.ppo.num_minibatches  # the rules say what is wrong
         return rollout_and_minibatches(
             given,
-            num_envs=spec.gmi.num_envs,
-            num_gmis=spec.gmi.num_gmis,
+            num_envs=num_envs,
+            num_gmis=num_gmis,
             preset_length=base.ppo.rollout_length,
             preset_minibatches=base.ppo.num_minibatches,
         )

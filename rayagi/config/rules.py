@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from collectives.compositions import KNOWN_NAMES, is_name
 from rayagi.config.errors import ConfigError
-from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -46,8 +46,8 @@ def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:
     return tuple(below + above)
 
 
-def _at_least_one(path: str, value: int | None) -> Iterator[ConfigError]:
-    if value is not None and value < 1:
+def _at_least_one(path: str, value: int | Auto | None) -> Iterator[ConfigError]:
+    if isinstance(value, int) and value < 1:
         yield ConfigError(path, value, "must be at least 1")
 
 
@@ -70,7 +70,7 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
             f"cannot be given together with gmi.num_gmis = {gmi.num_gmis}",
             "give num_gmis for the number in all, or gmis_per_gpu for the number on each GPU",
         )
-    if gmi.gmis_per_gpu is not None and gmi.backend == "cpu":
+    if isinstance(gmi.gmis_per_gpu, int) and gmi.backend == "cpu":
         yield ConfigError(
             "gmi.gmis_per_gpu", gmi.gmis_per_gpu, "means nothing with gmi.backend = 'cpu'", "use gmi.num_gmis"
         )
@@ -89,7 +89,7 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 
 
-def _ppo(ppo: PPOSpec, num_envs: int) -> Iterator[ConfigError]:
+def _ppo(ppo: PPOSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
     counts = ("rollout_length", "num_epochs", "num_minibatches")
     for name in counts:
         yield from _at_least_one(f"ppo.{name}", getattr(ppo, name))
@@ -105,7 +105,7 @@ def _ppo(ppo: PPOSpec, num_envs: int) -> Iterator[ConfigError]:
         yield from _minibatches(ppo, num_envs)
 
 
-def _minibatches(ppo: PPOSpec, num_envs: int) -> Iterator[ConfigError]:
+def _minibatches(ppo: PPOSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
     if ppo.rollout_length % ppo.num_minibatches:
         offered = " or ".join(str(d) for d in nearest_divisors(ppo.rollout_length, ppo.num_minibatches))
         smaller = ppo.rollout_length // ppo.num_minibatches * ppo.num_minibatches
@@ -116,7 +116,11 @@ def _minibatches(ppo: PPOSpec, num_envs: int) -> Iterator[ConfigError]:
             f"must divide ppo.rollout_length = {ppo.rollout_length}",
             f"use num_minibatches {offered}, or rollout_length {' or '.join(map(str, lengths))}",
         )
-    elif ppo.normalize_advantages and ppo.rollout_length * num_envs // ppo.num_minibatches == 1:
+    elif (
+        num_envs != "auto"
+        and ppo.normalize_advantages
+        and ppo.rollout_length * num_envs // ppo.num_minibatches == 1
+    ):
         yield ConfigError(
             "ppo.num_minibatches",
             ppo.num_minibatches,

@@ -9,6 +9,8 @@ from typing import Any, Literal
 Activation = Literal["elu", "relu", "tanh", "silu"]
 Template = Literal["dp_only"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
+Auto = Literal["auto"]
+"""A number that a search on the machine decides (rayagi.coordinator.auto)."""
 
 EVALUATION_SEED_OFFSET = 1_000_003
 """Added to a run's seed for evaluation episodes: they start alike every time, and unlike the training ones."""
@@ -34,12 +36,12 @@ class GmiSpec:
     """auto: mps where GMIs share a GPU to train, mig to serve; direct for a GMI per GPU; cpu without a GPU."""
     template: Template = "dp_only"
     """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b)."""
-    num_gmis: int | None = None
-    """GMIs in all. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU."""
-    gmis_per_gpu: int | None = None
-    """GMIs on each GPU; needs a GPU. None: 1."""
-    num_envs: int = 32
-    """Environments of one GMI (the papers' num_env)."""
+    num_gmis: int | Auto | None = None
+    """GMIs in all. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU. auto: as searched."""
+    gmis_per_gpu: int | Auto | None = None
+    """GMIs on each GPU; needs a GPU. None: 1. auto: the same as num_gmis = auto, so that one file suits every machine."""
+    num_envs: int | Auto = 32
+    """Environments of one GMI (the papers' num_env). auto: as searched, and GMIs too where they are left open."""
     threads_per_gmi: int | None = None
     """Cores and threads of one GMI. None: the node's cores divided evenly."""
     reserve_timeout_s: float = 10.0
@@ -50,6 +52,22 @@ class GmiSpec:
     """What gradients travel by. auto: shared memory inside a host where it works, Gloo over TCP across hosts."""
     composition: str = "auto"
     """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/collectives.md). auto: chosen for the layout."""
+
+    @property
+    def wants_search(self) -> bool:
+        """Whether a number is left to a search."""
+        return "auto" in (self.num_gmis, self.gmis_per_gpu, self.num_envs)
+
+    @property
+    def envs(self) -> int:
+        """``num_envs`` as a number.
+
+        Raises:
+            ValueError: it is still to be searched.
+        """
+        if self.num_envs == "auto":
+            raise ValueError('num_envs = "auto": rayagi.coordinator.auto.resolved makes it a number first')
+        return self.num_envs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,10 +147,10 @@ class Session:
         refs = self._open().ask(lambda index, gmi: gmi.iterate.remote(num_iterations))
         self._pending.append((num_iterations, refs))
 
-    def collect(self) -> list[IterationResult]:
+    def collect(self, timeout_s: float | None = None) -> list[IterationResult]:
         """Wait for the oldest submitted request; one result per iteration, merged over GMIs.
 
-        Interrupted by Ctrl-C, it can be called again.
+        Interrupted by Ctrl-C, it can be called again. ``timeout_s`` is for who knows better than the generous limit here.
 
         Raises:
             GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
@@ -159,7 +159,7 @@ class Session:
         if not self._pending:
             raise RuntimeError("nothing was submitted")
         num_iterations, refs = self._pending[0]
-        limit_s = ITERATION_TIMEOUT_S * sum(count for count, _ in self._pending)
+        limit_s = timeout_s or ITERATION_TIMEOUT_S * sum(count for count, _ in self._pending)
         per_gmi: list[list[IterationResult]] = self._answers(
             refs, f"{num_iterations} training iterations", limit_s
         )

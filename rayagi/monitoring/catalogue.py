@@ -117,6 +117,13 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="resources",
         help="resident memory of the largest GMI process",
     ),
+    GmiMetric(
+        name="device_bytes",
+        unit="bytes",
+        merge="max",
+        group="resources",
+        help="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
+    ),
 )
 """What a GMI reports in IterationResult.metrics."""
 

@@ -15,6 +15,7 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
+from rayagi.run.prediction import kept
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.window import WINDOW
 
@@ -81,6 +82,9 @@ def summary(
             ("best evaluation", f"{_evaluation(best)} at {count_text(best['env_steps_total'])} steps")
         )
         facts.append(("last evaluation", _evaluation(evaluations[-1])))
+    prediction = kept(folder.path)
+    if prediction is not None:
+        facts.append(("predicted", prediction.text()))
     if "resident_bytes" in last:
         facts.append(("memory per GMI", bytes_text(last["resident_bytes"])))
     return tuple(facts)

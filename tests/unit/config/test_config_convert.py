@@ -79,7 +79,14 @@ def test_a_setting_in_the_wrong_section_is_offered_where_it_belongs():
         ({"ppo": {"num_epochs": True}}, "ppo.num_epochs = True: must be a whole number, not bool"),
         ({"ppo": {"gamma": "high"}}, "ppo.gamma = 'high': must be a number, not str"),
         ({"ppo": {"normalize_obs": 1}}, "ppo.normalize_obs = 1: must be true or false, not int"),
-        ({"gmi": {"num_gmis": "two"}}, "gmi.num_gmis = 'two': must be a whole number or null, not str"),
+        (
+            {"gmi": {"num_gmis": "two"}},
+            "gmi.num_gmis = 'two': must be a whole number or 'auto' or null, not str",
+        ),
+        (
+            {"gmi": {"num_envs": "autoo"}},
+            "gmi.num_envs = 'autoo': must be a whole number or 'auto', not str; did you mean",
+        ),
         ({"gmi": {"num_envs": None}}, "gmi.num_envs = None: must be a whole number"),
         (
             {"network": {"activation": "tanhh"}},

@@ -144,6 +144,19 @@ def test_batch_sizes_become_rollout_length_and_minibatches():
     assert (ppo.rollout_length, ppo.num_minibatches) == (32, 4)  # 1024 / (2 * 16); 32 * 16 / 128
 
 
+def test_numbers_may_be_left_to_a_search_but_not_with_batch_sizes_that_need_them():
+    config = (
+        PPOConfig().environment("Ant-v5").gmi(num_gmis="auto", num_envs="auto").training(rollout_length=16)
+    )
+    spec = config.to_run_spec()
+    assert (spec.gmi.num_gmis, spec.gmi.num_envs, spec.gmi.wants_search) == ("auto", "auto", True)
+    assert spec.ppo.rollout_length == 16
+    with pytest.raises(ValueError, match="resolved"):
+        _ = spec.gmi.envs
+    with pytest.raises(ConfigError, match=r"minibatch_size = 64: needs the numbers .* give rollout_length"):
+        config.training(minibatch_size=64).to_run_spec()
+
+
 def test_a_model_config_object_gives_sizes_and_activation():
     spec = (
         config()

@@ -1,0 +1,1 @@
+"""The search against the full grid."""

@@ -1,0 +1,203 @@
+"""Algorithm 1: profiling-based GMI exploration (GMI-DRL §3.1.2; the preprint's Algorithm 2), as a pure function.
+
+The probe is injected: it runs a candidate and says how fast and how large it was. Here is only what to try next, when to
+stop, and what was best. Decisions where the papers differ, or are silent:
+
+- Every trial that was measured may be the best one. The published loop passes over the first num_env of each GMIperGPU
+  (line 12-15) and the one at which it saturates (line 22); both are measured anyway, and on a small machine the first
+  may well win. Which trials are made, and in which order, is as published.
+- A trial that fails ends its GMIperGPU, since more environments need more memory and time. (The preprint goes on to
+  larger ones; the later paper only projects.)
+- One that needed more than its GMI's memory, where nothing held it back, counts as failed for want of memory.
+- ``estimate`` (line 26) is a GMI's throughput times all GMIs. The probe runs all GMIs of a device at once, so that their
+  contention is in the measurement; devices are taken to be alike and not to slow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+SATURATION = 0.1
+"""The papers' threshold alpha on Sat ("generally < 0.1", preprint §5.2)."""
+GMIS_PER_GPU: tuple[int, ...] = tuple(range(10, 0, -1))
+NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
+"""128 to 32768, as in the paper."""
+NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
+"""16 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
+
+FailureKind = Literal["crashed", "out of memory", "hung"]
+Verdict = Literal["first", "going on", "saturated", "no memory", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the probe found."""
+
+    steps_per_s: float
+    """Environment steps per second of one GMI while all GMIs of its device run."""
+    memory_bytes: int
+    """Of one GMI, the largest: on the device, or resident without one."""
+    relative_error: float = 0.0
+    """Half of the throughput's 95 % confidence interval, relative to it."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Mean seconds of an iteration by phase; names as in the metric catalogue."""
+    duration_s: float = 0.0
+    """What the trial took, starting and ending included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A candidate that could not be measured."""
+
+    kind: FailureKind
+    reason: str
+    duration_s: float = 0.0
+
+
+class Probe(Protocol):
+    """Runs one candidate for real."""
+
+    def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
+        """Measure it; a failure of the candidate is an answer, not an exception."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One step of the search."""
+
+    gmis_per_gpu: int
+    num_envs: int
+    verdict: Verdict
+    outcome: Measured | Failed | None
+    """None where the projection already said that memory would not do."""
+    projected_bytes: float | None = None
+    """m_p of eq. 4; None for the first two of a GMIperGPU."""
+    saturation: float | None = None
+    """Sat; None for the first."""
+    system_steps_per_s: float | None = None
+    """Estimate for all devices; None where nothing was measured or it does not fit."""
+    score: float | None = None
+    """What the search maximises; the system's throughput unless the objective is another."""
+    best: bool = False
+    """Whether nothing before it scored as high."""
+
+
+Score = Callable[[int, int, float], float]
+"""From GMIs per device, environments per GMI and the system's steps per second to what is maximised."""
+
+
+def throughput(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
+    """The paper's objective."""
+    return steps_per_s
+
+
+def algorithm_1(
+    probe: Probe,
+    *,
+    num_gpus: int,
+    gpu_memory_bytes: int,
+    saturation: float = SATURATION,
+    gmis_per_gpu: Sequence[int] = GMIS_PER_GPU,
+    num_envs: Sequence[int] = NUM_ENVS,
+    score: Score = throughput,
+) -> Iterator[Trial]:
+    """Try candidates, most GMIs first, environments doubling; yields each trial when it is done.
+
+    Args:
+        probe: measures a candidate
+        num_gpus: devices of the whole system; 1 for the cores of a machine without GPUs
+        gpu_memory_bytes: memory of one device, which its GMIs share evenly
+        saturation: alpha; a GMIperGPU ends where the gain in throughput per gain in memory falls below it
+        gmis_per_gpu: numbers of GMIs on one device, in the order in which they are tried
+        num_envs: numbers of environments of one GMI, ascending
+        score: what is best
+
+    Raises:
+        ValueError: numbers of environments are not ascending, or a number is not positive.
+    """
+    if list(num_envs) != sorted(set(num_envs)) or min((*num_envs, *gmis_per_gpu, num_gpus), default=0) < 1:
+        raise ValueError("environments have to ascend, and all numbers have to be positive")
+    highest = float("-inf")
+    for gmis in gmis_per_gpu:
+        memory = gpu_memory_bytes / gmis
+        before: list[tuple[int, Measured]] = []
+        for envs in num_envs:
+            projected = project_memory(before, envs)
+            if projected is not None and projected > memory:
+                yield Trial(
+                    gmis_per_gpu=gmis,
+                    num_envs=envs,
+                    verdict="no memory",
+                    outcome=None,
+                    projected_bytes=projected,
+                )
+                break
+            outcome = probe(gmis, envs)
+            if isinstance(outcome, Failed) or outcome.memory_bytes > memory:
+                yield Trial(
+                    gmis_per_gpu=gmis,
+                    num_envs=envs,
+                    verdict="failed" if isinstance(outcome, Failed) else "no memory",
+                    outcome=outcome,
+                    projected_bytes=projected,
+                )
+                break
+            change = saturation_metric(before[-1][1], outcome) if before else None
+            total = outcome.steps_per_s * gmis * num_gpus
+            value = score(gmis, envs, total)
+            ended = change is not None and change < saturation
+            yield Trial(
+                gmis_per_gpu=gmis,
+                num_envs=envs,
+                verdict="first" if change is None else "saturated" if ended else "going on",
+                outcome=outcome,
+                projected_bytes=projected,
+                saturation=change,
+                system_steps_per_s=total,
+                score=value,
+                best=value > highest,
+            )
+            highest = max(highest, value)
+            if ended:
+                break
+            before.append((envs, outcome))
+
+
+def project_memory(before: Sequence[tuple[int, Measured]], num_envs: int) -> float | None:
+    """Eq. 4: memory at ``num_envs`` on the line through the last two trials; None before there are two."""
+    if len(before) < 2:
+        return None
+    (envs_1, one), (envs_2, two) = before[-2:]
+    slope = (two.memory_bytes - one.memory_bytes) / (envs_2 - envs_1)
+    return (num_envs - envs_2) * slope + two.memory_bytes
+
+
+def saturation_metric(before: Measured, now: Measured) -> float:
+    """Sat: relative gain in throughput per relative gain in memory (lines 17 to 19).
+
+    Resident memory may stand still while the batch doubles: a gain that costs nothing is infinite, and no gain at no
+    cost counts as saturated.
+    """
+    gain = (now.steps_per_s - before.steps_per_s) / before.steps_per_s
+    cost = (now.memory_bytes - before.memory_bytes) / before.memory_bytes
+    if cost <= 0:
+        return float("inf") if gain > 0 else float("-inf")
+    return gain / cost
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The best of what was measured; None where nothing was."""
+    return next((trial for trial in reversed(trials) if trial.best), None)
+
+
+def core_counts(num_cores: int) -> tuple[int, ...]:
+    """Numbers of GMIs to try on cores alone, descending: those that leave the fewest cores idle for each size of GMI.
+
+    With c cores, c // 1, c // 2, ... , 1: another number of GMIs would not give any of them a core more.
+    """
+    if num_cores < 1:
+        raise ValueError(f"num_cores={num_cores}: at least 1 is needed")
+    return tuple(sorted({num_cores // width for width in range(1, num_cores + 1)}, reverse=True))

@@ -1,0 +1,127 @@
+"""``rayagi search``: find the configuration that trains fastest on this machine, by trying."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from placement.errors import counted
+from placement.search import Failed, Measured, Trial
+from rayagi.cli.machines import machine_of_run
+from rayagi.cli.output import complain, say
+from rayagi.cli.settings import spec_from
+from rayagi.coordinator.searching import SearchResult, SearchSettings, search
+from rayagi.run.errors import disk_errors
+from rayagi.run.quantities import bytes_text, duration_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search; returns the exit code."""
+    tell = complain if arguments.json else say
+    spec = spec_from(arguments)
+    machine = machine_of_run()
+    settings = SearchSettings(
+        objective=arguments.objective,
+        budget_s=arguments.budget,
+        gmis=_number(arguments.gmis),
+        num_envs=_number(arguments.num_envs),
+        folder=arguments.cache,
+        again=arguments.again,
+    )
+    tell(f"Searching for {spec.env.id}: what runs fastest here. Ctrl-C keeps what was measured.")
+    try:
+        result = search(
+            spec,
+            machine,
+            settings,
+            on_trial=lambda trial: tell(_line(trial)),
+            on_start=lambda what: tell(f"  measuring {what} ..."),
+        )
+    except KeyboardInterrupt as error:
+        error.add_note("What was measured is kept: the same command goes on from there.")
+        raise
+    plots = save_plots(result, arguments.out or Path("runs") / f"search-{spec.env.id}")
+    if arguments.json:
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        say("\n" + summary(result, plots))
+    return 0
+
+
+def save_plots(result: SearchResult, folder: Path) -> list[Path]:
+    """Figures 13 and 14 of the paper for this machine.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    # Imported here: drawing takes its time to load and is needed at the end only.
+    from rayagi.monitoring.search_plots import save_search_plots
+
+    with disk_errors(folder, "free space there, or choose another folder with --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        return save_search_plots(result.trials, result.memory_bytes, folder, result.task)
+
+
+def summary(result: SearchResult, plots: list[Path]) -> str:
+    """The table of trials, what was best, and the command that uses it."""
+    best = result.best
+    unit = "GMIs per GPU" if result.on_gpus else "GMIs"
+    found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
+    head = (unit, "envs", "steps/s", "+-", "memory of a GMI", "projected", "Sat", "")
+    rows = [head, *(_row(trial, best=trial is best) for trial in result.trials)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    ended = "" if result.complete else " The budget ended the search; the same command goes on."
+    noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
+    option = "--set gmi.gmis_per_gpu=" if result.on_gpus else "--gmis "
+    return "\n".join(
+        [
+            *lines,
+            f"\nBest by {result.settings.objective}: {found}, {best.num_envs} environments each, "
+            f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}.{ended}{noise}",
+            f"Figures: {', '.join(str(path) for path in plots)}",
+            f"\nUse it:\n  rayagi train {result.task} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
+            f"or whatever is best wherever it runs:\n  rayagi train {result.task} --gmis auto --num-envs auto",
+        ]
+    )
+
+
+def _number(given: int | str | None) -> int | None:
+    """A number that the search is held to."""
+    return given if isinstance(given, int) else None
+
+
+def _line(trial: Trial) -> str:
+    outcome = trial.outcome
+    what = f"  {trial.gmis_per_gpu:>3} x {trial.num_envs:<5}"
+    if isinstance(outcome, Failed):
+        return f"{what} {outcome.kind}: {outcome.reason}"
+    if outcome is None:
+        return f"{what} not tried: eq. 4 projects {bytes_text(trial.projected_bytes or 0)} a GMI, more than there is"
+    if trial.system_steps_per_s is None:
+        return f"{what} took {bytes_text(outcome.memory_bytes)} a GMI, more than its share"
+    told = f"{what} {trial.system_steps_per_s:>9,.0f} steps/s +- {100 * outcome.relative_error:.0f} %"
+    sat = "" if trial.saturation is None else f"  Sat {trial.saturation:.2f}"
+    return told + sat + ("  best so far" if trial.best else "") + _ended(trial)
+
+
+def _ended(trial: Trial) -> str:
+    return "  saturated" if trial.verdict == "saturated" else ""
+
+
+def _row(trial: Trial, *, best: bool) -> tuple[str, ...]:
+    outcome = trial.outcome
+    measured = isinstance(outcome, Measured)
+    return (
+        str(trial.gmis_per_gpu),
+        str(trial.num_envs),
+        f"{trial.system_steps_per_s:,.0f}" if trial.system_steps_per_s is not None else "-",
+        f"{100 * outcome.relative_error:.0f} %" if isinstance(outcome, Measured) else "-",
+        bytes_text(outcome.memory_bytes) if isinstance(outcome, Measured) else "-",
+        bytes_text(trial.projected_bytes) if trial.projected_bytes is not None else "-",
+        f"{trial.saturation:.2f}" if trial.saturation is not None else "-",
+        "best" if best else trial.verdict if not measured or trial.verdict == "saturated" else "",
+    )

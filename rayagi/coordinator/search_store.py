@@ -1,0 +1,130 @@
+"""What searches and profiles measured, kept by machine, task, code and library versions.
+
+One JSON file for each combination. A search writes after every trial; the next one replays what is there and goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import rayagi
+from placement.search import Failed, Measured
+from placement.types import Machine
+from rayagi.config.convert import run_spec_to_dict
+from rayagi.config.spec import RunSpec
+from rayagi.run.atomic import replace_json
+from rayagi.run.errors import disk_errors
+from rayagi.run.versions import PACKAGES, cpu_model, package_version
+
+_FREE_GMI = ("num_gmis", "gmis_per_gpu", "num_envs", "reserve_timeout_s", "collective_timeout_s")
+"""Of the gmi section: what a search varies, and what does not change what it measures."""
+_CODE = ("actors", "collectives", "placement", "rayagi/algorithms", "rayagi/envs", "rayagi/coordinator")
+"""Folders whose code a trial runs; a change there makes old measurements void."""
+
+
+def default_folder() -> Path:
+    """``~/.cache/rayagi/search``, or below XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "search"
+
+
+class SearchStore:
+    """Measurements of one task on one machine. Missing or unreadable files count as empty."""
+
+    def __init__(self, spec: RunSpec, machine: Machine, folder: Path | None = None) -> None:
+        self.key = search_key(spec, machine)
+        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:12]
+        name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in spec.env.id)
+        self.path = (folder or default_folder()) / f"{name}-{digest}.json"
+        self._content = self._read()
+
+    def outcome(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed | None:
+        """What was measured of a candidate; None where nothing was."""
+        stored = self._content["outcomes"].get(f"{gmis_per_gpu}x{num_envs}")
+        if stored is None:
+            return None
+        return Failed(**stored) if "kind" in stored else Measured(**stored)
+
+    def keep_outcome(self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed) -> None:
+        """Keep a measurement, or a lack of memory. A crash or a hang need not come again, and is not kept.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        if isinstance(outcome, Measured) or outcome.kind == "out of memory":
+            self._content["outcomes"][f"{gmis_per_gpu}x{num_envs}"] = asdict(outcome)
+            self._write()
+
+    def note(self, name: str) -> dict[str, Any] | None:
+        """Something else that was kept under a name: a profile, or how a search ended."""
+        found: dict[str, Any] | None = self._content["notes"].get(name)
+        return found
+
+    def keep_note(self, name: str, value: Mapping[str, Any]) -> None:
+        """Keep it.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        self._content["notes"][name] = dict(value)
+        self._write()
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._content = {"outcomes": {}, "notes": {}}
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            stored = json.loads(self.path.read_text())
+            if stored["key"] == self.key:
+                return {"outcomes": dict(stored["outcomes"]), "notes": dict(stored["notes"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return {"outcomes": {}, "notes": {}}
+
+    def _write(self) -> None:
+        with disk_errors(self.path, "free space there, or give another folder with --cache"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(self.path, {"key": self.key, **self._content})
+
+
+def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
+    """Everything that a measurement depends on, as JSON-ready values."""
+    task = run_spec_to_dict(spec)
+    for name in ("seed", "evaluation", "total_env_steps"):
+        del task[name]
+    for name in _FREE_GMI:
+        del task["gmi"][name]
+    nodes = [
+        {
+            "cores": len(node.usable_cores),
+            "memory_bytes": node.memory_total_bytes,
+            "gpus": [[gpu.name, gpu.memory_total_bytes, gpu.sm_count] for gpu in node.usable_gpus],
+        }
+        for node in machine.nodes
+    ]
+    versions = {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}}
+    return {
+        "task": task,
+        "machine": {"nodes": nodes, "cpu": cpu_model()},
+        "versions": versions,
+        "code": code_digest(),
+    }
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the code that a trial runs."""
+    root = Path(rayagi.__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(path for folder in _CODE for path in (root / folder).rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

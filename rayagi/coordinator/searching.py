@@ -1,0 +1,257 @@
+"""Runs Algorithm 1 on this machine: ranges, memory, cache, budget and objective around the pure search and the probe."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from placement.search import (
+    GMIS_PER_GPU,
+    NUM_ENVS,
+    NUM_ENVS_ON_CORES,
+    Failed,
+    Measured,
+    Probe,
+    Score,
+    Trial,
+    algorithm_1,
+    best_trial,
+    core_counts,
+    throughput,
+)
+from placement.types import Machine
+from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.probe import SessionProbe
+from rayagi.coordinator.profiling import noise_scale_of
+from rayagi.coordinator.search_store import SearchStore
+from rayagi.planning import uses_gpus
+
+Objective = Literal["throughput", "time_to_return"]
+
+HOST_MEMORY_SHARE = 0.9
+"""Of a host's memory, what its GMIs may fill together: Ray ends processes from 95 % on."""
+
+
+class NothingMeasuredError(RuntimeError):
+    """A search found no candidate that runs."""
+
+    def __init__(self, task: str, reasons: tuple[str, ...]) -> None:
+        super().__init__(task, reasons)
+        self.task, self.reasons = task, reasons
+
+    def __str__(self) -> str:
+        why = "; ".join(self.reasons) or "the budget ended before the first trial did; give a larger --budget"
+        return f"no candidate for {self.task} could be measured: {why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSettings:
+    """What a search is told."""
+
+    objective: Objective = "throughput"
+    budget_s: float | None = None
+    """Wall time after which no further trial starts; None: until the algorithm ends."""
+    gmis: int | None = None
+    """Only this number of GMIs per GPU, or of GMIs on cores; None: search it."""
+    num_envs: int | None = None
+    """Only this number of environments; None: search it."""
+    folder: Path | None = None
+    """Where measurements are kept; None: ~/.cache/rayagi/search."""
+    again: bool = False
+    """Measure everything anew."""
+
+    def name(self) -> str:
+        """Names what was asked, among the notes of a store."""
+        return f"search {self.objective} gmis={self.gmis or 'auto'} num_envs={self.num_envs or 'auto'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchResult:
+    """How a search ended."""
+
+    task: str
+    settings: SearchSettings
+    best: Trial
+    trials: tuple[Trial, ...]
+    complete: bool
+    """False where the budget ended it."""
+    on_gpus: bool
+    num_devices: int
+    memory_bytes: int
+    """Memory of one device, which its GMIs share."""
+    duration_s: float
+    """Of this call; trials that were kept from before take none."""
+    noise: NoiseScale | None = None
+    """For the objective ``time_to_return``."""
+    store: Path = field(default_factory=Path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values; JSON has no infinity, so that a Sat without a growth in memory is null."""
+        plain = asdict(self)
+        for trial in (plain["best"], *plain["trials"]):
+            if trial["saturation"] is not None and not math.isfinite(trial["saturation"]):
+                trial["saturation"] = None
+        plain["settings"]["folder"] = None if self.settings.folder is None else str(self.settings.folder)
+        plain["store"] = str(self.store)
+        return plain
+
+
+def search(
+    spec: RunSpec,
+    machine: Machine,
+    settings: SearchSettings,
+    *,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+    on_start: Callable[[str], None] = lambda what: None,
+) -> SearchResult:
+    """Find the configuration that trains fastest here. Starts Ray where a trial has to be run, and only then.
+
+    Interrupted by Ctrl-C, it keeps what it measured; called again, it goes on from there.
+
+    Args:
+        spec: the task; its own numbers of GMIs and environments are not looked at
+        machine: where it runs
+        settings: what to search for, and how long
+        on_trial: told of every trial when it is done
+        on_start: told what is measured before it starts, as a sentence
+
+    Raises:
+        NothingMeasuredError: no candidate runs.
+        ClusterUnreachableError, ReservationError: nothing can be started here now.
+        DiskError: measurements cannot be kept.
+    """
+    began = time.monotonic()
+    store = SearchStore(spec, machine, settings.folder)
+    if settings.again:
+        store.forget()
+    on_gpus = uses_gpus(spec, machine)
+    num_devices = machine.num_gpus if on_gpus else 1
+    with ExitStack() as stack:
+        ray = _OnDemand(stack)
+        noise = _noise(spec, store, ray, on_start) if settings.objective == "time_to_return" else None
+        ends_at = None if settings.budget_s is None else began + settings.budget_s
+        probe = _KeptProbe(SessionProbe(spec, machine), store, ray, on_start, ends_at)
+        steps = algorithm_1(
+            probe,
+            num_gpus=num_devices,
+            gpu_memory_bytes=device_memory_bytes(spec, machine),
+            gmis_per_gpu=_gmis(spec, machine, settings),
+            num_envs=_num_envs(on_gpus, settings),
+            score=throughput if noise is None else _learning_score(noise, num_devices),
+        )
+        trials: list[Trial] = []
+        complete = True
+        try:
+            for trial in steps:
+                trials.append(trial)
+                on_trial(trial)
+        except _BudgetSpentError:
+            complete = False
+    best = best_trial(trials)
+    if best is None:
+        reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, Failed))
+        raise NothingMeasuredError(spec.env.id, tuple(dict.fromkeys(reasons)))
+    result = SearchResult(
+        task=spec.env.id,
+        settings=settings,
+        best=best,
+        trials=tuple(trials),
+        complete=complete,
+        on_gpus=on_gpus,
+        num_devices=num_devices,
+        memory_bytes=device_memory_bytes(spec, machine),
+        duration_s=time.monotonic() - began,
+        noise=noise,
+        store=store.path,
+    )
+    store.keep_note(
+        settings.name(), {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs, "complete": complete}
+    )
+    return result
+
+
+def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
+    """Memory that the GMIs of one device share: a GPU's, or what a host may fill."""
+    if uses_gpus(spec, machine):
+        return min(gpu.memory_total_bytes for node in machine.nodes for gpu in node.usable_gpus)
+    return int(HOST_MEMORY_SHARE * sum(node.memory_total_bytes for node in machine.nodes))
+
+
+class _OnDemand:
+    """A connection to Ray that is made when it is first needed and held for all trials."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self._is_open = stack, False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._stack.enter_context(connected())
+            self._is_open = True
+
+
+class _BudgetSpentError(Exception):
+    """A trial would have to be run, and there is no time left for it."""
+
+
+class _KeptProbe:
+    """Answers from the store where it can; measures and keeps where not, until the budget is spent."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        store: SearchStore,
+        ray: _OnDemand,
+        on_start: Callable[[str], None],
+        ends_at: float | None,
+    ) -> None:
+        self._probe, self._store, self._ray, self._on_start = probe, store, ray, on_start
+        self._ends_at = ends_at
+
+    def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
+        kept = self._store.outcome(gmis_per_gpu, num_envs)
+        if kept is not None:
+            return kept
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            raise _BudgetSpentError
+        self._ray.open()
+        self._on_start(f"{gmis_per_gpu} x {num_envs} environments")
+        outcome = self._probe(gmis_per_gpu, num_envs)
+        self._store.keep_outcome(gmis_per_gpu, num_envs, outcome)
+        return outcome
+
+
+def _noise(spec: RunSpec, store: SearchStore, ray: _OnDemand, on_start: Callable[[str], None]) -> NoiseScale:
+    stored = store.note("noise scale")
+    if stored is not None:
+        return NoiseScale(**stored)
+    ray.open()
+    on_start("the gradient's noise, while learning")
+    noise = noise_scale_of(spec)
+    store.keep_note("noise scale", asdict(noise))
+    return noise
+
+
+def _learning_score(noise: NoiseScale, num_devices: int) -> Score:
+    def score(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
+        return useful_steps_per_s(noise, gmis_per_gpu * num_devices * num_envs, steps_per_s)
+
+    return score
+
+
+def _gmis(spec: RunSpec, machine: Machine, settings: SearchSettings) -> tuple[int, ...]:
+    if settings.gmis is not None:
+        return (settings.gmis,)
+    return GMIS_PER_GPU if uses_gpus(spec, machine) else core_counts(machine.num_cores)
+
+
+def _num_envs(on_gpus: bool, settings: SearchSettings) -> tuple[int, ...]:
+    if settings.num_envs is not None:
+        return (settings.num_envs,)
+    return NUM_ENVS if on_gpus else NUM_ENVS_ON_CORES

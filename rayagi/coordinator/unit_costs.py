@@ -1,0 +1,271 @@
+"""Measures Table 1 of GMI-DRL: times, sizes and shares of the three roles, each run by itself in one GMI.
+
+Nothing is assumed: what the model needs is timed or counted here, on this machine, for this task.
+
+- T: wall time of m steps of the simulator, of m inferences, and of one update, at N environments.
+- R: on cores, the cores that a role keeps busy (CPU time over wall time, rounded up, since a core is a slice's for the
+  whole of it), as a share of all; on a GPU, its utilisation. Memory: what the process holds once the role is built and has
+  worked, what every process holds included. Eq. 1 decides which of the two counts.
+- alpha, beta: a shared agent (trainer) works on larger batches. Time at ``SHARED`` times the batch over ``SHARED`` times
+  the time at one: the part of an agent of its own that each simulator then costs.
+- BW: a copy out of one GMI's memory and one into another's, through the host.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Any
+
+import torch
+
+from actors.agent import Agent
+from actors.collecting import collect
+from actors.gmi import GmiContext
+from actors.noise import minibatch_orders
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.simulator import Simulator
+from placement.templates import UnitCosts, dominant_resource
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.algorithms.ppo import PPOBatch
+from rayagi.algorithms.program import DpOnlyProgram, resident_bytes
+from rayagi.config.spec import RunSpec
+
+SHARED = 4
+"""Simulators that share an agent or a trainer when alpha and beta are measured."""
+COPIED_BYTES = 32 * 2**20
+"""Larger than the caches of a core, so that memory is timed."""
+_SMALLEST = 1e-6
+"""Shares and times are positive, also where a clock is too coarse to see them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """A piece of work: wall time, and the cores that it kept busy (on a GPU: the share of time that it was)."""
+
+    wall_s: float
+    busy: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readings:
+    """What one round measured."""
+
+    simulate: Timing
+    act: Timing
+    train: Timing
+    act_shared_s: float
+    train_own_s: float
+    train_shared_s: float
+    copy_bytes_per_s: float
+    memory_bytes: dict[str, int]
+    """Resident (on a GPU: held there) by role, what every process holds included."""
+    sizes: dict[str, float]
+    """state_bytes, action_bytes, reward_bytes of one environment, and model_bytes."""
+    num_steps: int
+    num_envs: int
+
+
+def unit_costs(readings: Sequence[Readings], *, cores: int, memory_bytes: int, on_gpu: bool) -> UnitCosts:
+    """The median of some rounds as the model's parameters.
+
+    Args:
+        readings: rounds; the first one warms up and does not count where there are more
+        cores: of the machine, which is the device without a GPU
+        memory_bytes: of the device
+        on_gpu: whether ``busy`` is a share of the GPU already
+
+    Raises:
+        ValueError: no readings.
+    """
+    if not readings:
+        raise ValueError("no readings")
+    used = readings[1:] or readings
+
+    def median(value: Callable[[Readings], float]) -> float:
+        return max(_SMALLEST, statistics.median(value(each) for each in used))
+
+    busy = {
+        "simulator": median(lambda each: each.simulate.busy),
+        "agent": median(lambda each: each.act.busy),
+        "trainer": median(lambda each: each.train.busy),
+    }
+    # Clocks differ by a little: a thread that never waits must not count as two.
+    compute = (
+        busy
+        if on_gpu
+        else {role: max(1, ceil(cores_used - 0.1)) / cores for role, cores_used in busy.items()}
+    )
+    memory = {role: readings[-1].memory_bytes[role] / memory_bytes for role in compute}
+    resource = dominant_resource(compute_share=max(compute.values()), memory_share=max(memory.values()))
+    shares: Mapping[str, float] = compute if resource == "compute" else memory
+    act_s, last = median(lambda each: each.act.wall_s), readings[-1]
+    return UnitCosts(
+        simulate_s=median(lambda each: each.simulate.wall_s),
+        act_s=act_s,
+        train_s=median(lambda each: each.train.wall_s),
+        simulator_share=min(1.0, max(_SMALLEST, shares["simulator"])),
+        agent_share=min(1.0, max(_SMALLEST, shares["agent"])),
+        trainer_share=min(1.0, max(_SMALLEST, shares["trainer"])),
+        resource=resource,
+        **last.sizes,
+        bandwidth=median(lambda each: each.copy_bytes_per_s),
+        alpha=median(lambda each: each.act_shared_s / (SHARED * each.act.wall_s)),
+        beta=median(lambda each: each.train_shared_s / (SHARED * each.train_own_s)),
+        num_steps=last.num_steps,
+        num_envs=last.num_envs,
+    )
+
+
+class CostProgram:
+    """Builds the roles one after another, and in each iteration times every one of them."""
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        self._spec, self._device = spec, context.device
+        self._readings: list[Readings] = []
+        num_envs, threads = spec.gmi.envs, context.identity.slice.num_threads
+        base = self._held()
+        env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
+        simulator = Simulator(env)
+        with_simulator = self._held()
+        model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
+        self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
+        self._outputs = env.info.action.num_choices or env.info.action.dim
+        self._act(simulator.obs, 1)
+        with_agent = self._held()
+        self._program = DpOnlyProgram(spec, _given(env), context)
+        self._program.iterate()
+        with_trainer = self._held()
+        self._memory = {
+            "simulator": with_simulator,
+            "agent": base + with_agent - with_simulator,
+            "trainer": base + with_trainer - with_agent,
+        }
+
+    def iterate(self) -> IterationResult:
+        """Measure everything once."""
+        started = time.perf_counter()
+        self._readings.append(self._measure())
+        steps = float(self._program.rollout.num_steps * self._program.rollout.num_envs)
+        metrics = {"env_steps": steps, "iteration_s": time.perf_counter() - started}
+        return IterationResult(iteration=len(self._readings), metrics=metrics)
+
+    def _measure(self) -> Readings:
+        program, spec = self._program, self._spec.ppo
+        steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
+        simulator, training = program.simulator, program.training
+        collect(simulator, program.agent, program.rollout, torch.randn_like(program.rollout.outputs))
+        obs, actions = simulator.obs, program.rollout.actions.cpu()
+        simulate = self._timed(lambda: [simulator.step(each) for each in actions])
+        act = self._timed(lambda: self._act(obs, steps))
+        many = obs.repeat(SHARED, 1)
+        act_shared = self._timed(lambda: self._act(many, steps))
+        batch, _ = training.prepare(program.rollout)
+        own, shared = self._orders(num_envs), self._orders(SHARED * num_envs)
+        larger = _repeated(batch, steps)
+        train_own = self._timed(lambda: training.learner.update(batch, own, 1, 0))
+        train_shared = self._timed(lambda: training.learner.update(larger, shared, 1, 0))
+        train = self._timed(lambda: program.trainer.update(program.rollout))
+        step = simulator.step(actions[0])
+        told = (step.rewards, step.terminated, step.truncated)
+        return Readings(
+            simulate=simulate,
+            act=act,
+            train=train,
+            act_shared_s=act_shared.wall_s,
+            train_own_s=train_own.wall_s,
+            train_shared_s=train_shared.wall_s,
+            copy_bytes_per_s=self._copy_bytes_per_s(),
+            memory_bytes=self._memory,
+            sizes={
+                "state_bytes": step.obs.nbytes / num_envs,
+                "action_bytes": actions[0].nbytes / num_envs,
+                "reward_bytes": sum(each.nbytes for each in told) / num_envs,
+                "model_bytes": float(training.learner.flat.parameters.nbytes),
+            },
+            num_steps=spec.rollout_length,
+            num_envs=num_envs,
+        )
+
+    def _act(self, obs: torch.Tensor, steps: int) -> None:
+        noise = torch.randn(len(obs), self._outputs, device=self._device)
+        for _ in range(steps):
+            self._agent.act(obs, noise)
+
+    def _orders(self, num_envs: int) -> torch.Tensor:
+        spec = self._spec.ppo
+        return minibatch_orders(
+            seed=self._spec.seed,
+            first_env_index=0,
+            num_envs=num_envs,
+            iteration=0,
+            num_steps=spec.rollout_length,
+            num_epochs=spec.num_epochs,
+            num_minibatches=spec.num_minibatches,
+        ).to(self._device)
+
+    def _timed(self, work: Callable[[], Any]) -> Timing:
+        """Run it; on a GPU until the device is done. [unverified on GPU]"""
+        on_gpu = self._device.type == "cuda"
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize(self._device)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return Timing(wall_s=wall, busy=torch.cuda.utilization(self._device) / 100 if on_gpu else cpu / wall)
+
+    def _copy_bytes_per_s(self) -> float:
+        """From this slice's memory to the host, and from there to a slice's."""
+        here = torch.ones(COPIED_BYTES // 4, device=self._device)
+        between, there = torch.empty(COPIED_BYTES // 4), torch.empty_like(here)
+
+        def copy() -> None:
+            between.copy_(here)
+            there.copy_(between)
+
+        copy()
+        return COPIED_BYTES / self._timed(copy).wall_s
+
+    def _held(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_reserved(self._device))
+        return resident_bytes()
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Not what this program is for."""
+        raise NotImplementedError("a profile does not evaluate")
+
+    def state_dict(self) -> StateDict:
+        """What was measured, in the place of a state."""
+        return {"shared": {"measured": self._readings}, "local": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Not what this program is for."""
+        raise NotImplementedError("a profile has no state")
+
+    def close(self) -> None:
+        """Release the simulators."""
+        self._program.close()
+
+
+def _given(env: VecEnv) -> EnvFactory:
+    """A factory of the environments that are there already."""
+
+    def make(*, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
+        return env
+
+    return make
+
+
+def _repeated(batch: PPOBatch, num_steps: int) -> PPOBatch:
+    """The batch of ``SHARED`` times the environments, each there as often."""
+    larger = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        by_step = value.view(num_steps, -1, *value.shape[1:])
+        larger[field.name] = by_step.repeat(1, SHARED, *[1] * (value.dim() - 1)).flatten(0, 1)
+    return PPOBatch(**larger)

@@ -1,0 +1,117 @@
+"""A search as the papers draw it: throughput and saturation (Figure 13), memory projected and measured (Figure 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from placement.search import SATURATION, Measured, Trial, project_memory
+
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+
+
+def save_search_plots(trials: Sequence[Trial], memory_bytes: int, folder: Path, title: str) -> list[Path]:
+    """Draw saturation.png and memory.png into ``folder``; returns their paths.
+
+    Args:
+        trials: as they were made
+        memory_bytes: of one device, which its GMIs share
+        folder: an existing folder
+        title: what was searched
+    """
+    paths = []
+    for name, draw in (("saturation.png", _draw_saturation), ("memory.png", _draw_memory)):
+        figure = Figure(figsize=(8, 4.2), layout="constrained")
+        figure.suptitle(title)
+        draw(figure, _by_gmis(trials), memory_bytes)
+        figure.savefig(folder / name, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+        paths.append(folder / name)
+    return paths
+
+
+def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
+    groups: dict[int, list[Trial]] = {}
+    for trial in trials:
+        if isinstance(trial.outcome, Measured):
+            groups.setdefault(trial.gmis_per_gpu, []).append(trial)
+    return groups
+
+
+def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
+    """Throughput of all GMIs above, Sat below; one line per number of GMIs."""
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
+        envs = [trial.num_envs for trial in trials]
+        speeds = [trial.system_steps_per_s or _measured(trial).steps_per_s * gmis for trial in trials]
+        errors = [
+            speed * _measured(trial).relative_error for speed, trial in zip(speeds, trials, strict=True)
+        ]
+        above.errorbar(envs, speeds, yerr=errors, marker="o", capsize=2, color=colour, label=_label(gmis))
+        later = [trial for trial in trials if trial.saturation is not None]
+        below.plot(
+            [trial.num_envs for trial in later],
+            [_within(trial.saturation) for trial in later],
+            marker="o",
+            color=colour,
+        )
+    below.axhline(SATURATION, color="#222222", linewidth=0.8, linestyle="--")
+    above.set_ylabel("steps per second")
+    above.set_ylim(bottom=0)
+    above.legend(fontsize=8)
+    below.set_ylabel("Sat")
+    _finish(below)
+    above.grid(visible=True, alpha=0.3)
+
+
+def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
+    """Memory of one GMI: measured, and what eq. 4 had projected from the two trials before."""
+    axis = figure.subplots()
+    for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
+        envs = [trial.num_envs for trial in trials]
+        held = [_measured(trial).memory_bytes / 2**20 for trial in trials]
+        axis.plot(envs, held, marker="o", color=colour, label=f"{_label(gmis)}, measured")
+        before = [(trial.num_envs, _measured(trial)) for trial in trials]
+        projected = [
+            (count, project_memory(before[:index], count)) for index, count in enumerate(envs) if index >= 2
+        ]
+        if projected:
+            axis.plot(
+                [count for count, _ in projected],
+                [(value or 0.0) / 2**20 for _, value in projected],
+                marker="x",
+                linestyle="--",
+                color=colour,
+                label=f"{_label(gmis)}, projected (limit {memory_bytes / gmis / 2**20:,.0f} MiB)",
+            )
+    axis.set_ylabel("MiB of one GMI")
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize=8)
+    _finish(axis)
+
+
+def _measured(trial: Trial) -> Measured:
+    assert isinstance(trial.outcome, Measured)
+    return trial.outcome
+
+
+def _within(saturation: float | None) -> float:
+    """Sat, cut to what a plot can show: it is infinite where memory stood still."""
+    return max(-2.0, min(10.0, saturation or 0.0))
+
+
+def _label(gmis: int) -> str:
+    return f"{gmis} GMI{'' if gmis == 1 else 's'}"
+
+
+def _cycle(count: int) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def _finish(axis: Any) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("environments of one GMI")
+    axis.grid(visible=True, alpha=0.3)

@@ -1,0 +1,76 @@
+"""What `rayagi search` prints, from trials worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from placement.search import Failed, Measured, Trial
+from rayagi.cli.main import main
+from rayagi.cli.parser import build_parser
+from rayagi.cli.search import save_plots, summary
+from rayagi.coordinator.searching import SearchResult, SearchSettings
+
+MIB = 2**20
+
+
+def measured(steps_per_s, mib):
+    return Measured(steps_per_s=steps_per_s, memory_bytes=mib * MIB, relative_error=0.02)
+
+
+@pytest.fixture
+def result():
+    first = Trial(
+        gmis_per_gpu=2, num_envs=8, verdict="first", outcome=measured(1000, 400),
+        system_steps_per_s=2000.0, score=2000.0, best=True
+    )  # fmt: skip
+    best = Trial(
+        gmis_per_gpu=2, num_envs=16, verdict="going on", outcome=measured(1500, 420), saturation=10.0,
+        system_steps_per_s=3000.0, score=3000.0, best=True,
+    )  # fmt: skip
+    no_room = Trial(
+        gmis_per_gpu=2, num_envs=32, verdict="no memory", outcome=None, projected_bytes=460.0 * MIB
+    )
+    crashed = Trial(
+        gmis_per_gpu=1, num_envs=8, verdict="failed", outcome=Failed(kind="crashed", reason="signal 11")
+    )
+    return SearchResult(
+        task="Ant-v5", settings=SearchSettings(), best=best, trials=(first, best, no_room, crashed), complete=False,
+        on_gpus=False, num_devices=1, memory_bytes=900 * MIB, duration_s=61.0,
+    )  # fmt: skip
+
+
+def test_the_table_tells_what_was_tried_and_the_command_that_uses_it(result):
+    lines = summary(result, [Path("a.png")]).splitlines()
+    assert lines[2].split() == ["2", "16", "3,000", "2", "%", "420", "MiB", "-", "10.00", "best"]
+    assert lines[3].split() == ["2", "32", "-", "-", "-", "460", "MiB", "-", "no", "memory"]
+    assert lines[4].split()[-1] == "failed"
+    text = "\n".join(lines)
+    assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
+    assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
+
+
+def test_figures_13_and_14_are_drawn(result, tmp_path):
+    paths = save_plots(result, tmp_path / "figures")
+    assert [path.name for path in paths] == ["saturation.png", "memory.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_options_of_the_search():
+    given = build_parser().parse_args(["search", "Ant-v5", "--budget", "5m", "--objective", "time_to_return"])
+    assert (given.budget, given.objective, given.again, given.json) == (300.0, "time_to_return", False, False)
+    given = build_parser().parse_args(["train", "Ant-v5", "--gmis", "auto", "--num-envs", "auto"])
+    assert (given.gmis, given.num_envs) == ("auto", "auto")
+
+
+def test_a_plan_of_numbers_that_nobody_searched_says_what_to_do(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = "tests/data/machines/cpu2.json"
+    assert main(["plan", "Ant-v5", "--gmis", "auto", "--machine", machine]) == 2
+    assert "Run `rayagi search Ant-v5` first" in capsys.readouterr().err
+
+
+def test_a_cluster_beyond_the_limit_is_refused(capsys):
+    assert main(["plan", "Ant-v5", "--nodes", "200", "--gpus-per-node", "8"]) == 2
+    assert "at most 1024 GPUs" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Algorithm 1 on machines made of formulas: what it tries, where it stops, what it finds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.search import (
+    Failed,
+    Measured,
+    algorithm_1,
+    best_trial,
+    core_counts,
+    project_memory,
+    saturation_metric,
+)
+
+MIB = 2**20
+
+
+class Formula:
+    """A probe that computes; remembers what it was asked."""
+
+    def __init__(self, speed, memory):
+        self.speed, self.memory, self.asked = speed, memory, []
+
+    def __call__(self, gmis_per_gpu, num_envs):
+        self.asked.append((gmis_per_gpu, num_envs))
+        return Measured(
+            steps_per_s=self.speed(gmis_per_gpu, num_envs), memory_bytes=self.memory(gmis_per_gpu, num_envs)
+        )
+
+
+def measured(steps_per_s, memory_mib):
+    return Measured(steps_per_s=steps_per_s, memory_bytes=memory_mib * MIB)
+
+
+def test_the_projection_is_the_line_through_the_last_two():
+    # eq. 4 with e1, m1 = 128, 100 MiB and e2, m2 = 256, 150 MiB: at 512, 256 / 128 * 50 + 150
+    before = [(128, measured(1, 100)), (256, measured(1, 150))]
+    assert project_memory(before, 512) == 250 * MIB
+    assert project_memory(before[:1], 512) is None
+    # only the last two count
+    assert project_memory([(64, measured(1, 1)), *before], 512) == 250 * MIB
+
+
+def test_saturation_is_gain_in_speed_per_gain_in_memory():
+    # 20 % faster for 50 % more memory
+    assert saturation_metric(measured(1000, 100), measured(1200, 150)) == pytest.approx(0.4)
+    assert saturation_metric(measured(1000, 100), measured(1001, 100)) == float("inf")
+    assert saturation_metric(measured(1000, 100), measured(1000, 100)) == float("-inf")
+
+
+def test_a_hand_worked_search():
+    # Per GMI: 1000, 1500, 1560 steps/s with 100, 150, 250 MiB. Sat at 256: 0.5 / 0.5 = 1; at 512: 0.04 / (2/3) = 0.06,
+    # below 0.1. Two GMIs on each of four GPUs: 1560 * 8 = 12480 is best, since one GMI is only 1.5 times as fast.
+    speeds = {128: 1000.0, 256: 1500.0, 512: 1560.0}
+    memory = {128: 100 * MIB, 256: 150 * MIB, 512: 250 * MIB}
+    probe = Formula(
+        lambda gmis, envs: speeds[envs] * (1.5 if gmis == 1 else 1.0), lambda gmis, envs: memory[envs]
+    )
+    trials = list(algorithm_1(probe, num_gpus=4, gpu_memory_bytes=1024 * MIB, gmis_per_gpu=(2, 1)))
+    assert probe.asked == [(2, 128), (2, 256), (2, 512), (1, 128), (1, 256), (1, 512)]
+    assert [trial.verdict for trial in trials] == ["first", "going on", "saturated"] * 2
+    assert trials[1].saturation == pytest.approx(1.0)
+    assert trials[2].saturation == pytest.approx(0.06)
+    assert trials[2].projected_bytes == 250 * MIB
+    best = best_trial(trials)
+    assert (best.gmis_per_gpu, best.num_envs, best.system_steps_per_s) == (2, 512, 12480.0)
+
+
+def test_memory_ends_a_size_before_the_trial():
+    # 100, 150, 250, 450, 850 MiB. Four GMIs have 200 MiB each: 512 would need 250. One GMI has 800: 2048 would need 850.
+    probe = Formula(lambda gmis, envs: float(envs), lambda gmis, envs: (100 * MIB * (envs + 128)) // 256)
+    trials = list(
+        algorithm_1(
+            probe,
+            num_gpus=1,
+            gpu_memory_bytes=800 * MIB,
+            gmis_per_gpu=(4, 1),
+            num_envs=(128, 256, 512, 1024, 2048),
+        )
+    )
+    assert probe.asked == [(4, 128), (4, 256), (1, 128), (1, 256), (1, 512), (1, 1024)]
+    ended = [trial for trial in trials if trial.verdict == "no memory"]
+    assert [trial.projected_bytes for trial in ended] == [250 * MIB, 850 * MIB]
+    assert [trial.outcome for trial in ended] == [None, None]
+
+
+def test_what_turned_out_too_large_is_not_the_best():
+    probe = Formula(lambda gmis, envs: float(envs), lambda gmis, envs: 10 * MIB * envs)
+    trials = list(
+        algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2000 * MIB, gmis_per_gpu=(1,), num_envs=(128, 256))
+    )
+    assert [trial.verdict for trial in trials] == ["first", "no memory"]
+    assert best_trial(trials).num_envs == 128
+
+
+def test_a_failure_ends_its_size_and_the_search_goes_on():
+    def probe(gmis, envs):
+        if gmis == 3 and envs == 256:
+            return Failed(kind="crashed", reason="signal 11")
+        return measured(float(envs), 100 + envs)
+
+    trials = list(
+        algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(3, 1), num_envs=(128, 256, 512))
+    )
+    asked = [(trial.gmis_per_gpu, trial.num_envs) for trial in trials]
+    assert asked == [(3, 128), (3, 256), (1, 128), (1, 256), (1, 512)]
+    assert trials[1].verdict == "failed"
+    assert best_trial(trials).num_envs == 512
+
+
+def test_the_first_of_a_size_may_be_the_best():
+    probe = Formula(lambda gmis, envs: 1e6 / envs, lambda gmis, envs: MIB * envs)
+    trials = list(algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
+    assert [trial.num_envs for trial in trials] == [128, 256]
+    assert best_trial(trials).num_envs == 128
+
+
+def test_where_everything_fails_there_is_no_best():
+    trials = list(
+        algorithm_1(lambda gmis, envs: Failed(kind="hung", reason="60 s"), num_gpus=1, gpu_memory_bytes=1)
+    )
+    assert [trial.gmis_per_gpu for trial in trials] == list(range(10, 0, -1))
+    assert best_trial(trials) is None
+
+
+def test_another_objective_changes_what_is_best_and_not_what_is_tried():
+    def make():
+        return Formula(lambda gmis, envs: 1000.0 * envs / (envs + 100), lambda gmis, envs: MIB * (100 + envs))
+
+    fast, soon = make(), make()
+    by_speed = list(algorithm_1(fast, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
+    by_time = list(
+        algorithm_1(
+            soon,
+            num_gpus=1,
+            gpu_memory_bytes=2**40,
+            gmis_per_gpu=(1,),
+            score=lambda gmis, envs, speed: speed / (1 + envs / 64),
+        )
+    )
+    assert fast.asked == soon.asked
+    assert best_trial(by_time).num_envs == 128 < best_trial(by_speed).num_envs
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"), [(1, (1,)), (2, (2, 1)), (8, (8, 4, 2, 1)), (16, (16, 8, 5, 4, 3, 2, 1))]
+)
+def test_core_counts(cores, counts):
+    assert core_counts(cores) == counts
+
+
+def test_bad_ranges_are_refused():
+    with pytest.raises(ValueError, match="ascend"):
+        list(algorithm_1(lambda gmis, envs: None, num_gpus=1, gpu_memory_bytes=1, num_envs=(256, 128)))
+    with pytest.raises(ValueError, match="positive"):
+        list(algorithm_1(lambda gmis, envs: None, num_gpus=0, gpu_memory_bytes=1))
+
+
+@st.composite
+def machines(draw):
+    """Any machine: a speed and a memory for every candidate, some of which fail."""
+    table = {
+        (gmis, envs): draw(
+            st.one_of(
+                st.builds(measured, st.floats(1, 1e6), st.integers(1, 4096)),
+                st.just(Failed(kind="crashed", reason="so drawn")),
+            )
+        )
+        for gmis in range(1, 5)
+        for envs in (128, 256, 512, 1024)
+    }
+    return table, draw(st.integers(1, 8192)) * MIB
+
+
+@given(machines(), st.floats(-1, 1))
+def test_on_any_machine(machine, alpha):
+    table, memory = machine
+
+    def run():
+        asked = []
+
+        def probe(gmis, envs):
+            asked.append((gmis, envs))
+            return table[gmis, envs]
+
+        trials = list(
+            algorithm_1(
+                probe,
+                num_gpus=2,
+                gpu_memory_bytes=memory,
+                saturation=alpha,
+                gmis_per_gpu=(4, 3, 2, 1),
+                num_envs=(128, 256, 512, 1024),
+            )
+        )
+        return trials, asked
+
+    trials, asked = run()
+    assert (trials, asked) == run()
+    assert len(set(asked)) == len(asked)
+    assert [(t.gmis_per_gpu, t.num_envs) for t in trials if t.outcome is not None] == asked
+    for trial in trials:
+        limit = memory / trial.gmis_per_gpu
+        # Nothing is probed that is projected not to fit, and nothing that did not fit is a candidate.
+        assert (trial.outcome is None) == (
+            trial.projected_bytes is not None and trial.projected_bytes > limit
+        )
+        if trial.score is not None:
+            assert trial.outcome.memory_bytes <= limit
+    scores = [trial.score for trial in trials if trial.score is not None]
+    best = best_trial(trials)
+    assert (best.score if best else None) == max(scores, default=None)
