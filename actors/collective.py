@@ -1,53 +1,194 @@
-"""The collective actor: where GMIs meet. Control only; no gradient ever passes through it."""
+"""The collective actor: where members meet and agree on the next generation. No gradient ever passes through it.
+
+It can die and come back: what it knows, its callers say again (``collectives.rendezvous``). Only waits begin anew.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from dataclasses import dataclass, field, replace
 
 from collectives.errors import RendezvousError
-from collectives.rendezvous import Member
+from collectives.rendezvous import Attendance, Candidacy, Member, Roster
+
+Process = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Of one generation."""
+
+    roster: Roster | None = None
+    """Who belongs to it, where it was formed here; without, who comes first to a rank has it."""
+    present: dict[int, Member] = field(default_factory=dict)
+    lost: dict[Process, Member] = field(default_factory=dict)
+    endpoints: dict[str, str] = field(default_factory=dict)
 
 
 class Collective:
-    """Rendezvous of ``world_size`` members, once per generation: a group that forms anew takes the next number."""
+    """Rendezvous of up to ``world_size`` members, once per generation: a group that forms anew takes the next number."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._members: defaultdict[int, dict[int, Member]] = defaultdict(dict)
-        self._endpoints: dict[int, str] = {}
+        self._meetings: dict[int, _Meeting] = {}
+        self._latest: Roster | None = None
+        self._candidates: dict[Process, Candidacy] = {}
+        """By when they came."""
+        self._lost: dict[Process, Member] = {}
+        self._forming_since: float | None = None
 
-    def register(self, generation: int, member: Member) -> None:
+    def register(self, generation: int, member: Member) -> Attendance:
         """Say that a member is here; a member may repeat itself.
 
         Raises:
-            RendezvousError: its rank is taken by another process, or out of range.
+            RendezvousError: its rank is taken by another process or out of range, or the generation is over.
         """
+        meeting = self._meeting(generation)
         if not 0 <= member.rank < self._world_size:
             raise RendezvousError(
                 generation, f"{member} does not belong: ranks are 0 to {self._world_size - 1}"
             )
-        present = self._members[generation].setdefault(member.rank, member)
+        members = meeting.roster.members if meeting.roster else ()
+        if members and (member.rank >= len(members) or members[member.rank].process != member.process):
+            raise RendezvousError(
+                generation, f"{member} does not belong: it was formed of {', '.join(map(str, members))}"
+            )
+        present = meeting.present.setdefault(member.rank, member)
         if present != member:
-            raise RendezvousError(generation, f"{member} came, but this rank is already taken by {present}")
+            earlier = " when it met here before" if present.process == member.process else ""
+            raise RendezvousError(
+                generation, f"{member} came, but this rank is already taken by {present}{earlier}"
+            )
+        return Attendance(
+            present=tuple(meeting.present[rank] for rank in sorted(meeting.present)),
+            expected=tuple(other for other in members if other.rank not in meeting.present),
+            lost=tuple(meeting.lost.values()),
+        )
 
-    def members(self, generation: int) -> tuple[Member, ...]:
-        """Who is here, by rank; complete when it counts world_size."""
-        present = self._members[generation]
-        return tuple(present[rank] for rank in sorted(present))
+    def report(self, generation: int, lost: tuple[Member, ...]) -> None:
+        """Say that members of a meeting are gone."""
+        self._meeting(generation).lost.update((member.process, member) for member in lost)
 
-    def publish(self, generation: int, endpoint: str) -> None:
-        """Rank 0 says where the data path begins.
+    def publish(self, generation: int, key: str, endpoint: str) -> None:
+        """Say where a data path begins, or any other text that a generation shares: its plan, say.
 
         Raises:
-            RendezvousError: another endpoint was published before.
+            RendezvousError: something else was published under this key before, or the generation is over.
         """
-        present = self._endpoints.setdefault(generation, endpoint)
+        present = self._meeting(generation).endpoints.setdefault(key, endpoint)
         if present != endpoint:
-            raise RendezvousError(generation, f"endpoint {endpoint} came, but {present} was published before")
+            raise RendezvousError(
+                generation, f"endpoint {key!r} {endpoint} came, but {present} was published before"
+            )
 
-    def endpoint(self, generation: int) -> str | None:
-        """What rank 0 published; None until then."""
-        return self._endpoints.get(generation)
+    def endpoint(self, generation: int, key: str) -> str | None:
+        """What was published under ``key``; None until then.
+
+        Raises:
+            RendezvousError: the generation is over.
+        """
+        return self._meeting(generation).endpoints.get(key)
+
+    def learn(self, roster: Roster) -> None:
+        """Hear of a generation that was formed: here, or before this actor died and came back."""
+        if self._latest is None or roster.generation > self._latest.generation:
+            self._latest = roster
+            self._meetings = {
+                generation: meeting
+                for generation, meeting in self._meetings.items()
+                if generation >= roster.generation
+            }
+            self._meeting(roster.generation).roster = roster
+            for member in roster.members:  # they wanted it before they were told
+                self._candidates.pop(member.process, None)
+
+    def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
+        """Want to belong to the next generation. Repeated until it is formed; each repetition may form it.
+
+        It is formed when all survivors are here and newcomers fill the group, or when as many seconds as the
+        survivors are willing to wait for either have passed. Without a survivor only a full group is formed. An actor
+        that came back does not know of survivors that have not called yet: where newcomers alone would fill the
+        group, they are to be started after the survivors called.
+        """
+        if candidacy.previous is not None:
+            self.learn(candidacy.previous)
+        own = candidacy.member
+        if self._latest is not None and self._latest.place_of(own) is not None and not self._survivors():
+            survived = -1 if candidacy.previous is None else candidacy.previous.generation
+            if survived < self._latest.generation:  # formed with it, and nobody left it since
+                return self._latest
+        self._candidates[own.process] = candidacy
+        self._lost.update((member.process, member) for member in candidacy.lost)
+        for process in self._lost.keys() & self._candidates.keys():
+            del self._candidates[process]  # the caller too: those to whom it is lost could not connect to it
+        if not self._survivors():
+            self._forming_since = None
+        elif self._forming_since is None:
+            self._forming_since = time.monotonic()
+        if self._ready():
+            self._form()
+            if self._latest is not None and self._latest.place_of(own) is not None:
+                return self._latest
+        return Attendance(
+            present=tuple(other.member for other in self._candidates.values()),
+            expected=self._missing(),
+            lost=tuple(self._lost.values()),
+        )
+
+    def withdraw(self, member: Member) -> None:
+        """No longer want to belong to the next generation."""
+        self._candidates.pop(member.process, None)
+
+    def _meeting(self, generation: int) -> _Meeting:
+        if self._latest is not None and generation < self._latest.generation:
+            raise RendezvousError(generation, f"it is over: generation {self._latest.generation} was formed")
+        return self._meetings.setdefault(generation, _Meeting())
+
+    def _survivors(self) -> dict[int, Candidacy]:
+        """Candidates of the latest generation, by their rank in it."""
+        places = (
+            (self._latest.place_of(candidacy.member) if self._latest else None, candidacy)
+            for candidacy in self._candidates.values()
+        )
+        return {place.rank: candidacy for place, candidacy in places if place is not None}
+
+    def _missing(self) -> tuple[Member, ...]:
+        """Members of the latest generation that neither came nor are known to be gone."""
+        members = self._latest.members if self._latest else ()
+        return tuple(
+            member
+            for member in members
+            if member.process not in self._candidates and member.process not in self._lost
+        )
+
+    def _ready(self) -> bool:
+        full = len(self._candidates) >= self._world_size
+        survivors = self._survivors().values()
+        if not survivors or self._forming_since is None:
+            return full and not self._missing()
+        waited_s = time.monotonic() - self._forming_since
+        return (not self._missing() or waited_s >= max(one.survivor_wait_s for one in survivors)) and (
+            full or waited_s >= max(one.replacement_wait_s for one in survivors)
+        )
+
+    def _form(self) -> None:
+        """Survivors keep their order, newcomers fill the gaps between; the ranks are then made dense."""
+        taken = dict(self._survivors())
+        newcomers = [other for other in self._candidates.values() if other not in taken.values()]
+        for newcomer in newcomers[: self._world_size - len(taken)]:
+            free = [rank for rank in range(self._world_size) if rank not in taken]
+            wish = newcomer.member.rank
+            taken[wish if wish in free else free[0]] = newcomer
+        members = tuple(
+            replace(taken[rank].member, rank=place, port=0) for place, rank in enumerate(sorted(taken))
+        )
+        generation = 0 if self._latest is None else self._latest.generation + 1
+        self._lost.clear()
+        self._forming_since = None
+        self.learn(Roster(generation=generation, members=members))
 
     def __repr__(self) -> str:
-        return f"Collective(world_size={self._world_size}, generations={sorted(self._members)})"
+        latest = (
+            "none" if self._latest is None else f"{self._latest.generation} of {len(self._latest.members)}"
+        )
+        return f"Collective(world_size={self._world_size}, latest generation={latest}, candidates={len(self._candidates)})"

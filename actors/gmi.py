@@ -14,9 +14,10 @@ import torch
 
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
 from collectives.communicator import Communicator
-from collectives.connect import Transport, connect
+from collectives.connect import connect
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
+from collectives.wires import TransportName
 from placement.backends import get_backend
 from placement.backends.base import no_cuda
 from placement.types import Slice
@@ -109,28 +110,32 @@ class Gmi:
         rendezvous: Rendezvous,
         *,
         timeout_s: float,
-        transport: Transport = "auto",
+        transport: TransportName = "auto",
+        composition: str = "auto",
         address: str = "127.0.0.1",
         generation: int = 0,
     ) -> str:
         """Meet the other GMIs and connect to them. ``address``: this host's, for GMIs elsewhere.
 
         Returns:
-            name of the communicator that came of it.
+            what came of it: the composition, the layout it found, and what carries each primitive.
 
         Raises:
             RendezvousError: a GMI is missing, or two claim one rank.
+            CompositionError: there is no such composition, or it does not apply to where the GMIs are.
             CommunicatorError: they met but could not connect.
         """
         self._communicator = connect(
             rendezvous,
-            this_member(self.identity.index, address),
+            this_member(self.identity.index, address, self.identity.slice.gpu_uuid),
             world_size=self.identity.num_gmis,
             timeout_s=timeout_s,
             transport=transport,
+            composition=composition,
+            device=torch.device(self._backend.device(self.identity.slice)),
             generation=generation,
         )
-        return type(self._communicator).__name__
+        return repr(self._communicator)
 
     def build(self, factory: ProgramFactory) -> None:
         """Build the program on this slice.

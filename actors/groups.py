@@ -12,19 +12,15 @@ import ray
 import ray.exceptions
 import ray.util
 
-from actors.collective import Collective
 from actors.gmi import Gmi, GmiIdentity, Landing
-from collectives.connect import Transport
-from collectives.errors import CommunicatorError, RendezvousError
-from collectives.rendezvous import Member, Rendezvous
+from actors.rendezvous import RemoteRendezvous, start_collective
+from collectives.errors import CommunicatorError, MemberLostError
+from collectives.wires import TransportName
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling
 
 ROOT_CAUSE_GRACE_S = 2.0
-"""After one GMI failed, how long the others get to tell what really happened."""
-
-_CONTROL_TIMEOUT_S = 30.0
-"""For one small call to the collective actor."""
+"""After one GMI failed, how long the others get to tell what really happened, or what they noticed of it."""
 
 
 class GmiLostError(RuntimeError):
@@ -68,43 +64,18 @@ class GmiActor(Gmi):
         node_id = ray.get_runtime_context().get_node_id()
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
-    def join_through(self, collective: Any, *, timeout_s: float, transport: Transport) -> str:
-        """Meet the other GMIs at the collective actor. Returns the communicator's name."""
-        return self.join(
-            _RemoteRendezvous(collective),
-            timeout_s=timeout_s,
-            transport=transport,
-            address=ray.util.get_node_ip_address(),
-        )
-
-
-class _RemoteRendezvous(Rendezvous):
-    """A collective actor's handle as the object that ``collectives.connect`` calls."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def register(self, generation: int, member: Member) -> None:
-        self._call(generation, self._handle.register.remote(generation, member))
-
-    def members(self, generation: int) -> tuple[Member, ...]:
-        members: tuple[Member, ...] = self._call(generation, self._handle.members.remote(generation))
-        return members
-
-    def publish(self, generation: int, endpoint: str) -> None:
-        self._call(generation, self._handle.publish.remote(generation, endpoint))
-
-    def endpoint(self, generation: int) -> str | None:
-        endpoint: str | None = self._call(generation, self._handle.endpoint.remote(generation))
-        return endpoint
-
-    def _call(self, generation: int, ref: Any) -> Any:
-        try:
-            return ray.get(ref, timeout=_CONTROL_TIMEOUT_S)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise RendezvousError(generation, f"the collective actor does not answer: {error}") from error
+    def join_through(
+        self, collective: Any, *, timeout_s: float, transport: TransportName, composition: str
+    ) -> str:
+        """Meet the other GMIs at the collective actor. Returns what came of it, as ``join``."""
+        with RemoteRendezvous(collective) as rendezvous:
+            return self.join(
+                rendezvous,
+                timeout_s=timeout_s,
+                transport=transport,
+                composition=composition,
+                address=ray.util.get_node_ip_address(),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +113,16 @@ class GmiGroup:
 
     def _root_cause(self, first: Exception, refs: Sequence[Any], waiting: list[Any], asked: str) -> Exception:
         """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
-        if not isinstance(first, CommunicatorError) or not waiting:
+        if not isinstance(first, CommunicatorError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
         failures = [self._failure(refs.index(ref), ref, asked) for ref in ready]
-        return next((f for f in failures if f is not None and not isinstance(f, CommunicatorError)), first)
+        known = [first, *(failure for failure in failures if failure is not None)]
+        cause = next((failure for failure in known if not isinstance(failure, CommunicatorError)), first)
+        noticed = next((failure for failure in known if isinstance(failure, MemberLostError)), None)
+        if isinstance(cause, GmiLostError) and noticed is not None:
+            return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
+        return cause
 
     def _failure(self, index: int, ref: Any, asked: str) -> Exception | None:
         """What a finished call raised, in our terms."""
@@ -186,7 +162,7 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
             )
             handles.append(actor.remote(identity, plan.backend))
         if plan.num_gmis > 1:
-            collective = ray.remote(Collective).options(num_cpus=0, max_restarts=0).remote(plan.num_gmis)
+            collective = start_collective(plan.num_gmis)
     except BaseException:
         stop(GmiGroup(identities, tuple(handles), None), timeout_s=0.0)
         raise

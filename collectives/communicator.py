@@ -1,27 +1,66 @@
-"""The interface through which GMIs reduce gradients and statistics. Transports implement it."""
+"""What trainers hold: collectives among all members, of tensors or buckets of them, now or asynchronously."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
-ReduceOp = Literal["sum", "mean", "max"]
+from collectives.transports.base import ReduceOp
+
+Tensors = Tensor | Sequence[Tensor]
+"""One tensor, or several that travel in one flat bucket. Contiguous, of one dtype and device."""
+
+
+class Handle(Protocol):
+    """An operation that was started."""
+
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it ended, and raise what it raised."""
+        ...
 
 
 class Communicator(Protocol):
     """Collectives among ``world_size`` members. Every member calls the same operations in the same order.
 
-    Results are bitwise equal on all members. Operations raise ``collectives.errors.CommunicatorError`` with what was
-    awaited, from whom and for how long; after an error the communicator is unusable.
+    Tensors are float32, bfloat16, float64 or int64. Results are bitwise equal on all members and from run to run; NaN and
+    infinity travel: a NaN anywhere makes the result NaN, for max too. Operations raise
+    ``collectives.errors.CommunicatorError`` with what was being done, in which step, who was awaited and for how long;
+    after an error the communicator is unusable. What no operation can take raises ValueError before anything travels.
     """
 
     rank: int
     world_size: int
+    generation: int
+    """Which forming of the group this is: members that went through a loss together count one further."""
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        """Reduce in place. ``tensor`` is contiguous; float32, float64 or int64 (``mean`` not for int64)."""
+    def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
+        """Reduce in place. ``mean`` is for floats: the sum, divided once.
+
+        Several tensors are copied into one bucket and back, unless they are adjacent views of one, as ``buffer`` gives.
+        """
+        ...
+
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+        """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``.
+
+        Operations, asynchronous or not, run in the order in which they were called, one at a time.
+        """
+        ...
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share [begin, end) of the flat tensor, as ``collectives.shares`` says."""
         ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -36,8 +75,23 @@ class Communicator(Protocol):
         """Wait until every member is here."""
         ...
 
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory (numel,) that is reduced with the fewest copies. All members ask alike, in the same order.
+
+        It is valid until the communicator is closed.
+        """
+        ...
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """A communicator among some of the members, ranked as listed (the papers' get_group).
+
+        Every member of this communicator calls it with the same ranks; None for those that are not among them. It
+        ends with this communicator.
+        """
+        ...
+
     def close(self) -> None:
-        """Leave the group; safe to call twice."""
+        """Leave the group. Operations that have not begun fail; safe to call twice."""
         ...
 
     def __enter__(self) -> Self:

@@ -1,18 +1,20 @@
-"""From a rendezvous to a communicator: one door for all transports."""
+"""From a rendezvous to a communicator: meet, find out who is where, and connect."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+
+import torch
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicatorError
-from collectives.rendezvous import Member, Rendezvous, await_endpoint, meet
+from collectives.liveness import Liveness
+from collectives.rendezvous import Member, Rendezvous, meet
 from collectives.solo import SoloCommunicator
 from collectives.transports import shm
-from collectives.transports.gloo import GlooCommunicator, GlooStore
-from collectives.transports.shm import Segment, SharedMemoryCommunicator
+from collectives.wires import Meeting, TransportName, communicator_among
 
-Transport = Literal["auto", "shm", "gloo"]
+_CPU = torch.device("cpu")
 
 
 def connect(
@@ -21,32 +23,58 @@ def connect(
     *,
     world_size: int,
     timeout_s: float,
-    transport: Transport = "auto",
+    transport: TransportName = "auto",
+    composition: str = "auto",
+    device: torch.device = _CPU,
     generation: int = 0,
 ) -> Communicator:
     """Meet the other members and connect to them; every member calls this with the same arguments but its own ``me``.
 
-    ``timeout_s`` limits each wait of the meeting and every later operation. ``transport`` auto: shared memory
-    when all members share a host on which it works, else Gloo.
+    Args:
+        rendezvous: where all meet
+        me: this process; its ``device`` tells which members share one
+        world_size: how many members there are
+        timeout_s: limits each wait of the meeting and of every later operation
+        transport: what data may travel by
+        composition: name of a composition in ``collectives.compositions``; auto: what is cheapest where the members are
+        device: where the tensors are that will be reduced
+        generation: which forming of the group this is
 
     Raises:
         RendezvousError: members are missing, duplicate or out of range.
-        CommunicatorError: they met but could not connect.
+        CompositionError: the composition does not exist or does not apply to where the members are.
+        CommunicatorError: they met but could not connect; MemberLostError where one is gone.
     """
     if world_size == 1:
-        return SoloCommunicator()
-    members = meet(rendezvous, me, world_size=world_size, generation=generation, timeout_s=timeout_s)
-    chosen = _chosen(transport, members, me.rank)
-    if chosen == "shm":
-        return _connect_shared(rendezvous, members, me.rank, generation, timeout_s)
-    return _connect_gloo(rendezvous, members, me.rank, generation, timeout_s)
+        return SoloCommunicator(generation)
+    liveness = Liveness(me)
+    meeting = Meeting(
+        rendezvous=rendezvous,
+        generation=generation,
+        timeout_s=timeout_s,
+        transport=transport,
+        composition=composition,
+        device=device,
+        liveness=liveness,
+    )
+    try:
+        members = meet(
+            rendezvous, liveness, world_size=world_size, generation=generation, timeout_s=timeout_s
+        )
+        _refuse_transport(transport, members, me.rank)
+        return communicator_among(meeting, members, me.rank)
+    except CommunicatorError as error:
+        explained = meeting.explained(error)
+        liveness.close()
+        raise explained from error.__cause__
+    except BaseException:
+        liveness.close()
+        raise
 
 
-def _chosen(transport: Transport, members: tuple[Member, ...], rank: int) -> Transport:
-    """The transport that every member derives alike from the list of members."""
+def _refuse_transport(transport: TransportName, members: Sequence[Member], rank: int) -> None:
+    """Say before anything is built that shared memory alone will not do."""
     one_host = len({member.host_id for member in members}) == 1
-    if transport == "auto":
-        return "shm" if one_host and shm.is_supported() else "gloo"
     if transport == "shm" and not (one_host and shm.is_supported()):
         hosts = ", ".join(sorted({member.hostname for member in members}))
         raise CommunicatorError(
@@ -57,28 +85,3 @@ def _chosen(transport: Transport, members: tuple[Member, ...], rank: int) -> Tra
             f"shm needs one x86-64 Linux host that all members share, and they are on {hosts}; "
             "use transport='gloo' or 'auto'",
         )
-    return transport
-
-
-def _connect_gloo(
-    rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
-) -> GlooCommunicator:
-    if rank == 0:
-        store = GlooStore.host(members, timeout_s)
-        rendezvous.publish(generation, store.endpoint)
-    else:
-        endpoint = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
-        store = GlooStore.connect(endpoint, rank, timeout_s)
-    return GlooCommunicator(store, members, rank, timeout_s)
-
-
-def _connect_shared(
-    rendezvous: Rendezvous, members: tuple[Member, ...], rank: int, generation: int, timeout_s: float
-) -> SharedMemoryCommunicator:
-    if rank == 0:
-        segment = Segment.create(len(members))
-        rendezvous.publish(generation, segment.name)
-    else:
-        name = await_endpoint(rendezvous, host=members[0], generation=generation, timeout_s=timeout_s)
-        segment = Segment.attach(name, len(members), rank)
-    return SharedMemoryCommunicator(segment, members, rank, timeout_s)

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from collectives.errors import RendezvousError
+from collectives.errors import MemberLostError, RendezvousError
+
+if TYPE_CHECKING:  # which watches members
+    from collectives.liveness import Liveness
 
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
@@ -29,32 +32,96 @@ class Member:
     pid: int
     address: str
     """IP address at which members on other hosts reach this one."""
+    device: str | None = None
+    """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
+    port: int = 0
+    """There, the TCP port of its ``Liveness``; 0 where it has none yet."""
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """What tells its process from all others, in whatever rank and generation."""
+        return self.host_id, self.pid
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
 
-class Rendezvous(Protocol):
-    """Where members meet. ``actors.collective.Collective`` is one; a Ray actor may stand between."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attendance:
+    """A gathering of members as it stands."""
 
-    def register(self, generation: int, member: Member) -> None:
-        """Say that a member is here.
+    present: tuple[Member, ...]
+    """Who is here, by rank."""
+    expected: tuple[Member, ...]
+    """Who belongs to it and has not come, as far as that is known."""
+    lost: tuple[Member, ...]
+    """Who was found to be gone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roster:
+    """Who belongs to a generation, by rank. Their ports are 0: each says its own when it meets the others."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+    def place_of(self, process: Member) -> Member | None:
+        """The member that a process is in this generation, in whatever rank it comes; None if it does not belong."""
+        return next((member for member in self.members if member.process == process.process), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidacy:
+    """All that a process says which wants to belong to the next generation. Said each time: nobody has to remember it."""
+
+    member: Member
+    """Its rank is the one that a newcomer would like; a survivor keeps its own."""
+    previous: Roster | None
+    """What it survived; None for a newcomer."""
+    lost: tuple[Member, ...]
+    """Who it knows to be gone."""
+    survivor_wait_s: float
+    """How long to wait for survivors that do not come and are not known to be gone."""
+    replacement_wait_s: float
+    """How long to wait for newcomers while the group is not full."""
+
+
+class Rendezvous(Protocol):
+    """Where members meet. ``actors.collective.Collective`` is one; a Ray actor may stand between.
+
+    Every call may be repeated, and is where it may have been forgotten.
+    """
+
+    def register(self, generation: int, member: Member) -> Attendance:
+        """Say that a member is here, and see who else is.
 
         Raises:
-            RendezvousError: its rank is taken or out of range.
+            RendezvousError: its rank is taken or out of range, or the generation is over.
         """
         ...
 
-    def members(self, generation: int) -> tuple[Member, ...]:
-        """Who is here, by rank; complete when it counts world_size."""
+    def report(self, generation: int, lost: tuple[Member, ...]) -> None:
+        """Say that members of a meeting are gone: whoever is or comes here learns it."""
         ...
 
-    def publish(self, generation: int, endpoint: str) -> None:
-        """Rank 0 says where the data path begins."""
+    def publish(self, generation: int, key: str, endpoint: str) -> None:
+        """Say where a data path begins. ``key`` tells it from a generation's others, e.g. one per step and group.
+
+        Raises:
+            RendezvousError: another endpoint was published under this key before.
+        """
         ...
 
-    def endpoint(self, generation: int) -> str | None:
-        """What rank 0 published; None until then."""
+    def endpoint(self, generation: int, key: str) -> str | None:
+        """What was published under ``key``; None until then."""
+        ...
+
+    def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
+        """Want to belong to the next generation: its roster once it is formed, else who is here and who is awaited."""
+        ...
+
+    def withdraw(self, member: Member) -> None:
+        """No longer want to."""
         ...
 
 
@@ -72,48 +139,75 @@ def host_identity() -> str:
     return "/".join(parts)
 
 
-def this_member(rank: int, address: str = "127.0.0.1") -> Member:
+def this_member(rank: int, address: str = "127.0.0.1", device: str | None = None) -> Member:
     """The calling process as a member."""
     return Member(
-        rank=rank, hostname=socket.gethostname(), host_id=host_identity(), pid=os.getpid(), address=address
+        rank=rank,
+        hostname=socket.gethostname(),
+        host_id=host_identity(),
+        pid=os.getpid(),
+        address=address,
+        device=device,
     )
 
 
 def meet(
-    rendezvous: Rendezvous, me: Member, *, world_size: int, generation: int, timeout_s: float
+    rendezvous: Rendezvous, liveness: Liveness, *, world_size: int, generation: int, timeout_s: float
 ) -> tuple[Member, ...]:
-    """Register and wait until all ``world_size`` members are here.
+    """Register ``liveness.me`` and wait until all ``world_size`` members have come. From then on they are watched.
 
     Raises:
         RendezvousError: wrong or duplicate rank, or someone did not come within ``timeout_s``.
+        CommunicatorError: someone came, or was to come, and is gone (MemberLostError) or left, while others are awaited.
     """
-    rendezvous.register(generation, me)
+    begin = time.monotonic()
+    attendance = Attendance(present=(), expected=(), lost=())
 
     def all_here() -> tuple[Member, ...] | None:
-        members = rendezvous.members(generation)
-        return members if len(members) == world_size else None
+        nonlocal attendance
+        attendance = rendezvous.register(generation, liveness.me)
+        liveness.watch((*attendance.present, *attendance.expected))
+        if len(attendance.present) == world_size:
+            return attendance.present
+        waited_s, step = time.monotonic() - begin, f"generation {generation}"
+        if liveness.lost():
+            rendezvous.report(generation, liveness.lost())
+        liveness.check("meeting", step, waited_s)
+        if attendance.lost:
+            raise MemberLostError("meeting", liveness.me.rank, attendance.lost, waited_s, step)
+        return None
 
     members = poll(all_here, timeout_s)
     if members is None:
-        here = rendezvous.members(generation)
-        missing = sorted(set(range(world_size)) - {member.rank for member in here})
+        missing = sorted(set(range(world_size)) - {member.rank for member in attendance.present})
         raise RendezvousError(
             generation,
             f"ranks {missing} of {world_size} did not come within {timeout_s:.1f} s; "
-            f"here are {', '.join(map(str, here))}",
+            f"here are {', '.join(map(str, attendance.present))}",
         )
     return members
 
 
-def await_endpoint(rendezvous: Rendezvous, *, host: Member, generation: int, timeout_s: float) -> str:
-    """What rank 0 published.
+def await_endpoint(
+    rendezvous: Rendezvous, liveness: Liveness, *, host: Member, generation: int, key: str, timeout_s: float
+) -> str:
+    """What ``host`` published under ``key``.
 
     Raises:
         RendezvousError: nothing within ``timeout_s``.
+        MemberLostError: someone is gone: the generation will not come about.
     """
-    endpoint = poll(lambda: rendezvous.endpoint(generation), timeout_s)
+    begin = time.monotonic()
+
+    def published() -> str | None:
+        endpoint = rendezvous.endpoint(generation, key)
+        if endpoint is None:
+            liveness.check("connect", f"waiting for endpoint {key!r} of {host}", time.monotonic() - begin)
+        return endpoint
+
+    endpoint = poll(published, timeout_s)
     if endpoint is None:
-        raise RendezvousError(generation, f"{host} published no endpoint within {timeout_s:.1f} s")
+        raise RendezvousError(generation, f"{host} published no endpoint {key!r} within {timeout_s:.1f} s")
     return endpoint
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
+from collectives.communicator import Handle, Tensors
+from collectives.transports.base import ReduceOp
 
 
 class SoloCommunicator:
@@ -16,8 +19,22 @@ class SoloCommunicator:
     rank = 0
     world_size = 1
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        """Leave the tensor as it is: the sum, mean and maximum of one."""
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
+
+    def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
+        """Leave the tensors as they are: the sum, mean and maximum of one."""
+
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+        """Leave the tensors as they are."""
+        return _Done()
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Leave the tensor as it is."""
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Leave the tensor as it is: the only share is all of it."""
+        return 0, tensor.numel()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return (1, *tensor.shape), a copy."""
@@ -29,8 +46,19 @@ class SoloCommunicator:
     def barrier(self) -> None:
         """Return at once."""
 
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Plain memory."""
+        return torch.zeros(numel, dtype=dtype)
+
+    def group(self, ranks: Sequence[int]) -> SoloCommunicator | None:
+        """A group of the one, or of nobody."""
+        return SoloCommunicator(self.generation) if list(ranks) == [0] else None
+
     def close(self) -> None:
         """Nothing to leave."""
+
+    def __repr__(self) -> str:
+        return "rank 0 of 1"
 
     def __enter__(self) -> Self:
         return self
@@ -39,3 +67,13 @@ class SoloCommunicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Done:
+    """The handle of an operation that had nothing to do."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
+ReduceOp = Literal["sum", "mean", "max"]
+"""How elements are combined. ``mean`` is for floats: the sum, then divided once by the number of members."""
 
 
 class Transport(Protocol):
@@ -55,5 +56,8 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group: members that wait for this one get an error. Safe to call twice."""
+        """Leave the group: members that wait for this one get an error. Safe to call twice.
+
+        From another thread it interrupts an operation that is running, which raises.
+        """
         ...

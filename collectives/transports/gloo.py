@@ -1,23 +1,35 @@
-"""Collectives over TCP by torch's Gloo: any members, on any hosts."""
+"""Collectives over TCP by torch's Gloo: any members, on any hosts.
+
+Gloo moves the bytes and this module adds: Gloo's own rings sum each element in an order that depends on where it lies,
+and round bfloat16 at every addition. Here every member sends each other member that one's share, reduces its own share in
+rank order, and sends the result to all. These are the bytes of a ring, in an order that is the same for every element.
+"""
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
+from collectives.shares import shares
+from collectives.transports.arithmetic import combine
+from collectives.transports.base import ReduceOp
 
 _LOOPBACK = "127.0.0.1"
+_CHECK_INTERVAL = timedelta(milliseconds=50)
+"""How often a wait looks whether the others are still there."""
+_GRACE_S = 1.0
+"""Gloo's own time limit comes after ours, which says more."""
 
 
 class GlooStore:
@@ -55,7 +67,11 @@ class GlooStore:
         except (OSError, RuntimeError) as error:
             listener.close()
             raise CommunicatorError(
-                "connect", 0, "the group's TCP store", 0.0, f"cannot listen on {address}: {error}"
+                "connect",
+                members[0].rank,
+                "the group's TCP store",
+                0.0,
+                f"cannot listen on {address}: {error}",
             ) from error
         listener.detach()  # the store owns the descriptor now
         return cls(store, address, port)
@@ -80,102 +96,192 @@ class GlooStore:
         return cls(store, host, int(port))
 
 
-class GlooCommunicator:
+class GlooTransport:
     """A Gloo process group of its own, beside any other in the process: torch's default group stays untouched."""
 
-    def __init__(self, store: GlooStore, members: Sequence[Member], rank: int, timeout_s: float) -> None:
-        """Connect to every other member.
+    def __init__(
+        self,
+        store: GlooStore,
+        members: Sequence[Member],
+        rank: int,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Connect to every other member. ``rank`` counts within ``members``.
+
+        ``check`` is called during waits; it may raise CommunicatorError to say that a member is lost.
 
         Raises:
             CommunicatorError: a member did not connect within ``timeout_s``.
         """
         self.rank = rank
         self.world_size = len(members)
-        self._others = ", ".join(str(member) for member in members if member.rank != rank)
+        self._me = members[rank].rank
+        self._others = ", ".join(str(member) for member in members if member is not members[rank])
+        self._timeout_s = timeout_s
+        self._check = check
         self._store = store
         self._broken: str | None = None
-        self._group: dist.ProcessGroupGloo | None = None
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=_address(members, rank))]
-        options._timeout = timedelta(seconds=timeout_s)
-        # A namespace in the store, so that the caller may keep other things there.
-        names = dist.PrefixStore("gloo", store.store)
-        with _Translated(self, "connect"):
-            self._group = gloo(names, rank, self.world_size, options)
+        options._timeout = timedelta(seconds=timeout_s + _GRACE_S)
+        begin = time.monotonic()
+        try:
+            self._group: Any = gloo(store.store, rank, self.world_size, options)
+        except RuntimeError as error:
+            raise CommunicatorError(
+                "connect", self._me, self._others, time.monotonic() - begin, str(error).splitlines()[0]
+            ) from error
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        """Reduce in place: ring reduce-scatter and all-gather, so each element is summed in one place only."""
-        reduce_op = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
-        if tensor.numel():
-            self._run("all_reduce", lambda group: group.allreduce(tensor, reduce_op))
-        if op == "mean":
-            tensor.div_(self.world_size)
+        """Reduce in place: each member its share, which it then sends to all."""
+        with _on_host(tensor) as flat:
+            begin, end = self._reduce_share("all_reduce", flat, op)
+            if flat.numel():
+                copies = flat[begin:end].repeat(self.world_size)
+                self._exchange("all_reduce", copies, [end - begin] * self.world_size, flat, self._sizes(flat))
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0: each member its share, which it then sends there."""
+        with _on_host(tensor) as flat:
+            begin, end = self._reduce_share("reduce", flat, op)
+            nothing = [0] * self.world_size
+            into, sizes = (flat, self._sizes(flat)) if self.rank == 0 else (flat[:0], nothing)
+            if flat.numel():
+                self._exchange("reduce", flat[begin:end].clone(), [end - begin, *nothing[1:]], into, sizes)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share; returns [begin, end)."""
+        with _on_host(tensor) as flat:
+            return self._reduce_share("reduce_scatter", flat, op)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        if tensor.numel():
-            own = tensor.detach().contiguous()
-            self._run("all_gather", lambda group: group.allgather([list(gathered.unbind(0))], [own]))
-        return gathered
+        own = tensor.detach().cpu().contiguous()
+        gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
+        if own.numel():
+            self._run("all_gather", lambda group: group._allgather_base(_bytes(gathered), _bytes(own)))
+        return gathered.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
         if tensor.numel():
-            self._run("broadcast", lambda group: group.broadcast(tensor, source))
+            with _on_host(tensor) as flat:
+                self._run("broadcast", lambda group: group.broadcast(_bytes(flat), source))
 
     def barrier(self) -> None:
         """Wait until every member is here."""
         self._run("barrier", lambda group: group.barrier())
 
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Plain memory: Gloo sends from and receives into any."""
+        return torch.zeros(numel, dtype=dtype)
+
     def close(self) -> None:
         """Drop the connections; a member that still waits for this one gets an error. Safe to call twice."""
         self._broken = self._broken or "this communicator is closed"
-        self._group = None
+        if self._group is not None:
+            ending, self._group = _Ending(self._group), None
+            # Elsewhere: the group's end waits for an operation that was given up, until Gloo's own time limit.
+            threading.Thread(target=ending, name="gloo-ending", daemon=True).start()
+
+    def _sizes(self, tensor: Tensor) -> list[int]:
+        return [end - begin for begin, end in shares(tensor.numel(), self.world_size)]
+
+    def _reduce_share(self, operation: str, tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
+        begin, end = shares(tensor.numel(), self.world_size)[self.rank]
+        if not tensor.numel():
+            return begin, end
+        parts = torch.empty((self.world_size, end - begin), dtype=tensor.dtype)
+        self._exchange(
+            operation, tensor, self._sizes(tensor), parts.view(-1), [end - begin] * self.world_size
+        )
+        combine(parts.unbind(0), tensor[begin:end], op)
+        return begin, end
+
+    def _exchange(
+        self, operation: str, out: Tensor, out_sizes: list[int], into: Tensor, into_sizes: list[int]
+    ) -> None:
+        """Send every member its piece of ``out``, and put what each sends one behind the other ``into``."""
+        width = out.element_size()
+        self._run(
+            operation,
+            lambda group: group.alltoall_base(
+                _bytes(into),
+                _bytes(out),
+                [width * size for size in into_sizes],
+                [width * size for size in out_sizes],
+            ),
+        )
 
     def _run(self, operation: str, start: Callable[[Any], dist.Work]) -> None:
-        """Start an operation and wait for it within the group's time limit."""
+        """Start an operation and wait for it within the time limit.
+
+        Raises:
+            CommunicatorError: it failed, took too long, or a member was lost; the transport is closed then.
+        """
         if self._broken is not None:
-            raise CommunicatorError(operation, self.rank, "nobody", 0.0, self._broken)
-        with _Translated(self, operation):
-            start(self._group).wait()
+            raise CommunicatorError(operation, self._me, "nobody", 0.0, self._broken)
+        begin = time.monotonic()
+        try:
+            work = start(self._group)
+            while not self._ended(work):
+                self._check()
+                if time.monotonic() - begin >= self._timeout_s:
+                    raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
+        except (RuntimeError, TimeoutError) as error:
+            detail = (self._broken or str(error)).splitlines()[0]
+            self._broken = f"an earlier {operation} failed: {detail}"
+            # Without its connections, members that wait for this one fail now and not at their own time limit.
+            self.close()
+            if isinstance(error, CommunicatorError):
+                raise
+            raise CommunicatorError(
+                operation, self._me, self._others, time.monotonic() - begin, detail
+            ) from error
 
-    def __enter__(self) -> Self:
-        return self
+    def _ended(self, work: dist.Work) -> bool:
+        """Wait a while. Raises RuntimeError when the operation failed, or the transport was closed meanwhile."""
+        try:
+            work.wait(_CHECK_INTERVAL)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+            if self._broken is not None:
+                raise RuntimeError(self._broken) from None
+            return False
+        return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+
+class _Ending:
+    """Holds the last reference to a group, and drops it when called."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __call__(self) -> None:
+        self._group = None
 
 
-class _Translated:
-    """Turns torch's RuntimeErrors inside the block into CommunicatorError, and marks the communicator unusable."""
+@contextmanager
+def _on_host(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor itself, or a copy in host memory that is copied back. [unverified on GPU]"""
+    if tensor.is_cpu:
+        yield tensor
+        return
+    flat = tensor.cpu()
+    yield flat
+    tensor.copy_(flat)
 
-    def __init__(self, communicator: GlooCommunicator, operation: str) -> None:
-        self._communicator = communicator
-        self._operation = operation
 
-    def __enter__(self) -> None:
-        self._begin = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, RuntimeError):
-            return
-        owner = self._communicator
-        waited_s = time.monotonic() - self._begin
-        detail = str(error).splitlines()[0]
-        owner._broken = f"an earlier {self._operation} failed: {detail}"
-        # Without its connections, members that wait for this one fail now and not at their own time limit.
-        owner._group = None
-        raise CommunicatorError(self._operation, owner.rank, owner._others, waited_s, detail) from error
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same memory as flat bytes: Gloo need not know the type."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _address(members: Sequence[Member], rank: int) -> str:
     """Where a member listens: loopback when all members share a host."""
     if len({member.host_id for member in members}) == 1:
         return _LOOPBACK
-    return next(member.address for member in members if member.rank == rank)
+    return members[rank].address

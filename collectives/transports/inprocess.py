@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from collectives.communicator import ReduceOp
 from collectives.errors import CommunicatorError
+from collectives.shares import shares
+from collectives.transports.arithmetic import combine
+from collectives.transports.base import ReduceOp
 
 
 class InProcessGroup:
-    """What the members of one group share. Make one, then a communicator for each rank in a thread of its own."""
+    """What the members of one group share. Make one, then a transport for each rank in a thread of its own."""
 
     def __init__(self, world_size: int, timeout_s: float = 60.0) -> None:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.deposits: list[Tensor] = [torch.empty(0)] * world_size
-        self._arrivals = [0] * world_size
-        self._left = [False] * world_size
+        self.result = torch.empty(0)
+        self._present: set[int] = set()
+        self._left: set[int] = set()
+        self._meetings = 0
         self._changed = threading.Condition()
 
-    def communicator(self, rank: int) -> InProcessCommunicator:
+    def transport(self, rank: int) -> InProcessTransport:
         """One member's view."""
-        return InProcessCommunicator(self, rank)
+        return InProcessTransport(self, rank)
 
     def arrive(self, operation: str, rank: int) -> None:
         """Wait until every member arrived as often as this one.
@@ -37,31 +39,33 @@ class InProcessGroup:
         """
         begin = time.monotonic()
         with self._changed:
-            self._arrivals[rank] += 1
-            mine = self._arrivals[rank]
-            self._changed.notify_all()
-
-            def late() -> list[int]:
-                return [other for other, count in enumerate(self._arrivals) if count < mine]
-
+            meeting = self._meetings
+            self._present.add(rank)
+            if len(self._present) == self.world_size:
+                self._meetings += 1
+                self._present.clear()
+                self._changed.notify_all()
+                return
             self._changed.wait_for(
-                lambda: not late() or any(self._left[other] for other in late()), self.timeout_s
+                lambda: self._meetings > meeting or self._left - self._present or rank in self._left,
+                self.timeout_s,
             )
-            absent = late()
-            gone = [other for other in absent if self._left[other]]
-        if absent:
-            detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
-            raise CommunicatorError(operation, rank, f"ranks {absent}", time.monotonic() - begin, detail)
+            if self._meetings > meeting:
+                return
+            absent = sorted(set(range(self.world_size)) - self._present)
+            gone = sorted(self._left & {rank, *absent})
+        detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
+        raise CommunicatorError(operation, rank, f"ranks {absent}", time.monotonic() - begin, detail)
 
     def leave(self, rank: int) -> None:
         """Say that a member will not come again."""
         with self._changed:
-            self._left[rank] = True
+            self._left.add(rank)
             self._changed.notify_all()
 
 
-class InProcessCommunicator:
-    """One member. Sums run in rank order, on every member alike, so that results are deterministic."""
+class InProcessTransport:
+    """One member. Where contents are unspecified it writes NaN, so that a schedule that relies on them is found out."""
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
@@ -70,45 +74,68 @@ class InProcessCommunicator:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place: ((t0 + t1) + t2) + ..."""
-        parts = self._exchange("all_reduce", tensor)
-        total = parts[0].clone()
-        for part in parts[1:]:
-            if op == "max":
-                torch.maximum(total, part, out=total)
-            else:
-                total += part
-        tensor.copy_(total)
-        if op == "mean":
-            tensor.div_(self.world_size)
+        self._reduced("all_reduce", tensor, op)
+        tensor.copy_(self._group.result)
+        self._group.arrive("all_reduce", self.rank)
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0."""
+        self._reduced("reduce", tensor, op)
+        if self.rank == 0:
+            tensor.copy_(self._group.result)
+        else:
+            _spoil(tensor)
+        self._group.arrive("reduce", self.rank)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share; returns [begin, end)."""
+        begin, end = self._reduced("reduce_scatter", tensor, op)
+        _spoil(tensor)
+        tensor[begin:end] = self._group.result[begin:end]
+        self._group.arrive("reduce_scatter", self.rank)
+        return begin, end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        return torch.stack(self._exchange("all_gather", tensor))
+        self._deposit("all_gather", tensor.detach())
+        gathered = torch.stack(self._group.deposits)
+        self._group.arrive("all_gather", self.rank)
+        return gathered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        tensor.copy_(self._exchange("broadcast", tensor)[source])
+        self._deposit("broadcast", tensor)
+        if self.rank != source:
+            tensor.copy_(self._group.deposits[source])
+        self._group.arrive("broadcast", self.rank)
 
     def barrier(self) -> None:
         """Wait until every member is here."""
         self._group.arrive("barrier", self.rank)
 
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Plain memory: threads see each other's anyway."""
+        return torch.zeros(numel, dtype=dtype)
+
     def close(self) -> None:
         """Leave: members that wait for this one get an error. Safe to call twice."""
         self._group.leave(self.rank)
 
-    def _exchange(self, operation: str, tensor: Tensor) -> list[Tensor]:
-        """Every member's tensor as it was when deposited, by rank."""
-        self._group.deposits[self.rank] = tensor.detach().clone()
+    def _deposit(self, operation: str, tensor: Tensor) -> None:
+        """Show the others a tensor, until the next arrival."""
+        self._group.deposits[self.rank] = tensor
+        if self.rank == 0:
+            self._group.result = torch.empty_like(tensor)
         self._group.arrive(operation, self.rank)
-        parts = list(self._group.deposits)
-        self._group.arrive(operation, self.rank)  # nobody deposits anew before all have read
-        return parts
 
-    def __enter__(self) -> Self:
-        return self
+    def _reduced(self, operation: str, tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
+        """Every member reduces its share into the group's result; returns the own one."""
+        self._deposit(operation, tensor)
+        begin, end = shares(tensor.numel(), self.world_size)[self.rank]
+        combine([part[begin:end] for part in self._group.deposits], self._group.result[begin:end], op)
+        self._group.arrive(operation, self.rank)
+        return begin, end
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+
+def _spoil(tensor: Tensor) -> None:
+    tensor.fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).min)

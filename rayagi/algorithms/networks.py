@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -75,11 +75,18 @@ class FlatParameters:
     One bucket to reduce, one vector to clip and step: no copies in or out. Only float32 parameters on one device.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, memory: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
+        """``memory`` gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
+        parameters' device.
+        """
         parameters = list(module.parameters())
         padding = parameters[0].new_zeros(-sum(p.numel() for p in parameters) % _ROW)
         self.parameters = nn.Parameter(torch.cat([*(p.detach().reshape(-1) for p in parameters), padding]))
-        self.gradients = torch.zeros_like(self.parameters)
+        size, dtype = self.parameters.numel(), self.parameters.dtype
+        gradients = memory(size, dtype) if memory else None
+        if gradients is None or gradients.device != self.parameters.device:
+            gradients = torch.zeros_like(self.parameters)
+        self.gradients = gradients
         self.parameters.grad = self.gradients
         offset = 0
         for p in parameters:

@@ -42,7 +42,8 @@ class PPOBatch:
 class PPOLearner:
     """Holds the model's parameters as one flat vector, the optimiser and the step size.
 
-    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients.
+    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These
+    live in the communicator's memory, where they are reduced without being copied.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PPOLearner:
         total_env_steps: int | None = None,
     ) -> None:
         self.model, self.spec, self.communicator = model, spec, communicator
-        self.flat = FlatParameters(model)
+        self.flat = FlatParameters(model, communicator.buffer)
         self.optimiser = torch.optim.Adam(
             [self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True
         )

@@ -27,6 +27,9 @@ KNOWN: dict[str, int] = {
     "placement.errors.InventoryError": BAD_INPUT,
     "placement.errors.PlacementError": FAILED,
     "actors.errors.NonFiniteError": FAILED,
+    "collectives.errors.LayoutError": BAD_INPUT,
+    "collectives.errors.CompositionError": BAD_INPUT,
+    "collectives.errors.ProfileError": BAD_INPUT,
     "collectives.errors.CommunicatorError": FAILED,
     "collectives.errors.RendezvousError": FAILED,
 }

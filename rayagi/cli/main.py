@@ -20,10 +20,11 @@ _COMMANDS = {
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
     "cleanup": "rayagi.cli.cleanup",
+    "comm plan": "rayagi.cli.comm_plan",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "plan", "report")
+_LISTINGS = ("envs", "plan", "report", "comm plan")
 """Commands whose reader may leave early, such as `head`: they have done what was asked."""
 
 

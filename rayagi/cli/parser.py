@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.config.spec import Backend
-from rayagi.run.quantities import parse_count, parse_duration_s
+from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 from rayagi.run.versions import rayagi_version
 
 _TRAIN_EXAMPLES = """\
@@ -36,6 +36,7 @@ start here:
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
+  rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
 
 exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
 start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_envs(commands)
     _add_report(commands)
     _add_cleanup(commands)
+    _add_comm(commands)
     return parser
 
 
@@ -159,6 +161,41 @@ def _add_cleanup(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
 
 
+def _add_comm(commands: Any) -> None:
+    text = "how GMIs exchange gradients"
+    parser = commands.add_parser("comm", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    _add_comm_plan(parser.add_subparsers(metavar="COMMAND", required=True))
+
+
+def _add_comm_plan(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi comm plan --layout 4x3                     4 devices of 3 GMIs\n"
+        "  rayagi comm plan --layout 2x4x3 --task Ant-v5     two such nodes, the task's own networks\n"
+        "  rayagi comm plan --layout '3+2|4' --size 6MB      a node with 3 and 2 GMIs, a node with 4 on one device\n"
+        "  rayagi comm plan --layout 4x3 --profile machine.json\n"
+    )
+    parser = _command(
+        commands, "plan", "show how a layout would reduce its gradients, at what cost, and why", examples
+    )
+    parser.set_defaults(command="comm plan")
+    parser.add_argument(
+        "--layout", required=True, metavar="LAYOUT", help="where the GMIs are: 4x3, 2x4x3, 3+2, '3+2|4'"
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--size", type=_bytes, metavar="BYTES", help="of the gradients: 440000, 0.44MB, 1MiB (default 0.44MB)"
+    )
+    size.add_argument("--task", metavar="TASK", help="the gradients of this environment's networks")
+    size.add_argument("--params", type=_count, metavar="N", help="float32 parameters: 110k")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="what operations cost on the machine in question, measured (JSON); default: nominal rates of a DGX A100",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, in seconds and bytes")
+
+
 def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -202,6 +239,7 @@ def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 _duration = _checked(parse_duration_s)
 _count = _checked(parse_count)
+_bytes = _checked(parse_bytes)
 
 
 def _seed(text: str) -> int:

@@ -70,6 +70,7 @@ class PPOConfig(RllibPPOConfig):
         num_envs: int = NotProvided,
         threads_per_gmi: int | None = NotProvided,
         transport: str = NotProvided,
+        composition: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
         collective_timeout_s: float = NotProvided,
     ) -> Self:
@@ -83,6 +84,7 @@ class PPOConfig(RllibPPOConfig):
             num_envs: environments of one GMI
             threads_per_gmi: cores and threads of one GMI
             transport: what gradients travel by: "shm", "gloo" or "auto"
+            composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
         """
@@ -94,6 +96,7 @@ class PPOConfig(RllibPPOConfig):
             num_envs=num_envs,
             threads_per_gmi=threads_per_gmi,
             transport=transport,
+            composition=composition,
             reserve_timeout_s=reserve_timeout_s,
             collective_timeout_s=collective_timeout_s,
         )

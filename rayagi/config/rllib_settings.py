@@ -33,6 +33,7 @@ SPEC_PATHS: dict[str, tuple[str, str]] = {
     "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
     "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
     "transport": ("gmi.transport", "gmi(transport=)"),
+    "composition": ("gmi.composition", "gmi(composition=)"),
     "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),
     "collective_timeout_s": ("gmi.collective_timeout_s", "gmi(collective_timeout_s=)"),
     "rollout_length": ("ppo.rollout_length", "training(rollout_length=)"),

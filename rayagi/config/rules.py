@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from collectives.compositions import KNOWN_NAMES, is_name
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
 
@@ -72,6 +73,10 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
     if gmi.gmis_per_gpu is not None and gmi.backend == "cpu":
         yield ConfigError(
             "gmi.gmis_per_gpu", gmi.gmis_per_gpu, "means nothing with gmi.backend = 'cpu'", "use gmi.num_gmis"
+        )
+    if gmi.composition != "auto" and not is_name(gmi.composition):
+        yield ConfigError(
+            "gmi.composition", gmi.composition, "is not a composition", f"use auto, {KNOWN_NAMES}"
         )
 
 

@@ -47,7 +47,9 @@ class GmiSpec:
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs."""
     transport: Literal["auto", "shm", "gloo"] = "auto"
-    """What gradients travel by. auto: shared memory where all GMIs share a host, else Gloo over TCP."""
+    """What gradients travel by. auto: shared memory inside a host where it works, Gloo over TCP across hosts."""
+    composition: str = "auto"
+    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/collectives.md). auto: chosen for the layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -229,7 +229,10 @@ class Session:
         if group.collective is not None:
             refs = group.ask(
                 lambda index, handle: handle.join_through.remote(
-                    group.collective, timeout_s=gmi.collective_timeout_s, transport=gmi.transport
+                    group.collective,
+                    timeout_s=gmi.collective_timeout_s,
+                    transport=gmi.transport,
+                    composition=gmi.composition,
                 )
             )
             group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)

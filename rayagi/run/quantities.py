@@ -6,6 +6,7 @@ import math
 import re
 
 _DURATION_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 
 
@@ -55,6 +56,22 @@ def parse_count(text: str) -> int:
         raise QuantityError(text, wanted)
     value = float(match[1].replace("_", "")) * _COUNT[match[2]]
     if value < 1 or abs(value - round(value)) > 1e-6:
+        raise QuantityError(text, wanted)
+    return round(value)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in ``440000``, ``0.44MB`` (decimal) or ``1MiB`` (binary).
+
+    Raises:
+        QuantityError: not a whole number of bytes, or not positive.
+    """
+    wanted = "a positive number of bytes; write e.g. 440000, 0.44MB or 1MiB"
+    match = re.fullmatch(r"(\d[\d_]*\.?\d*)\s*([kmg]?i?b?)", text.strip().lower())
+    if match is None or match[2] not in _BYTES:
+        raise QuantityError(text, wanted)
+    value = float(match[1].replace("_", "")) * _BYTES[match[2]]
+    if not 1 <= value < math.inf or abs(value - round(value)) > 1e-6 * value:
         raise QuantityError(text, wanted)
     return round(value)
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from actors.collective import Collective
-from actors.groups import _RemoteRendezvous
+from actors.rendezvous import RemoteRendezvous
 from collectives.errors import RendezvousError
 from collectives.rendezvous import this_member
 
@@ -55,18 +55,17 @@ def cluster():
 
 def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
     handle = ray.remote(Collective).options(num_cpus=0).remote(2)
-    meeting = _RemoteRendezvous(handle)
-    meeting.register(0, this_member(0))
-    assert meeting.members(0) == (this_member(0),)
-    with pytest.raises(RendezvousError, match="already taken by rank 0"):
-        meeting.register(0, replace(this_member(0), pid=1))
-    assert meeting.endpoint(0) is None
-    meeting.publish(0, "127.0.0.1:7")
-    assert meeting.endpoint(0) == "127.0.0.1:7"
-    ray.kill(handle)
-    with pytest.raises(RendezvousError, match="the collective actor does not answer"):
-        # The process ends a moment after the kill.
-        deque((meeting.members(0) for _ in range(10_000)), maxlen=0)
+    with RemoteRendezvous(handle) as meeting:
+        assert meeting.register(0, this_member(0)).present == (this_member(0),)
+        with pytest.raises(RendezvousError, match="already taken by rank 0"):
+            meeting.register(0, replace(this_member(0), pid=1))
+        assert meeting.endpoint(0, "all") is None
+        meeting.publish(0, "all", "127.0.0.1:7")
+        assert meeting.endpoint(0, "all") == "127.0.0.1:7"
+        ray.kill(handle)
+        with pytest.raises(RendezvousError, match="the collective actor does not answer"):
+            # The process ends a moment after the kill.
+            deque((meeting.endpoint(0, "all") for _ in range(10_000)), maxlen=0)
 
 
 def test_a_cluster_that_asks_for_a_token_says_so(cluster):

@@ -14,7 +14,7 @@ from ray.util import state as ray_state
 
 from actors.groups import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
@@ -128,6 +128,12 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
     assert results[1].episode_lengths == [0, 1]
 
 
+def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
+    with pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices"):
+        Session(spec(composition="hybrid:1"), factory=SumProgram())
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
 def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
     assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
     with Session(spec(), factory=SumProgram()) as session:
@@ -230,6 +236,9 @@ def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
         with pytest.raises(GmiLostError, match=r"GMI 1/2 .* was lost during 2 training iterations") as caught:
             session.train(2)
         assert caught.value.index == 1
+        # What the other one was doing, and for how long it waited.
+        assert "on rank 0 failed" in caught.value.known
+        assert "waiting for rank 1 (pid" in caught.value.known
     assert comes_true(lambda: free_cpus() == 2.0)
 
 

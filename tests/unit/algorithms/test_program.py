@@ -9,7 +9,7 @@ import torch
 from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
-from collectives.transports.inprocess import InProcessGroup
+from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.program import DpOnlyFactory
@@ -39,7 +39,7 @@ def build(spec=SPEC, communicator=None, make_env=make_point):
 
 def run_gmis(spec, num_gmis, work):
     """Run ``work(program)`` in one thread per GMI. Returns the results in rank order."""
-    group = InProcessGroup(num_gmis, timeout_s=60.0)
+    group = ThreadGroup.of(num_gmis, timeout_s=60.0)
     results, errors = [None] * num_gmis, []
 
     def member(rank):
@@ -55,6 +55,31 @@ def run_gmis(spec, num_gmis, work):
         thread.join(timeout=120)
     assert not errors, errors
     return results
+
+
+class Lending(SoloCommunicator):
+    """Remembers the memory that it lent."""
+
+    def __init__(self):
+        super().__init__()
+        self.lent = []
+
+    def buffer(self, numel, dtype):
+        self.lent.append(super().buffer(numel, dtype))
+        return self.lent[-1]
+
+
+def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
+    communicator = Lending()
+    program = build(communicator=communicator)
+    program.iterate()
+    (memory,) = communicator.lent
+    flat, model = program.training.learner.flat, program.training.policy.model
+    assert flat.gradients.data_ptr() == memory.data_ptr()
+    assert memory.abs().sum() > 0
+    begins = [parameter.grad.data_ptr() - memory.data_ptr() for parameter in model.parameters()]
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert begins == [4 * sum(sizes[:index]) for index in range(len(sizes))]
 
 
 def first_gradient(program):

@@ -50,9 +50,9 @@ def test_listing_environments_does_not_load_ray():
     assert "HalfCheetah-v5" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "plan", "envs", "report"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "plan", "envs", "report", "comm", "comm plan"])
 def test_every_command_explains_itself(command, capsys):
-    assert run_cli(command, "--help") == 0
+    assert run_cli(*command.split(), "--help") == 0
     assert "usage: rayagi" in capsys.readouterr().out
 
 
@@ -202,7 +202,9 @@ def test_a_plan_for_this_machine_does_not_load_ray():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command", [["envs"], ["plan", "Ant-v5", "--gmis", "1"]])
+@pytest.mark.parametrize(
+    "command", [["envs"], ["plan", "Ant-v5", "--gmis", "1"], ["comm", "plan", "--layout", "4x3"]]
+)
 def test_a_reader_that_leaves_a_listing_early_is_no_failure(command):
     process = subprocess.Popen(
         [sys.executable, "-m", "rayagi", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

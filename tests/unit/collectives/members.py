@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.managers import BaseManager
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from actors.collective import Collective
 from collectives.communicator import Communicator
 from collectives.connect import connect
-from collectives.rendezvous import this_member
-from collectives.transports.inprocess import InProcessGroup
+from collectives.layout import Layout
+from collectives.rendezvous import Member, this_member
+from collectives.threads import ThreadGroup
 
 LIMIT_S = 60.0
 
@@ -41,10 +43,33 @@ class _Meeting(BaseManager):
 _Meeting.register("Collective", Collective)
 
 
-def run_group(transport: str, world_size: int, task: Task, timeout_s: float = 30.0) -> list[Any]:
-    """What each rank's task returned, ``Failed`` where it raised, None where its process was killed."""
+def run_group(
+    transport: str,
+    world_size: int,
+    task: Task,
+    timeout_s: float = 30.0,
+    *,
+    composition: str = "auto",
+    layout: str | None = None,
+    who: Sequence[Callable[[int], Member]] | None = None,
+) -> list[Any]:
+    """What each rank's task returned, ``Failed`` where it raised, None where its process was killed.
+
+    With a layout, members say that they are on its nodes and devices, whatever host they run on; ``who`` decides
+    for each rank, in its process, what member it is.
+    """
+    where = Layout.parse(layout) if layout is not None else Layout.of([[world_size]])
     if transport == "inprocess":
-        return _in_threads(world_size, task, timeout_s)
+        return _in_threads(where, composition, task, timeout_s)
+    if who is None:
+        places = where.places()
+        who = [partial(_placed, place=places[rank] if layout else None) for rank in range(world_size)]
+    settings = {
+        "world_size": world_size,
+        "timeout_s": timeout_s,
+        "transport": transport,
+        "composition": composition,
+    }
     with _Meeting(ctx=_context) as meeting:
         rendezvous = meeting.Collective(world_size)
         done = _context.Event()
@@ -52,7 +77,7 @@ def run_group(transport: str, world_size: int, task: Task, timeout_s: float = 30
         processes = [
             _context.Process(
                 target=_member,
-                args=(rendezvous, rank, world_size, transport, timeout_s, task, done, pipes[rank][1]),
+                args=(rendezvous, rank, who[rank], settings, task, done, pipes[rank][1]),
             )
             for rank in range(world_size)
         ]
@@ -81,21 +106,26 @@ def _answer(receiver: Any, process: Any) -> Any:
 def _member(
     rendezvous: Any,
     rank: int,
-    world_size: int,
-    transport: Any,
-    timeout_s: float,
+    who: Callable[[int], Member],
+    settings: dict[str, Any],
     task: Task,
     done: Any,
     sender: Any,
 ) -> None:
     torch.set_num_threads(1)
     try:
-        with connect(
-            rendezvous, this_member(rank), world_size=world_size, timeout_s=timeout_s, transport=transport
-        ) as communicator:
+        with connect(rendezvous, who(rank), **settings) as communicator:
             _send(sender, task(communicator, done))
     except Exception as error:
         _send(sender, Failed(error))
+
+
+def _placed(rank: int, place: tuple[int, int] | None) -> Member:
+    member = this_member(rank)
+    if place is None:
+        return member
+    node, device = place
+    return replace(member, host_id=f"{member.host_id}/node {node}", device=f"device {device}")
 
 
 def _send(sender: Any, answer: Any) -> None:
@@ -103,10 +133,10 @@ def _send(sender: Any, answer: Any) -> None:
     sender.send_bytes(pickle.dumps(answer))
 
 
-def _in_threads(world_size: int, task: Task, timeout_s: float) -> list[Any]:
-    group = InProcessGroup(world_size, timeout_s)
+def _in_threads(layout: Layout, composition: str, task: Task, timeout_s: float) -> list[Any]:
+    group = ThreadGroup(layout, "ip_only" if composition == "auto" else composition, timeout_s)
     done = threading.Event()
-    answers: list[Any] = [None] * world_size
+    answers: list[Any] = [None] * layout.world_size
 
     def member(rank: int) -> None:
         try:
@@ -115,7 +145,7 @@ def _in_threads(world_size: int, task: Task, timeout_s: float) -> list[Any]:
         except Exception as error:
             answers[rank] = Failed(error)
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(world_size)]
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(layout.world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,27 +10,42 @@ import torch
 
 from actors.collective import Collective
 from collectives.connect import connect
-from collectives.errors import CommunicatorError, RendezvousError
+from collectives.errors import CommunicatorError, CompositionError, RendezvousError
+from collectives.layout import Layout
 from collectives.rendezvous import host_identity, this_member
 from collectives.solo import SoloCommunicator
-from collectives.transports.gloo import GlooCommunicator, GlooStore
-from collectives.transports.shm import Segment, SharedMemoryCommunicator
+from collectives.transports.gloo import GlooStore
+from collectives.transports.shm import Segment
 
 
-def connect_all(members, transport, timeout_s=10.0):
+def connect_all(members, transport, timeout_s=10.0, composition="auto"):
     """Each member in a thread of its own; communicators, or what was raised instead."""
     meeting = Collective(len(members))
-    found = [None] * len(members)
 
-    def member(me):
+    def connected(me):
+        return connect(
+            meeting,
+            me,
+            world_size=len(members),
+            timeout_s=timeout_s,
+            transport=transport,
+            composition=composition,
+        )
+
+    return in_threads(*(lambda me=me: connected(me) for me in members))
+
+
+def in_threads(*tasks):
+    """What each task returned or raised."""
+    found = [None] * len(tasks)
+
+    def run(index):
         try:
-            found[me.rank] = connect(
-                meeting, me, world_size=len(members), timeout_s=timeout_s, transport=transport
-            )
+            found[index] = tasks[index]()
         except Exception as error:
-            found[me.rank] = error
+            found[index] = error
 
-    threads = [threading.Thread(target=member, args=(me,)) for me in members]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(tasks))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -40,14 +55,8 @@ def connect_all(members, transport, timeout_s=10.0):
 
 def sum_of_ranks(communicators):
     tensors = [torch.tensor([float(communicator.rank)]) for communicator in communicators]
-    threads = [
-        threading.Thread(target=communicator.all_reduce, args=(tensor,))
-        for communicator, tensor in zip(communicators, tensors, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    pairs = zip(communicators, tensors, strict=True)
+    assert in_threads(*(lambda c=c, t=t: c.all_reduce(t) for c, t in pairs)) == [None] * len(communicators)
     return [tensor.item() for tensor in tensors]
 
 
@@ -62,14 +71,55 @@ def test_one_member_needs_no_rendezvous():
 
 def test_members_of_one_host_share_memory():
     found = connect_all([this_member(0), this_member(1)], "auto")
-    assert all(isinstance(communicator, SharedMemoryCommunicator) for communicator in found)
+    assert (
+        repr(found[1])
+        == "rank 1 of 2: ip_only on 1x2 (the only way without GPUs); ip by SharedMemoryTransport"
+    )
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
 def test_members_of_two_hosts_use_gloo():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "auto")
-    assert all(isinstance(communicator, GlooCommunicator) for communicator in found)
+    assert repr(found[0]) == "rank 0 of 2: ip_only on 2x1x1 (the only way without GPUs); net by GlooTransport"
     assert sum_of_ranks(found) == [1.0, 1.0]
+
+
+def test_two_hosts_of_two_share_memory_inside_and_use_gloo_across():
+    there = [replace(this_member(rank), host_id="another") for rank in (2, 3)]
+    found = connect_all([this_member(0), this_member(1), *there], "auto")
+    assert repr(found[0]).endswith("; ip by SharedMemoryTransport, net by GlooTransport")
+    assert found[0].schedule.layout == Layout.parse("2x1x2")
+    assert sum_of_ranks(found) == [6.0] * 4
+
+
+def test_the_layout_is_that_of_the_members_in_whatever_order_they_are_numbered():
+    gpus = ["GPU-a", "GPU-b", "GPU-b", "GPU-a"]
+    members = [this_member(rank, device=gpu) for rank, gpu in enumerate(gpus)]
+    found = connect_all(members, "gloo", composition="har")
+    assert found[2].schedule.layout.mpl == [[0, 3], [1, 2]]
+    assert sum_of_ranks(found) == [6.0] * 4
+
+
+def test_a_composition_that_does_not_apply_is_refused_with_the_layout():
+    for error in connect_all([this_member(0), this_member(1)], "auto", composition="hybrid(1)"):
+        assert isinstance(error, CompositionError)
+        assert str(error) == "hybrid(1) on 1x2: a ring needs at least two devices in a host"
+
+
+def test_groups_of_processes_that_meet_anew_have_names_of_their_own():
+    found = connect_all([this_member(rank) for rank in range(3)], "auto")
+    groups = in_threads(*(lambda c=c: (c.group([0, 2]), c.group([2, 1])) for c in found))
+    assert [[group is not None for group in pair] for pair in groups] == [
+        [True, False],
+        [False, True],
+        [True, True],
+    ]
+    first, second = [groups[0][0], groups[2][0]], [groups[2][1], groups[1][1]]
+    assert sum_of_ranks(first) == sum_of_ranks(second) == [1.0, 1.0]
+    for communicator in found:
+        communicator.close()
+    with pytest.raises(CommunicatorError, match="closed"):
+        first[0].barrier()
 
 
 def test_two_groups_of_one_process_do_not_disturb_each_other():
@@ -97,7 +147,7 @@ def test_a_missing_member_is_named_with_those_that_came():
 def test_rank_0_that_publishes_nothing_is_named():
     meeting = Collective(2)
     meeting.register(0, this_member(0))
-    with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint within 0.1 s"):
+    with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint 'ip 0 1' within 0.1 s"):
         connect(meeting, this_member(1), world_size=2, timeout_s=0.1)
 
 
@@ -116,21 +166,23 @@ def test_a_rank_out_of_range_is_refused(rank):
         Collective(2).register(0, this_member(rank))
 
 
-def test_an_endpoint_is_published_once():
+def test_an_endpoint_is_published_once_per_key_and_generation():
     meeting = Collective(2)
-    assert meeting.endpoint(0) is None
-    meeting.publish(0, "a:1")
-    assert meeting.endpoint(0) == "a:1"
+    assert meeting.endpoint(0, "all") is None
+    meeting.publish(0, "all", "a:1")
+    assert meeting.endpoint(0, "all") == "a:1"
     with pytest.raises(RendezvousError, match="a:1 was published before"):
-        meeting.publish(0, "b:2")
+        meeting.publish(0, "all", "b:2")
+    meeting.publish(0, "node 1", "b:2")
+    meeting.publish(1, "all", "c:3")
+    assert (meeting.endpoint(0, "node 1"), meeting.endpoint(1, "all")) == ("b:2", "c:3")
 
 
 def test_members_are_listed_by_rank():
     meeting = Collective(3)
-    for rank in (2, 0):
-        meeting.register(0, this_member(rank))
-    assert [member.rank for member in meeting.members(0)] == [0, 2]
-    assert meeting.members(5) == ()
+    meeting.register(0, this_member(2))
+    assert [member.rank for member in meeting.register(0, this_member(0)).present] == [0, 2]
+    assert [member.rank for member in meeting.register(5, this_member(1)).present] == [1]
 
 
 def test_processes_of_one_host_agree_on_its_identity():

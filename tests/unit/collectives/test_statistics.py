@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from collectives.solo import SoloCommunicator
 from collectives.statistics import Moments, all_merge, merged
-from collectives.transports.inprocess import InProcessGroup
+from collectives.threads import ThreadGroup
 
 reals = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False, width=64)
 
@@ -70,7 +70,7 @@ def test_a_large_mean_does_not_swallow_a_small_variance():
 
 def test_all_members_get_bitwise_the_same_union():
     batch = torch.randn(30, 5, generator=torch.Generator().manual_seed(3))
-    group = InProcessGroup(3)
+    group = ThreadGroup.of(3)
     results: dict[int, Moments] = {}
 
     def member(rank: int) -> None:

@@ -11,10 +11,10 @@ import torch
 from members import Failed, run_group
 
 from collectives.errors import CommunicatorError
-from collectives.transports.shm import SLOT_BYTES
+from collectives.transports.shm.memory import HALF_BYTES
 
-LARGER_THAN_A_SLOT = SLOT_BYTES // 4 + 4097
-SIZES = (0, 1, 7, 1001, LARGER_THAN_A_SLOT)
+LARGER_THAN_A_HALF = HALF_BYTES // 4 + 4097
+SIZES = (0, 1, 7, 1001, LARGER_THAN_A_HALF)
 FLOATS = (torch.float32, torch.float64)
 
 
@@ -196,14 +196,14 @@ def test_a_closed_communicator_says_so(transport):
 
 def alternate_reductions_and_broadcasts(communicator, done):
     """Rank 1 is slow after every barrier, when it still has to copy out what the others may already write over."""
-    if communicator.rank == 1 and hasattr(communicator, "_arrive"):
-        arrive = communicator._arrive
+    if communicator.rank == 1 and hasattr(communicator, "_barrier"):
+        arrive = communicator._barrier.arrive
 
         def arrive_and_dawdle(call):
             arrive(call)
             time.sleep(1e-3)
 
-        communicator._arrive = arrive_and_dawdle
+        communicator._barrier.arrive = arrive_and_dawdle
     wrong = []
     for turn in range(30):
         tensor = torch.full((1000,), float(turn + communicator.rank))
@@ -266,7 +266,7 @@ class Reduce:
     ("task", "named"),
     [
         (Reduce((7, 8)), "all_reduce(sum) of 8 float32"),
-        (Reduce((SLOT_BYTES // 4, LARGER_THAN_A_SLOT)), f"of {LARGER_THAN_A_SLOT} float32"),
+        (Reduce((HALF_BYTES // 4, LARGER_THAN_A_HALF)), f"of {LARGER_THAN_A_HALF} float32"),
         (Reduce((7, 7), ("sum", "max")), "all_reduce(max) of 7 float32"),
     ],
 )

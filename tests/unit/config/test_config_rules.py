@@ -35,6 +35,8 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.gmis_per_gpu=2", "gmi.backend=cpu"], "gmi.gmis_per_gpu", "use gmi.num_gmis"),
         (["gmi.reserve_timeout_s=0"], "gmi.reserve_timeout_s", "greater than 0"),
         (["gmi.collective_timeout_s=.inf"], "gmi.collective_timeout_s", "finite"),
+        (["gmi.composition=ring"], "gmi.composition", "use auto, ip_only, rp_only, har"),
+        (["gmi.composition=hybrid"], "gmi.composition", "hybrid(K)"),
         (["ppo.rollout_length=0"], "ppo.rollout_length", "at least 1"),
         (["ppo.num_epochs=0"], "ppo.num_epochs", "at least 1"),
         (["ppo.num_minibatches=0"], "ppo.num_minibatches", "at least 1"),
@@ -84,6 +86,9 @@ def test_a_blank_task_is_refused():
         ["ppo.lr_schedule=linear", "total_env_steps=1000"],
         ["ppo.lr_schedule=kl_adaptive"],
         ["gmi.gmis_per_gpu=2", "gmi.backend=direct"],
+        ["gmi.composition=har"],
+        ["gmi.composition=hybrid:1"],
+        ["gmi.composition=hybrid(12)"],
         ["num_envs=1", "rollout_length=4", "num_minibatches=4", "normalize_advantages=false"],
     ],
 )

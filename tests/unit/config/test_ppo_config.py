@@ -54,6 +54,7 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
             num_envs=10,
             threads_per_gmi=2,
             transport="gloo",
+            composition="hybrid:2",
             reserve_timeout_s=5,
             collective_timeout_s=7.0,
         )
@@ -93,6 +94,7 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
             num_envs=10,
             threads_per_gmi=2,
             transport="gloo",
+            composition="hybrid:2",
             reserve_timeout_s=5.0,
             collective_timeout_s=7.0,
         ),

@@ -7,6 +7,7 @@ from rayagi.run.quantities import (
     bytes_text,
     count_text,
     duration_text,
+    parse_bytes,
     parse_count,
     parse_duration_s,
 )
@@ -55,6 +56,27 @@ def test_counts_are_read_as_people_write_them(text, count):
 def test_what_is_no_count_is_refused_with_examples(text):
     with pytest.raises(QuantityError, match=r"write e\.g\. 500, 500k"):
         parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("440000", 440_000),
+        ("0.44MB", 440_000),
+        ("1.16 mb", 1_160_000),
+        ("1MiB", 2**20),
+        ("4KiB", 4096),
+        ("64B", 64),
+    ],
+)
+def test_bytes_are_read_as_people_write_them(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0.5", "1TB", "MB", "1i", "1ib", "nan", "9" * 400])
+def test_what_is_no_number_of_bytes_is_refused_with_examples(text):
+    with pytest.raises(QuantityError, match=r"write e\.g\. 440000, 0\.44MB"):
+        parse_bytes(text)
 
 
 @given(st.integers(1, 10**12))

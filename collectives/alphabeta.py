@@ -1,0 +1,150 @@
+"""A measured alpha-beta model: latency plus bytes over bandwidth, as a function of how many take part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.costs import UnitCost, unit_group
+from collectives.errors import ProfileError
+from collectives.layout import Layout
+from collectives.profile import Point, Profile, Shape
+from collectives.schedule import Op, Primitive, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Cost of one operation by one primitive among g members, p groups at the same time, on S bytes, in seconds:
+
+        alpha + alpha_member g + (beta + beta_shared g p) moved
+
+    ``moved`` is what each member moves: S through memory, S (g - 1) / g around a ring.
+
+    Attributes:
+        alpha: seconds per operation
+        alpha_member: seconds per operation and member
+        beta: seconds per byte on a path that a member has for itself
+        beta_shared: seconds per byte on the path that all members of a host share, such as its memory bandwidth
+    """
+
+    alpha: float
+    alpha_member: float
+    beta: float
+    beta_shared: float
+
+    def seconds(self, shape: Shape, nbytes: float) -> float:
+        """Projected seconds."""
+        factors = (self.alpha, self.alpha_member, self.beta, self.beta_shared)
+        return sum(a * b for a, b in zip(factors, _features(shape, nbytes), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlphaBeta:
+    """Lines of the operations that were measured or assumed."""
+
+    origin: str
+    """Where the numbers come from, in words."""
+    lines: Mapping[tuple[Primitive, Op], Line]
+    points: tuple[Point, ...] = ()
+    """What they were fitted to; none where they are assumed."""
+
+    @classmethod
+    def fit(cls, profile: Profile) -> AlphaBeta:
+        """Fit each operation's line to its points: least squares of relative errors, no coefficient below zero.
+
+        Raises:
+            ProfileError: nothing was measured, or an operation with fewer than two sizes.
+        """
+        if not profile.points:
+            raise ProfileError(profile.machine, "nothing was measured")
+        by_operation: dict[tuple[Primitive, Op], list[Point]] = defaultdict(list)
+        for point in profile.points:
+            by_operation[point.shape.primitive, point.shape.op].append(point)
+        for (primitive, op), points in by_operation.items():
+            if len({point.nbytes for point in points}) < 2:
+                raise ProfileError(profile.machine, f"{op} by {primitive} needs measurements of two sizes")
+        lines = {operation: _fitted(points) for operation, points in by_operation.items()}
+        worst = max(
+            abs(
+                lines[point.shape.primitive, point.shape.op].seconds(point.shape, point.nbytes)
+                / point.seconds
+                - 1
+            )
+            for point in profile.points
+        )
+        origin = f"measured on {profile.machine}; the lines are within {worst:.0%} of all {len(profile.points)} points"
+        return cls(origin=origin, lines=lines, points=profile.points)
+
+    def step_s(self, step: Step, layout: Layout, nbytes: int) -> float:
+        """Projected seconds of a step.
+
+        Raises:
+            ProfileError: nothing is known of this operation by this primitive.
+        """
+        shape = Shape.of(step, layout)
+        line = self.lines.get((step.primitive, step.op))
+        if line is None:
+            raise ProfileError(self.origin, f"{step.op} by {step.primitive} was not measured")
+        return line.seconds(shape, nbytes)
+
+    def unit_costs(self, layout: Layout, nbytes: int) -> dict[Primitive, UnitCost]:
+        """GMI-DRL's unit costs for a layout: as measured at this size, else from the line through other measurements."""
+        measured = {(point.shape, point.nbytes): point.seconds for point in self.points}
+        units: dict[Primitive, UnitCost] = {}
+        for primitive, op in self.lines:
+            group = unit_group(primitive, layout)
+            if op == "all_reduce" and len(group) > 1:
+                step = Step("all_reduce", primitive, (group,))
+                seconds = measured.get((Shape.of(step, layout), nbytes)) or self.step_s(step, layout, nbytes)
+                units[primitive] = UnitCost(members=len(group), seconds=seconds)
+        return units
+
+
+def _features(shape: Shape, nbytes: float) -> tuple[float, float, float, float]:
+    on_memory = shape.primitive in ("ip", "device")
+    moved = nbytes if on_memory else nbytes * (shape.members - 1) / shape.members
+    return 1.0, float(shape.members), moved, moved * shape.members * shape.parallel
+
+
+def _fitted(points: Sequence[Point]) -> Line:
+    """Non-negative least squares. With four unknowns, trying which of them are zero is exact and quick."""
+    seconds = np.array([point.seconds for point in points])
+    rows = np.array([_features(point.shape, point.nbytes) for point in points]) / seconds[:, None]
+    scale = np.linalg.norm(rows, axis=0)
+    best, least = np.zeros(4), np.inf
+    for size in range(1, 5):
+        for columns in combinations(range(4), size):
+            found = _least_squares(rows[:, columns] / scale[list(columns)])
+            residual = float(np.linalg.norm(rows[:, columns] @ (found / scale[list(columns)]) - 1))
+            # A further unknown must earn its place: where points do not tell two apart, the first stands for both.
+            if (found >= 0).all() and residual < least - 1e-9:
+                best, least = np.zeros(4), residual
+                best[list(columns)] = found / scale[list(columns)]
+    return Line(*(float(value) for value in best))
+
+
+def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The factors whose weighted rows come nearest to 1: each row is already divided by what was measured."""
+    return np.asarray(np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0], dtype=np.float64)
+
+
+ASSUMED = AlphaBeta(
+    origin="nominal rates of a DGX A100 (PCIe 4.0 x16 32 GB/s, host memory 410 GB/s, NVLink 300 GB/s each way, network "
+    "200 Gb/s) and guessed latencies; nothing was measured",
+    lines={
+        # Through the host each GMI's bytes cross its PCIe link down and up, and the host's memory four times.
+        ("ip", "all_reduce"): Line(20e-6, 2e-6, 2 / 32e9, 4 / 410e9),
+        ("ip", "reduce"): Line(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
+        ("ip", "broadcast"): Line(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
+        ("rp", "all_reduce"): Line(15e-6, 3e-6, 2 / 300e9, 0.0),
+        ("rp", "reduce"): Line(15e-6, 3e-6, 1 / 300e9, 0.0),
+        ("rp", "broadcast"): Line(15e-6, 3e-6, 1 / 300e9, 0.0),
+        ("net", "all_reduce"): Line(30e-6, 10e-6, 2 / 25e9, 0.0),
+    },
+)
+"""For plans on paper. The nominal rates are the vendors'; a profile of the machine in question replaces all of it."""

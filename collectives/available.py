@@ -1,0 +1,243 @@
+"""Which primitives these members can use: what rules one out is known beforehand; the rest is tried at the start.
+
+GMI-DRL (§3.2.1) takes what the platform allows as given ("NCCL prohibits synchronization among GMIs on the same GPU").
+Here it is found out, because it changes with NCCL's version, MIG, containers and permissions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+
+from collectives.errors import CommunicatorError
+from collectives.exchange import Gathering, exchange
+from collectives.limits import run_within
+from collectives.rendezvous import host_identity
+from collectives.shares import shares
+from collectives.transports import shm
+from collectives.transports.base import Transport
+from collectives.transports.nccl import MIG_SINCE, SHARED_GPU_SINCE, Version, nccl_version
+
+Primitive = Literal["ip", "rp", "device", "nccl_shared", "net"]
+"""Those of ``docs/collectives.md``, and NCCL with several ranks on one GPU, which may stand in for ``device``."""
+
+_PROBE_ELEMENTS = 1001
+"""Odd, and several shares for each of some members."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What one process knows about where it is."""
+
+    host_id: str
+    shared_memory: bool
+    """Whether the shared-memory transport works on this host."""
+    device: str
+    """UUID of the GPU (``GPU-...``) or MIG instance (``MIG-...``) that it computes on, or ``cpu``."""
+    nccl: Version | None
+
+    def to_json(self) -> str:
+        """As text, for the other members."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        """What ``to_json`` wrote."""
+        fields = json.loads(text)
+        nccl = fields.pop("nccl")
+        return cls(**fields, nccl=None if nccl is None else (nccl[0], nccl[1], nccl[2]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One primitive as one member would use it."""
+
+    members: tuple[int, ...]
+    """Ranks of its group, this member among them: for ``device`` those of one GPU, say."""
+    open: Callable[[], Transport]
+    """Connect the group; called on all its members at once, and what it returns is closed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a primitive is offered, and if not, why; equal on all members."""
+
+    offered: bool
+    reason: str
+
+
+def this_process(device: torch.device) -> Facts:
+    """Facts about the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
+    return Facts(
+        host_id=host_identity(),
+        shared_memory=shm.is_supported(),
+        device=_device_id(device),
+        nccl=nccl_version(),
+    )
+
+
+def available(
+    control: Gathering, facts: Facts, candidates: Mapping[Primitive, Candidate], limit_s: float
+) -> dict[Primitive, Verdict]:
+    """Rule out or try each candidate; all members of ``control`` call it, with candidates of the same names.
+
+    A member that is in no group of a primitive leaves its candidate's ``members`` empty. A primitive is offered only if
+    every member of ``control`` says that it works in its group. The wait for a member that tries is ``control``'s: its
+    time limit must be longer than ``limit_s``.
+
+    Raises:
+        CommunicatorError: a member is lost, or members name different candidates.
+    """
+    everyone = [Facts.from_json(text.decode()) for text in exchange(control, facts.to_json().encode())]
+    _same_names(control, sorted(candidates))
+    verdicts: dict[Primitive, Verdict] = {}
+    for primitive in sorted(candidates):
+        candidate = candidates[primitive]
+        objection = ""
+        if len(candidate.members) > 1:
+            group = [everyone[rank] for rank in candidate.members]
+            objection = refusal(primitive, group) or trial(candidate.open, limit_s)
+        verdicts[primitive] = _agreed(exchange(control, objection.encode()))
+    return verdicts
+
+
+def refusal(primitive: Primitive, group: Sequence[Facts]) -> str:
+    """Why the primitive cannot work among these members; empty if it may. The same on all, so that all try or none."""
+    if primitive == "net":
+        return ""
+    if primitive == "ip":
+        return _no_shared_host(group) or _no_shared_memory(group)
+    on_cpu = [facts.device == "cpu" for facts in group]
+    if all(on_cpu):
+        return "" if primitive == "rp" else "no CUDA: these members compute on a CPU"
+    if any(on_cpu):
+        return "some members compute on a CPU and some on a GPU"
+    if primitive == "device":
+        return _no_shared_host(group) or _not_one_device(group)
+    if primitive == "rp":
+        return _nccl_unfit(group) or _not_a_device_each(group)
+    return _no_shared_host(group) or _nccl_unfit(group) or _not_one_device(group) or _no_shared_gpu(group)
+
+
+def trial(open_transport: Callable[[], Transport], limit_s: float) -> str:
+    """Reduce numbers whose sum is known; empty if all went well, else what did not. It returns within ``limit_s``.
+
+    What hangs is left behind in a thread of its own.
+    """
+    try:
+        return run_within(limit_s, lambda: _wrong_result(open_transport))
+    except TimeoutError:
+        return f"its trial did not end within {limit_s:.1f} s"
+    except Exception as error:  # whatever a library raises says that the primitive does not work here
+        return f"its trial failed: {error}"
+
+
+def _wrong_result(open_transport: Callable[[], Transport]) -> str:
+    transport = open_transport()
+    try:
+        n = transport.world_size
+        numbers = transport.buffer(_PROBE_ELEMENTS, torch.float32)
+        # Element i of rank r is (r + 1)(i + 1), so the sum is (i + 1) n (n + 1) / 2, exact in float32.
+        ramp = torch.arange(1, _PROBE_ELEMENTS + 1, dtype=torch.float32, device=numbers.device)
+        for name, reduce in (
+            ("all_reduce", transport.all_reduce),
+            ("reduce_scatter", transport.reduce_scatter),
+        ):
+            numbers.copy_(ramp * (transport.rank + 1))
+            reduce(numbers)
+            begin, end = (
+                (0, _PROBE_ELEMENTS) if name == "all_reduce" else shares(_PROBE_ELEMENTS, n)[transport.rank]
+            )
+            if not torch.equal(numbers[begin:end], ramp[begin:end] * (n * (n + 1) // 2)):
+                return f"its {name} of known numbers gave a wrong sum"
+        transport.barrier()
+        return ""
+    finally:
+        transport.close()
+
+
+def _agreed(objections: Sequence[bytes]) -> Verdict:
+    """Offered only if nobody objects; equal objections are told once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, objection in enumerate(objections):
+        if objection:
+            ranks.setdefault(objection.decode(), []).append(rank)
+    reasons = [f"ranks {', '.join(map(str, who))}: {what}" for what, who in ranks.items()]
+    return Verdict(offered=not ranks, reason="; ".join(reasons))
+
+
+def _same_names(control: Gathering, names: Sequence[str]) -> None:
+    for rank, theirs in enumerate(exchange(control, " ".join(names).encode())):
+        if theirs.decode().split() != list(names):
+            raise CommunicatorError(
+                "available",
+                control.rank,
+                f"rank {rank}",
+                0.0,
+                f"rank {control.rank} asks for {', '.join(names)}, and rank {rank} for {theirs.decode()}",
+            )
+
+
+def _no_shared_host(group: Sequence[Facts]) -> str:
+    hosts = len({facts.host_id for facts in group})
+    return "" if hosts == 1 else f"its members are on {hosts} hosts, or containers that share no memory"
+
+
+def _no_shared_memory(group: Sequence[Facts]) -> str:
+    return "" if all(facts.shared_memory for facts in group) else "shared memory needs x86-64 Linux"
+
+
+def _not_one_device(group: Sequence[Facts]) -> str:
+    devices = {facts.device for facts in group}
+    if len(devices) == 1:
+        return ""
+    if any(device.startswith("MIG-") for device in devices):
+        return f"MIG: CUDA IPC does not reach from one instance to another, and these are {len(devices)}"
+    return f"its members are on {len(devices)} different GPUs"
+
+
+def _not_a_device_each(group: Sequence[Facts]) -> str:
+    devices = [facts.device for facts in group]
+    if len(set(devices)) < len(devices):
+        return "NCCL takes one rank per GPU, and several of its members share one"
+    if any(device.startswith("MIG-") for device in devices) and not _since(group, MIG_SINCE):
+        return f"NCCL takes MIG instances from {_text(MIG_SINCE)} on, and this is {_text(group[0].nccl)}"
+    return ""
+
+
+def _no_shared_gpu(group: Sequence[Facts]) -> str:
+    needed = MIG_SINCE if group[0].device.startswith("MIG-") else SHARED_GPU_SINCE
+    if _since(group, needed):
+        return ""
+    return f"NCCL lets ranks share a device from {_text(needed)} on, and this is {_text(group[0].nccl)}"
+
+
+def _nccl_unfit(group: Sequence[Facts]) -> str:
+    versions = {facts.nccl for facts in group}
+    if None in versions:
+        return "torch was built without NCCL"
+    if len(versions) > 1:
+        return f"its members have different versions of NCCL: {', '.join(sorted(map(_text, versions)))}"
+    return ""
+
+
+def _since(group: Sequence[Facts], version: Version) -> bool:
+    return all(facts.nccl is not None and facts.nccl >= version for facts in group)
+
+
+def _text(version: Version | None) -> str:
+    return "none" if version is None else ".".join(map(str, version))
+
+
+def _device_id(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible.startswith("MIG-"):  # a process computes on one instance only: the first that it sees
+        return visible.split(",")[0]
+    return "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")

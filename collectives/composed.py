@@ -1,0 +1,308 @@
+"""The communicator of several members: runs a schedule over one transport per primitive and group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from collectives.buckets import adjacent, copy_all, views
+from collectives.communicator import Communicator, Tensors
+from collectives.errors import CommunicatorError
+from collectives.queue import Handle, OperationQueue
+from collectives.schedule import Primitive, Schedule, Step, ranks_text
+from collectives.transports.arithmetic import DTYPES
+from collectives.transports.base import ReduceOp, Transport
+
+Result = TypeVar("Result")
+
+_REGISTERING = ("ip", "device")
+"""Primitives that work without copies on memory that is theirs."""
+_CLOSE_LIMIT_S = 1.0
+"""How long ``close`` waits for an operation that it interrupted."""
+
+
+class Wiring(Protocol):
+    """Connects members. Every member asks for the same transports and groups in the same order."""
+
+    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
+        """The primitive among these ranks, of which this member is one.
+
+        Raises:
+            CommunicatorError, RendezvousError: they could not connect.
+        """
+        ...
+
+    def group(self, ranks: tuple[int, ...]) -> Communicator | None:
+        """A communicator among these ranks; None where this member is not one of them."""
+        ...
+
+    def explained(self, error: CommunicatorError) -> CommunicatorError:
+        """The error itself, or one that says that a member is lost, if that is behind it."""
+        ...
+
+    def close(self) -> None:
+        """Free what the communicator's transports and groups have in common. Safe to call twice."""
+        ...
+
+
+class ComposedCommunicator:
+    """Reduces by a schedule. What is not a reduction to all goes through one transport among all members."""
+
+    def __init__(
+        self,
+        rank: int,
+        schedule: Schedule,
+        wiring: Wiring,
+        generation: int = 0,
+        reason: str = "it was asked for",
+    ) -> None:
+        """Connect to everyone that the schedule wants this rank to be connected to. ``reason``: why this schedule.
+
+        Raises:
+            CommunicatorError, RendezvousError: a member is missing or could not be connected to.
+        """
+        self.rank = rank
+        self.world_size = schedule.layout.world_size
+        self.generation = generation
+        self.schedule = schedule
+        self.reason = reason
+        self._wiring = wiring
+        self._broken: str | None = None
+        self._queue = OperationQueue(rank)
+        self._groups: list[Communicator] = []
+        self._buckets: dict[torch.dtype, Tensor] = {}
+        self._transports: dict[tuple[Primitive, tuple[int, ...]], Transport] = {}
+        everyone = tuple(range(self.world_size))
+        try:
+            self._steps = [
+                _OwnStep(number, step, group, self._transport(step.primitive, group))
+                for number, step, group in schedule.of(rank)
+            ]
+            self._whole = self._transport("ip" if len(schedule.layout.nodes) == 1 else "net", everyone)
+        except BaseException:
+            self._release()
+            raise
+        self._home = self._home_transport()
+
+    def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
+        """Reduce in place, by the schedule."""
+        self._queue.call(partial(self._reduce_all, _checked(tensors, op), op))
+
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+        """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``."""
+        return self._queue.start(partial(self._reduce_all, _checked(tensors, op), op))
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        flat = _checked(tensor, op)[0].view(-1)
+        self._call("reduce", lambda: self._whole.reduce(flat, _undivided(op)))
+        if op == "mean" and self.rank == 0:
+            flat.div_(self.world_size)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share; returns [begin, end) in the flat tensor."""
+        flat = _checked(tensor, op)[0].view(-1)
+        begin, end = self._call("reduce_scatter", lambda: self._whole.reduce_scatter(flat, _undivided(op)))
+        if op == "mean":
+            flat[begin:end].div_(self.world_size)
+        return begin, end
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        own = tensor.detach().contiguous()
+        rows = self._call("all_gather", lambda: self._whole.all_gather(own.view(-1)))
+        return rows.view(self.world_size, *tensor.shape)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite every member's tensor with the source's, in place."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"source={source}: the ranks are 0 to {self.world_size - 1}")
+        flat = _checked(tensor, "sum")[0].view(-1)
+        self._call("broadcast", lambda: self._whole.broadcast(flat, source))
+
+    def barrier(self) -> None:
+        """Wait until every member is here."""
+        self._call("barrier", self._whole.barrier)
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory (numel,) that the schedule's first step through the host reads and writes where it is."""
+        return self._call("buffer", lambda: self._registered(numel, dtype))
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """A communicator among some of the members, ranked as listed. Every member calls it with the same ranks."""
+        listed = tuple(ranks)
+        if not listed or len(set(listed)) < len(listed) or not set(listed) <= set(range(self.world_size)):
+            raise ValueError(f"ranks={listed}: list different ranks from 0 to {self.world_size - 1}")
+        made = self._call("group", lambda: self._wiring.group(listed))
+        if made is not None:
+            self._groups.append(made)
+        return made
+
+    def close(self) -> None:
+        """Leave the group. Operations that have not begun fail; safe to call twice."""
+        self._broken = self._broken or "this communicator is closed"
+        for group in self._groups:
+            group.close()
+        self._queue.close(interrupt=self._release, limit_s=_CLOSE_LIMIT_S)
+
+    def __repr__(self) -> str:
+        kinds = {primitive: type(made).__name__ for (primitive, _), made in self._transports.items()}
+        by = ", ".join(f"{primitive} by {kind}" for primitive, kind in kinds.items())
+        layout = f"{self.schedule.composition} on {self.schedule.layout}"
+        return f"rank {self.rank} of {self.world_size}: {layout} ({self.reason}); {by}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
+        """The one for this primitive and group, made where it is asked for first."""
+        key = (primitive, ranks)
+        if key not in self._transports:
+            self._transports[key] = self._wiring.transport(primitive, ranks)
+        return self._transports[key]
+
+    def _home_transport(self) -> Transport | None:
+        """Whose memory buffers are: that of the first step with memory to register; None where this rank skips it.
+
+        The groups of a step are disjoint, so the members of a group agree on it.
+        """
+        steps = self.schedule.steps
+        first = next((number for number, step in enumerate(steps) if step.primitive in _REGISTERING), None)
+        if first is None:
+            return self._whole
+        return next((own.transport for own in self._steps if own.number == first), None)
+
+    def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
+        """One bucket through all steps."""
+        if not tensors:
+            return
+        flat = adjacent(tensors)
+        if flat is not None:
+            self._run_schedule(flat, op)
+            return
+        bucket = self._bucket(sum(tensor.numel() for tensor in tensors), tensors[0])
+        pieces = views(bucket, tensors)
+        copy_all(tensors, pieces)
+        self._run_schedule(bucket, op)
+        copy_all(pieces, tensors)
+
+    def _run_schedule(self, flat: Tensor, op: ReduceOp) -> None:
+        self._refuse_if_broken("all_reduce")
+        # In bfloat16 a transport would divide before it rounds, and the result would depend on the number of steps.
+        fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
+        for own in self._steps:
+            try:
+                perform(own.step, own.transport, flat, op if fused else _undivided(op))
+            except CommunicatorError as error:
+                where = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
+                raise self._failed(error, "all_reduce", where) from error
+        if op == "mean" and not fused:
+            flat.div_(self.world_size)
+
+    def _bucket(self, numel: int, like: Tensor) -> Tensor:
+        """Memory that is used again by every list of tensors; it at least doubles when it must grow."""
+        bucket = self._buckets.get(like.dtype)
+        if bucket is None or bucket.numel() < numel:
+            size = max(numel, 2 * bucket.numel() if bucket is not None else 0)
+            bucket = self._buckets[like.dtype] = self._registered(size, like.dtype)
+        return bucket[:numel]
+
+    def _registered(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(numel, dtype=dtype) if self._home is None else self._home.buffer(numel, dtype)
+
+    def _call(self, operation: str, do: Callable[[], Result]) -> Result:
+        """Do an operation of the whole group in its turn."""
+        return self._queue.call(partial(self._guarded, operation, do))
+
+    def _guarded(self, operation: str, do: Callable[[], Result]) -> Result:
+        self._refuse_if_broken(operation)
+        try:
+            return do()
+        except CommunicatorError as error:
+            raise self._failed(error, operation, "") from error
+
+    def _refuse_if_broken(self, operation: str) -> None:
+        if self._broken is not None:
+            raise CommunicatorError(operation, self.rank, "nobody", 0.0, self._broken)
+
+    def _failed(self, error: CommunicatorError, operation: str, step: str) -> CommunicatorError:
+        """A transport's error as this communicator's, which leaves all its groups: nobody shall wait for it."""
+        located = CommunicatorError(
+            operation, self.rank, error.waiting_for, error.waited_s, error.detail, step
+        )
+        explained = self._wiring.explained(located)
+        self._broken = f"an earlier {operation} failed: {explained.waiting_for}: {explained.detail}"
+        self._release()
+        return explained
+
+    def _release(self) -> None:
+        """Leave every transport. Safe to call twice."""
+        for transport in self._transports.values():
+            transport.close()
+        self._wiring.close()
+
+
+def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp) -> None:
+    """Take part in a step over the transport of one of its groups."""
+    if step.op == "all_reduce":
+        transport.all_reduce(flat, op)
+    elif step.op == "reduce":
+        transport.reduce(flat, op)
+    else:
+        transport.broadcast(flat)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnStep:
+    """A step of the schedule, as this rank takes part in it."""
+
+    number: int
+    step: Step
+    group: tuple[int, ...]
+    transport: Transport
+
+    def __str__(self) -> str:
+        return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"
+
+
+def _undivided(op: ReduceOp) -> ReduceOp:
+    """What the transports do: a mean is divided once, at the end."""
+    return "sum" if op == "mean" else op
+
+
+def _checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
+    """The tensors as a list, without gradients of their own.
+
+    Raises:
+        ValueError: they cannot travel in one bucket, or the operation is not defined for them.
+    """
+    listed = [tensor.detach() for tensor in ([tensors] if isinstance(tensors, Tensor) else tensors)]
+    if op not in get_args(ReduceOp):
+        raise ValueError(f"op={op!r}: use one of {', '.join(get_args(ReduceOp))}")
+    for tensor in listed:
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ValueError(f"a tensor of {tensor.dtype}: members exchange {known}")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it"
+            )
+        if (tensor.dtype, tensor.device) != (listed[0].dtype, listed[0].device):
+            raise ValueError(
+                f"tensors of {listed[0].dtype} on {listed[0].device} and {tensor.dtype} on {tensor.device} "
+                "do not fit one bucket: reduce them apart"
+            )
+    if op == "mean" and listed and not listed[0].is_floating_point():
+        raise ValueError(f"the mean of {listed[0].dtype} is not one of its values: use 'sum'")
+    return listed

@@ -1,0 +1,253 @@
+"""Ways to compose primitives into an all-reduce for a layout (GMI-DRL §3.2.1, Figure 7; the preprint §4.1, Figure 4).
+
+All are trees. A composition says level by level who reduces with whom; the first member of each group carries its
+sum to the next level. On the top level, of one group, all members get the sum at once, and it is broadcast back
+down the same groups: the final broadcast that the papers' figures omit. Hosts are the outermost level: one
+leader of each reduces by ``net``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+from collectives.errors import CompositionError
+from collectives.layout import Layout
+from collectives.schedule import Primitive, Schedule, Step, ranks_text
+
+Groups = Sequence[tuple[int, ...]]
+Devices = tuple[tuple[int, ...], ...]
+"""Ranks of each device of one node."""
+
+
+def ip_only(layout: Layout) -> Schedule:
+    """All GMIs of a host in one step through shared memory (Figure 7a). Applies to every layout."""
+    return _tree("ip_only", layout, ("ip", layout.hosts))
+
+
+def rp_only(layout: Layout) -> Schedule:
+    """m rings over the devices, then one more ring across, over one GMI of each ring (Figure 7b).
+
+    With unequal devices, ring j runs over the devices that have a j-th GMI.
+
+    Raises:
+        CompositionError: the ring across would hold two GMIs of one device: m > n in a host, where devices are equal.
+    """
+    rings = [_rings(node) for node in layout.nodes]
+    roots = [
+        _distinct_roots("rp_only", layout, node, ring) for node, ring in zip(layout.nodes, rings, strict=True)
+    ]
+    led = [_led(ring, root) for ring, root in zip(chain(*rings), chain(*roots), strict=True)]
+    return _tree("rp_only", layout, ("rp", led), ("rp", roots))
+
+
+def hybrid(layout: Layout, k: int) -> Schedule:
+    """k GMIs per device reduce in rings; one of each ring and all other GMIs by shared memory (Figure 7c).
+
+    The second step has n(m - k) + k members, as in the paper's cost. ``k`` 0 is ``ip_only``. A device with fewer
+    than k GMIs has them all in rings.
+
+    Raises:
+        CompositionError: k is not in 0..m, or no host has two devices to make a ring of.
+    """
+    name = f"hybrid({k})"
+    most = max(map(len, layout.devices))
+    if not 0 <= k <= most:
+        raise CompositionError(name, str(layout), f"k must be in 0..{most}, the number of GMIs on one device")
+    if k and max(map(len, layout.nodes)) == 1:
+        raise CompositionError(name, str(layout), "a ring needs at least two devices in a host")
+    led: list[tuple[int, ...]] = []
+    by_memory: list[tuple[int, ...]] = []
+    for node in layout.nodes:
+        # Roots rotate over the devices, so that no device copies all of them to the host.
+        rings = [_led(ring, ring[j % len(ring)]) for j, ring in enumerate(_rings(node)[:k])]
+        rest = [rank for device in node for rank in device[k:]]
+        led += rings
+        by_memory.append(tuple(sorted([*(ring[0] for ring in rings), *rest])))
+    return _tree(name, layout, ("rp", led), ("ip", by_memory))
+
+
+def har(layout: Layout, t: int = 0) -> Schedule:
+    """Shared memory inside each device, then a ring over one leader per device (preprint, Figure 4c).
+
+    ``t`` is the leader's place on its device. With M GMIs on each device, numbered device after device, that is the
+    preprint's rule GMI_id % M == t; it is also defined where the rule is not.
+
+    Raises:
+        CompositionError: a device has no t-th GMI.
+    """
+    return _hierarchical("har", layout, "ip", "rp", t)
+
+
+def device_rp(layout: Layout) -> Schedule:
+    """On the device inside each device, then a ring over the leaders (beyond the papers: no copy through the host).
+
+    Raises:
+        CompositionError: no device has two GMIs.
+    """
+    return _on_device("device_rp", layout, "rp")
+
+
+def device_ip(layout: Layout) -> Schedule:
+    """On the device inside each device, then shared memory among the leaders (beyond the papers).
+
+    Raises:
+        CompositionError: no device has two GMIs.
+    """
+    return _on_device("device_ip", layout, "ip")
+
+
+def mpr(layout: Layout) -> Schedule:
+    """The preprint's Multi-Process Reduction (Figure 4a): the steps of ``ip_only``."""
+    return replace(ip_only(layout), composition="mpr")
+
+
+def mrr(layout: Layout) -> Schedule:
+    """The preprint's Multi-Ring Reduction (Figure 4b): the steps of ``rp_only``, on equal devices only.
+
+    Raises:
+        CompositionError: devices hold different numbers of GMIs, or more than there are devices in a host.
+    """
+    if layout.m is None:
+        raise CompositionError("mrr", str(layout), "it needs the same number of GMIs on every device")
+    try:
+        return replace(rp_only(layout), composition="mrr")
+    except CompositionError as error:
+        raise CompositionError("mrr", str(layout), error.reason) from None
+
+
+def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
+    """The preprint's Algorithm 1, line by line: ``mpr``, ``mrr`` or ``har`` for a GMI-to-GPU mapping list."""
+    gmis_per_gpu = set()
+    if len(mpl) <= 1:  # all GMIs are on one GPU
+        return "mpr"
+    for gmi_list in mpl:
+        gmis_per_gpu.add(len(gmi_list))
+    if len(gmis_per_gpu) > 1:  # GPUs have different numbers of GMIs
+        return "har"
+    if gmis_per_gpu.pop() > len(mpl):  # more GMIs on a GPU than there are GPUs
+        return "har"
+    return "mrr"
+
+
+def names(layout: Layout) -> tuple[str, ...]:
+    """Compositions to try on ``layout``, by name, whether they apply or not.
+
+    Left out are those that would repeat the steps of others: mpr, mrr, hybrid(0), and hybrids with more GMIs per device
+    in rings than two devices of a host have.
+    """
+    most = max(sorted((0, *map(len, node)))[-2] for node in layout.nodes)
+    return (
+        "ip_only",
+        "rp_only",
+        *(f"hybrid({k})" for k in range(1, most + 1)),
+        "har",
+        "device_rp",
+        "device_ip",
+    )
+
+
+def compose(name: str, layout: Layout) -> Schedule:
+    """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``; ``hybrid:2`` suits a shell better.
+
+    Raises:
+        CompositionError: there is none of that name, or it does not apply to the layout.
+    """
+    found = _HYBRID.fullmatch(name)
+    if found is not None:
+        return hybrid(layout, int(found[1] or found[2]))
+    if not is_name(name):
+        raise CompositionError(name, str(layout), f"there is no such composition; there are {KNOWN_NAMES}")
+    return _BY_NAME[name](layout)
+
+
+def is_name(text: str) -> bool:
+    """Whether there is a composition of that name, for whatever layout."""
+    return text in _BY_NAME or _HYBRID.fullmatch(text) is not None
+
+
+_BY_NAME = {
+    "ip_only": ip_only,
+    "rp_only": rp_only,
+    "har": har,
+    "device_rp": device_rp,
+    "device_ip": device_ip,
+    "mpr": mpr,
+    "mrr": mrr,
+}
+_HYBRID = re.compile(r"hybrid(?:\((\d{1,5})\)|:(\d{1,5}))")
+
+KNOWN_NAMES = ", ".join([*_BY_NAME, "hybrid(K)"])
+"""For messages."""
+
+
+def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Schedule:
+    """Reduce level by level, all-reduce on the top one, broadcast back. The last of ``levels`` has a group per host."""
+    leaders = tuple(group[0] for group in levels[-1][1])
+    full: list[tuple[Primitive, tuple[tuple[int, ...], ...]]] = []
+    for primitive, groups in (*levels, ("net", [leaders])):
+        several = tuple(group for group in groups if len(group) > 1)
+        if several:  # a member alone carries its own contents on
+            full.append((primitive, several))
+    if not full:
+        return Schedule(name, layout, ())
+    *inner, (top, groups) = full
+    up = [Step("reduce", primitive, groups) for primitive, groups in inner]
+    down = [Step("broadcast", primitive, groups) for primitive, groups in reversed(inner)]
+    return Schedule(name, layout, (*up, Step("all_reduce", top, groups), *down))
+
+
+def _hierarchical(name: str, layout: Layout, inside: Primitive, across: Primitive, t: int) -> Schedule:
+    fewest = min(map(len, layout.devices))
+    if not 0 <= t < fewest:
+        raise CompositionError(
+            name, str(layout), f"t must be in 0..{fewest - 1}: some device has {fewest} GMIs"
+        )
+    devices = [_led(device, device[t]) for device in layout.devices]
+    leaders = [tuple(device[t] for device in node) for node in layout.nodes]
+    return _tree(name, layout, (inside, devices), (across, leaders))
+
+
+def _on_device(name: str, layout: Layout, across: Primitive) -> Schedule:
+    if max(map(len, layout.devices)) == 1:
+        raise CompositionError(name, str(layout), "no device has two GMIs that could reduce on it")
+    return _hierarchical(name, layout, "device", across, 0)
+
+
+def _rings(node: Devices) -> list[tuple[int, ...]]:
+    """Ring j runs over the j-th GMI of every device that has one."""
+    most = max(map(len, node))
+    return [tuple(device[j] for device in node if j < len(device)) for j in range(most)]
+
+
+def _distinct_roots(
+    name: str, layout: Layout, node: Devices, rings: list[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """One GMI of each ring, no two on one device; ring j's on the j-th device where that is possible.
+
+    The devices of a ring include those of the next: taking the last and smallest ring first finds roots where there are any.
+    """
+    device_of = {rank: index for index, device in enumerate(node) for rank in device}
+    taken: set[int] = set()
+    roots: list[int] = []
+    for j in reversed(range(len(rings))):
+        free = [rank for rank in rings[j] if device_of[rank] not in taken]
+        if not free:
+            raise CompositionError(
+                name,
+                str(layout),
+                f"m = {len(rings)} rings need a ring across with one GMI of each on distinct devices, and the host of "
+                f"ranks {ranks_text(sorted(device_of))} has n = {len(node)}"
+                + (" with unequal numbers of GMIs" if len(set(map(len, node))) > 1 else ""),
+            )
+        root = next((rank for rank in free if device_of[rank] == j), free[0])
+        taken.add(device_of[root])
+        roots.append(root)
+    return tuple(reversed(roots))
+
+
+def _led(group: tuple[int, ...], leader: int) -> tuple[int, ...]:
+    """The group with its leader first, the others in their order."""
+    return (leader, *(rank for rank in group if rank != leader))

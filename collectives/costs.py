@@ -1,0 +1,145 @@
+"""What the papers say that compositions cost: their formulas, and their projection from measured unit costs.
+
+Throughout: n (preprint: g) devices, m (preprint: t) GMIs on each, S (M_p) bytes of gradients, B1 bytes/s between
+processes through the host, B2 bytes/s between devices. The final broadcast costs nothing in either paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collectives.layout import Layout
+from collectives.schedule import Primitive, Schedule, Step
+
+
+def all_reduce_s(members: int, nbytes: float, bandwidth: float) -> float:
+    """The standard all-reduce of both papers, 2 (members - 1) S / (members B), in seconds."""
+    return 2 * (members - 1) * nbytes / (members * bandwidth)
+
+
+def ip_only_s(n: int, m: int, nbytes: float, b1: float) -> float:
+    """GMI-DRL §3.2.1: 2 (mn - 1) S / (mn B1). The text's 2 (m - n - 1) is a misprint: its own estimate has mn - 1."""
+    return all_reduce_s(n * m, nbytes, b1)
+
+
+def rp_only_s(n: int, nbytes: float, b2: float) -> float:
+    """GMI-DRL §3.2.1: 2 x 2 (n - 1) S / (n B2); rings of one step run at the same time."""
+    return 2 * all_reduce_s(n, nbytes, b2)
+
+
+def hybrid_s(n: int, m: int, k: int, nbytes: float, b1: float, b2: float) -> float:
+    """GMI-DRL §3.2.1: 2 (n - 1) S / (n B2) + 2 (n (m - k) + k - 1) S / ((n (m - k) + k) B1); k = 0 has no rings."""
+    rings = all_reduce_s(n, nbytes, b2) if k else 0.0
+    return rings + all_reduce_s(hybrid_members(n, m, k), nbytes, b1)
+
+
+def mpr_s(g: int, t: int, nbytes: float, b1: float) -> float:
+    """Preprint, Table 2: 2 (gt - 1) M_p / (gt B1)."""
+    return all_reduce_s(g * t, nbytes, b1)
+
+
+def mrr_s(g: int, t: int, nbytes: float, b2: float) -> float:
+    """Preprint, Table 2: 2 (g - 1) (t + 1) M_p / (g B2): t rings one after another, and the ring across."""
+    return (t + 1) * all_reduce_s(g, nbytes, b2)
+
+
+def har_s(g: int, t: int, nbytes: float, b1: float, b2: float) -> float:
+    """Preprint, Table 2: 2 (g - 1) M_p / (g B2) + 2 (t - 1) M_p / (t B1)."""
+    return all_reduce_s(g, nbytes, b2) + all_reduce_s(t, nbytes, b1)
+
+
+def hybrid_members(n: int, m: int, k: int) -> int:
+    """Members of the hybrid's second step: one of each ring, and all GMIs outside the rings."""
+    return n * (m - k) + k
+
+
+def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
+    """A cost measured among some members, for others: by the ratio of their all-reduce formulas.
+
+    For ``ip_only`` this is the paper's Cost(a) = (nm - 1) / (m (n - 1)) Cost_ip. With one device there is
+    nothing to measure among n = 1 members, and the paper's factor divides by zero: measure two GMIs of it.
+
+    Raises:
+        ValueError: fewer than two measured members.
+    """
+    if measured_members < 2:
+        raise ValueError(
+            f"a cost among {measured_members} members says nothing about {members}; measure at least two"
+        )
+    return cost_s * all_reduce_s(members, 1, 1) / all_reduce_s(measured_members, 1, 1)
+
+
+def hybrid_published_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float) -> float:
+    """GMI-DRL §3.2.1 as printed: (k/n + m - k) Cost_ip + Cost_rp.
+
+    It takes the second step to cost in proportion to its members, and so does not follow from ``hybrid_s``, from which
+    ``hybrid_derived_s`` does.
+    """
+    return (k / n + m - k) * cost_ip_s + cost_rp_s
+
+
+def hybrid_derived_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float) -> float:
+    """The estimate that follows from ``hybrid_s``: Cost_ip scaled to the members of the second step, plus Cost_rp."""
+    return scaled_s(cost_ip_s, n, hybrid_members(n, m, k)) + cost_rp_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitCost:
+    """An all-reduce of the bucket in question, measured: Cost_ip or Cost_rp of GMI-DRL §3.2.1."""
+
+    members: int
+    """n devices with 1 GMI each; two GMIs where there is one device."""
+    seconds: float
+    """Mean of 100 runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projection:
+    """What a schedule should cost by GMI-DRL's reasoning, in seconds."""
+
+    derived_s: float
+    """By the paper's formulas, scaled from the unit costs."""
+    published_s: float
+    """By the estimates as printed; differs for hybrid only."""
+
+
+def unit_group(primitive: Primitive, layout: Layout) -> tuple[int, ...]:
+    """Ranks among which the unit cost of ``primitive`` is measured; fewer than two where it cannot be used.
+
+    ip and rp: one GMI on each device of the host that has most of them, ip with two GMIs of the largest device where no
+    host has two. device: two GMIs of the largest device. net: one GMI of each host.
+    """
+    pair = max(layout.devices, key=len)[:2]
+    if primitive == "device":
+        return pair
+    if primitive == "net":
+        return tuple(host[0] for host in layout.hosts)
+    spread = tuple(device[0] for device in max(layout.nodes, key=len))
+    return pair if primitive == "ip" and len(spread) == 1 else spread
+
+
+def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projection:
+    """Project by the papers' reasoning, for any layout: the sum over the steps that reduce.
+
+    Rings of a step run at the same time and cost Cost_rp; a step of any other primitive scales with the members of its
+    largest group. For equal devices on one host these are the formulas of this module with B1 and B2 eliminated.
+
+    Raises:
+        KeyError: a primitive of the schedule has no unit cost.
+    """
+    reducing = [step for step in schedule.steps if step.op != "broadcast"]
+    derived = [_step_s(step, units[step.primitive]) for step in reducing]
+    published = list(derived)
+    if schedule.composition.startswith("hybrid"):
+        for index, step in enumerate(reducing):
+            if step.primitive == "ip":
+                unit = units["ip"]
+                published[index] = max(map(len, step.groups)) / unit.members * unit.seconds
+    return Projection(derived_s=sum(derived), published_s=sum(published))
+
+
+def _step_s(step: Step, unit: UnitCost) -> float:
+    if step.primitive == "rp":
+        return unit.seconds
+    return scaled_s(unit.seconds, unit.members, max(map(len, step.groups)))

@@ -1,0 +1,62 @@
+"""Time limits for calls that know none, and for work that a device does by itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_LOOKS = 200
+_FIRST_PAUSE_S = 20e-6
+_LAST_PAUSE_S = 500e-6
+
+Answer = TypeVar("Answer")
+
+
+def run_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
+    """Call in a thread of its own and return the answer, or raise what the call raised.
+
+    A call that does not return is left behind in its thread, which does not keep the process from ending.
+
+    Raises:
+        TimeoutError: the call did not return within ``limit_s``.
+    """
+    outcome: queue.SimpleQueue[tuple[Answer, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((call(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, name=f"limited to {limit_s:.1f} s", daemon=True).start()
+    try:
+        answer, error = outcome.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {limit_s:.1f} s") from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]
+
+
+def await_completion(is_done: Callable[[], bool], limit_s: float, check: Callable[[], None]) -> None:
+    """Look until it is done: often at first, for work of microseconds, then seldom, so that no core is burnt.
+
+    ``check`` is called between the later looks and may raise to end the wait.
+
+    Raises:
+        TimeoutError: not done within ``limit_s``.
+    """
+    begin = time.monotonic()
+    for _ in range(_LOOKS):
+        if is_done():
+            return
+    pause_s = _FIRST_PAUSE_S
+    while not is_done():
+        check()
+        if time.monotonic() - begin >= limit_s:
+            raise TimeoutError(f"not done within {limit_s:.1f} s")
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LAST_PAUSE_S)

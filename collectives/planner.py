@@ -1,0 +1,293 @@
+"""Which composition to use for a layout, what it should cost, what it did cost, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from collectives.alphabeta import AlphaBeta
+from collectives.compositions import compose, names
+from collectives.costs import Projection, project
+from collectives.errors import CompositionError
+from collectives.layout import Layout
+from collectives.schedule import Primitive, Schedule, Step
+
+TOLERANCE = 0.2
+"""Relative error of a projection beyond which the choice is made anew."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A composition that could be used here, and what it should cost by both models."""
+
+    schedule: Schedule
+    paper: Projection
+    by_primitive_s: Mapping[Primitive, float]
+    """Seconds by the alpha-beta model, in the steps of each primitive."""
+
+    @property
+    def name(self) -> str:
+        """Name of the composition."""
+        return self.schedule.composition
+
+    @property
+    def model_s(self) -> float:
+        """Seconds of all steps by the alpha-beta model, the broadcasts included."""
+        return sum(self.by_primitive_s.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """A composition's cost as expected before it was first used, and as measured since, in seconds."""
+
+    expected_s: float
+    measured_s: float
+    """The least of all measurements: what disturbs them only adds, and a minimum settles."""
+
+    @property
+    def error(self) -> float:
+        """(measured - expected) / expected."""
+        return self.measured_s / self.expected_s - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The choice among all candidates for a layout and a size. A value: ``confront`` makes a new one."""
+
+    layout: Layout
+    nbytes: int
+    origin: str
+    """Where the alpha-beta model comes from, in words."""
+    candidates: tuple[Candidate, ...]
+    """In the order of ``compositions.names``; no two with the same steps."""
+    rejected: tuple[tuple[str, str], ...]
+    """Names of the other compositions, and why not."""
+    chosen: str
+    reason: str
+    """Why, in numbers."""
+    measured: Mapping[str, Measurement]
+    """By composition."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that was chosen."""
+        return self.candidate(self.chosen).schedule
+
+    def candidate(self, name: str) -> Candidate:
+        """The candidate of that name. Raises KeyError where there is none."""
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(name)
+
+    def expected_s(self, name: str) -> float:
+        """What a composition should cost as far as is known by now.
+
+        Measured ones: as measured. Others: the alpha-beta model, each primitive's share multiplied by how much dearer or
+        cheaper than the model those measured compositions were that use it, weighted with how much they use it.
+        """
+        if name in self.measured:
+            return self.measured[name].measured_s
+        factors = self._factors()
+        return sum(
+            seconds * factors.get(primitive, 1.0)
+            for primitive, seconds in self.candidate(name).by_primitive_s.items()
+        )
+
+    def _factors(self) -> dict[Primitive, float]:
+        sums: dict[Primitive, float] = {}
+        weights: dict[Primitive, float] = {}
+        for name, measurement in self.measured.items():
+            candidate = self.candidate(name)
+            for primitive, seconds in candidate.by_primitive_s.items():
+                weight = seconds / candidate.model_s
+                ratio = measurement.measured_s / candidate.model_s
+                sums[primitive] = sums.get(primitive, 0.0) + weight * ratio
+                weights[primitive] = weights.get(primitive, 0.0) + weight
+        return {primitive: sums[primitive] / weights[primitive] for primitive in sums}
+
+    def confront(self, measured_s: float) -> Plan:
+        """Take note of what the chosen composition cost; choose anew where the projection was too wrong.
+
+        Wrong by more than 20 %: the least expected cost of all candidates is chosen. Else the choice stands, unless
+        another was measured cheaper. So an unmeasured composition is tried at most once, a measured one is left only
+        for a cheaper one, and its own cost only falls: choices come to rest, on the best that was measured. Every rank must
+        pass the same number, such as the slowest rank's mean over many operations. A machine that changes for
+        good is profiled anew.
+
+        Raises:
+            ValueError: not a positive, finite number of seconds.
+        """
+        if not 0 < measured_s < math.inf:
+            raise ValueError(f"{measured_s} s is not what an operation can cost")
+        if not self.schedule.steps:
+            return self
+        expected_s = self.expected_s(self.chosen)
+        error = measured_s / expected_s - 1
+        before = self.measured.get(self.chosen, Measurement(expected_s=expected_s, measured_s=math.inf))
+        now = replace(before, measured_s=min(before.measured_s, measured_s))
+        known = replace(self, measured={**self.measured, self.chosen: now})
+        wrong = abs(error) > TOLERANCE
+        open_to = [c.name for c in self.candidates if wrong or c.name in known.measured]
+        chosen = min(open_to, key=lambda name: (known.expected_s(name), name != self.chosen))
+        said = f"{self.chosen} cost {_ms(measured_s)} ms, {error:+.0%} from the {_ms(expected_s)} ms expected"
+        if chosen == self.chosen:
+            verdict = "still the least expected" if wrong else f"within {TOLERANCE:.0%}, so it stays"
+        else:
+            how = "measured" if chosen in known.measured else "expected now"
+            verdict = f"so {chosen} takes over at {_ms(known.expected_s(chosen))} ms {how}"
+        return replace(known, chosen=chosen, reason=f"{said}; {verdict}")
+
+    def explain(self) -> str:
+        """A table of candidates with their costs in milliseconds, the rejected ones, the choice and its reason."""
+        head = ("", "composition", "steps", "paper", "as printed", "alpha-beta", "measured")
+        rows = [head, *(self._row(candidate) for candidate in self.candidates)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = [
+            f"{self.layout}, {self.nbytes} bytes; costs in ms, by the paper's formulas without the broadcast back, by its "
+            "estimate as printed, and by the alpha-beta model"
+        ]
+        for row in rows:
+            cells = [
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        lines += [f"   {name}: no, {reason}" for name, reason in self.rejected]
+        lines += [f"chosen: {self.chosen}. {self.reason}.", f"alpha-beta: {self.origin}."]
+        return "\n".join(lines)
+
+    def _row(self, candidate: Candidate) -> tuple[str, ...]:
+        measurement = self.measured.get(candidate.name)
+        return (
+            "*" if candidate.name == self.chosen else "",
+            candidate.name,
+            str(len(candidate.schedule.steps)),
+            _ms(candidate.paper.derived_s),
+            _ms(candidate.paper.published_s),
+            _ms(candidate.model_s),
+            f"{_ms(measurement.measured_s)} ({measurement.error:+.0%})" if measurement else "-",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready values; seconds throughout."""
+        return {
+            "layout": str(self.layout),
+            "nbytes": self.nbytes,
+            "origin": self.origin,
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "steps": [
+                {"op": step.op, "primitive": step.primitive, "groups": step.groups}
+                for step in self.schedule.steps
+            ],
+            "candidates": [
+                {
+                    "composition": candidate.name,
+                    "steps": len(candidate.schedule.steps),
+                    "paper_s": candidate.paper.derived_s,
+                    "paper_as_printed_s": candidate.paper.published_s,
+                    "alpha_beta_s": candidate.model_s,
+                    "measured_s": self.measured[candidate.name].measured_s
+                    if candidate.name in self.measured
+                    else None,
+                }
+                for candidate in self.candidates
+            ],
+            "rejected": dict(self.rejected),
+        }
+
+
+def make_plan(
+    layout: Layout, nbytes: int, model: AlphaBeta, available: Collection[Primitive] | None = None
+) -> Plan:
+    """Choose the composition of least alpha-beta cost, of fewest steps where costs are equal. A pure function.
+
+    Args:
+        layout: where the ranks are
+        nbytes: of the bucket that is reduced
+        model: costs of primitives, measured or assumed
+        available: primitives that work here; None: all that the model knows
+
+    Raises:
+        CompositionError: nothing can connect the layout with these primitives.
+        ValueError: nothing to reduce, ``nbytes`` < 1.
+    """
+    if nbytes < 1:
+        raise ValueError(f"{nbytes} bytes need no plan")
+    units = model.unit_costs(layout, nbytes)
+    usable = {primitive for primitive, _ in model.lines if available is None or primitive in available}
+    candidates: list[Candidate] = []
+    rejected: list[tuple[str, str]] = []
+    seen: dict[tuple[Step, ...], str] = {}
+    for name in names(layout):
+        try:
+            schedule = compose(name, layout)
+            _check_usable(schedule, usable, model)
+            same = seen.setdefault(schedule.steps, name)
+            if same != name:
+                raise CompositionError(name, str(layout), f"the same steps as {same}")
+        except CompositionError as error:
+            rejected.append((name, error.reason))
+            continue
+        by_primitive: dict[Primitive, float] = {}
+        for step in schedule.steps:
+            seconds = model.step_s(step, layout, nbytes)
+            by_primitive[step.primitive] = by_primitive.get(step.primitive, 0.0) + seconds
+        candidates.append(
+            Candidate(schedule=schedule, paper=project(schedule, units), by_primitive_s=by_primitive)
+        )
+    if not candidates:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        raise CompositionError("every composition", str(layout), reasons)
+    ranked = sorted(candidates, key=lambda candidate: (candidate.model_s, len(candidate.schedule.steps)))
+    return Plan(
+        layout=layout,
+        nbytes=nbytes,
+        origin=model.origin,
+        candidates=tuple(candidates),
+        rejected=tuple(rejected),
+        chosen=ranked[0].name,
+        reason=_reason(ranked),
+        measured={},
+    )
+
+
+def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBeta) -> None:
+    """CompositionError where a step cannot be done here, or its cost by either model is not known."""
+    for step in schedule.steps:
+        if step.primitive not in usable:
+            reason = f"it needs {step.primitive}, which is not available"
+            raise CompositionError(schedule.composition, str(schedule.layout), reason)
+        for op in ("all_reduce", step.op):  # the paper's unit cost is that of an all-reduce
+            if (step.primitive, op) not in model.lines:
+                reason = f"{op} by {step.primitive} was not measured"
+                raise CompositionError(schedule.composition, str(schedule.layout), reason)
+
+
+def _reason(ranked: list[Candidate]) -> str:
+    """Why the first of the candidates was chosen, and what the paper's projection would have chosen."""
+    best = ranked[0]
+    if len(ranked) == 1:
+        return (
+            "the only one that can be used" if best.schedule.steps else "a single GMI has nothing to reduce"
+        )
+    second = ranked[1]
+    ratio = second.model_s / best.model_s
+    by_paper = min(ranked, key=lambda candidate: candidate.paper.derived_s)
+    agrees = by_paper is best or by_paper.paper.derived_s == best.paper.derived_s
+    return (
+        f"{_ms(best.model_s)} ms by the alpha-beta model, {ratio:.2f} times as fast as the next, {second.name}; the "
+        + (
+            "paper's projection agrees"
+            if agrees
+            else f"paper's projection would take {by_paper.name} ({_ms(by_paper.paper.derived_s)} ms against "
+            f"{_ms(best.paper.derived_s)}), without the broadcast back"
+        )
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}"

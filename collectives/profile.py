@@ -1,0 +1,169 @@
+"""What operations cost on a machine, measured once and kept: the one-time profile of GMI-DRL §3.2.1."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self, get_args
+
+from collectives.compositions import compose, names
+from collectives.costs import unit_group
+from collectives.errors import CompositionError, ProfileError
+from collectives.layout import Layout
+from collectives.schedule import Op, Primitive, Step
+
+RUNS = 100
+"""Runs that are averaged, as in the paper."""
+WARM_UP = 10
+"""Runs before those: the first ones allocate and register memory."""
+SIZES = (4_096, 440_000, 1_160_000, 6_000_000)
+"""Bytes: one that is all latency, and the float32 gradients of the preprint's Table 7 (1.1e5, 2.9e5, 1.5e6)."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the cost of a step depends on besides its bytes.
+
+    Attributes:
+        primitive: by which its groups reduce
+        op: what they do
+        members: of the largest group
+        parallel: groups that run at the same time on one host, and share its memory
+    """
+
+    primitive: Primitive
+    op: Op
+    members: int
+    parallel: int
+
+    @classmethod
+    def of(cls, step: Step, layout: Layout) -> Self:
+        """The shape of a step; for groups across hosts ``parallel`` counts those that begin on one host."""
+        places = layout.places()
+        hosts = [places[group[0]][0] for group in step.groups]
+        return cls(step.primitive, step.op, max(map(len, step.groups)), max(map(hosts.count, hosts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: ``seconds`` is the mean over many runs of a step of ``shape`` on ``nbytes`` bytes."""
+
+    shape: Shape
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """Measurements of one machine."""
+
+    machine: str
+    """Which machine and how, in words."""
+    points: tuple[Point, ...]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        rows = [
+            asdict(point.shape) | {"nbytes": point.nbytes, "seconds": point.seconds} for point in self.points
+        ]
+        content = {"format": _FORMAT, "machine": self.machine, "points": rows}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ProfileError: there is no such file, or it is not a profile; the message says where it is wrong.
+        """
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != _FORMAT:
+                raise ProfileError(str(path), f"format {content['format']}, and this version reads {_FORMAT}")
+            points = tuple(_point(row) for row in content["points"])
+            return cls(machine=str(content["machine"]), points=points)
+        except OSError as error:
+            raise ProfileError(str(path), error.strerror or str(error)) from None
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, ProfileError):
+                raise
+            raise ProfileError(str(path), f"not a profile: {type(error).__name__}: {error}") from None
+
+
+def _point(row: dict[str, object]) -> Point:
+    primitive, op = row["primitive"], row["op"]
+    if primitive not in get_args(Primitive) or op not in get_args(Op):
+        raise ValueError(f"no such operation: {op} by {primitive}")
+    members, parallel, nbytes, seconds = (row[key] for key in ("members", "parallel", "nbytes", "seconds"))
+    if not all(isinstance(count, int) and count > 0 for count in (members, parallel, nbytes)) or members == 1:
+        raise ValueError(f"parallel and nbytes are whole numbers from 1, members from 2: {row}")
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"seconds are positive: {row}")
+    return Point(Shape(primitive, op, members, parallel), nbytes, float(seconds))  # type: ignore[arg-type]
+
+
+def mean_s(
+    operation: Callable[[], object],
+    *,
+    runs: int = RUNS,
+    warm_up: int = WARM_UP,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Mean seconds of ``runs`` calls one after another, after ``warm_up`` that do not count."""
+    for _ in range(warm_up):
+        operation()
+    begin = clock()
+    for _ in range(runs):
+        operation()
+    return (clock() - begin) / runs
+
+
+def steps_to_measure(layout: Layout, primitives: Collection[Primitive]) -> tuple[Step, ...]:
+    """One step of every shape that the candidates for ``layout`` need, those of the unit costs first."""
+    steps = [
+        Step("all_reduce", primitive, (group,))
+        for primitive in get_args(Primitive)
+        if primitive in primitives and len(group := unit_group(primitive, layout)) > 1
+    ]
+    for name in names(layout):
+        try:
+            schedule = compose(name, layout)
+        except CompositionError:
+            continue
+        steps += [step for step in schedule.steps if step.primitive in primitives]
+    found: dict[Shape, Step] = {}
+    for step in steps:
+        found.setdefault(Shape.of(step, layout), step)
+    return tuple(found.values())
+
+
+def measure(
+    layout: Layout,
+    primitives: Collection[Primitive],
+    timed: Callable[[Step, int], float],
+    *,
+    machine: str,
+    sizes: Sequence[int] = SIZES,
+) -> Profile:
+    """Profile a machine: every rank calls this with the same arguments.
+
+    Args:
+        layout: of the ranks that take part
+        primitives: those that work here
+        timed: does a step on a bucket of so many bytes many times (``mean_s``), on the ranks that are in it, and returns
+            the same mean seconds on every rank: the slowest member's
+        machine: what is being measured, in words
+        sizes: bytes of the buckets
+    """
+    points = [
+        Point(Shape.of(step, layout), nbytes, timed(step, nbytes))
+        for step in steps_to_measure(layout, primitives)
+        for nbytes in sizes
+    ]
+    return Profile(machine=machine, points=tuple(points))

@@ -1,0 +1,78 @@
+"""A group whose members are threads of this process: the reference for groups of processes, and easy to debug."""
+
+from __future__ import annotations
+
+import threading
+
+from collectives.communicator import Communicator
+from collectives.composed import ComposedCommunicator
+from collectives.compositions import compose
+from collectives.errors import CommunicatorError
+from collectives.layout import Layout
+from collectives.schedule import Primitive
+from collectives.solo import SoloCommunicator
+from collectives.transports.base import Transport
+from collectives.transports.inprocess import InProcessGroup
+
+
+class ThreadGroup:
+    """Make one, then in each thread the communicator of its rank."""
+
+    def __init__(self, layout: Layout, composition: str = "ip_only", timeout_s: float = 60.0) -> None:
+        """Raises CompositionError where the composition does not apply to the layout."""
+        self.layout, self.timeout_s = layout, timeout_s
+        self.schedule = compose(composition, layout)
+        self._transports: dict[tuple[Primitive, tuple[int, ...]], InProcessGroup] = {}
+        self._groups: dict[tuple[int, tuple[int, ...]], ThreadGroup] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, world_size: int, timeout_s: float = 60.0) -> ThreadGroup:
+        """Members of one device."""
+        return cls(Layout.of([[world_size]]), timeout_s=timeout_s)
+
+    def communicator(self, rank: int) -> Communicator:
+        """One member's view."""
+        if self.layout.world_size == 1:
+            return SoloCommunicator()
+        return ComposedCommunicator(rank, self.schedule, _Wires(self, rank))
+
+    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> InProcessGroup:
+        """What the members of a step's group share."""
+        with self._lock:
+            new = InProcessGroup(len(ranks), self.timeout_s)
+            return self._transports.setdefault((primitive, ranks), new)
+
+    def group(self, number: int, ranks: tuple[int, ...]) -> ThreadGroup:
+        """What the members of the ``number``-th group that was asked for share: those of one node stay on one."""
+        nodes: dict[int, list[int]] = {}
+        for index, rank in enumerate(ranks):
+            nodes.setdefault(self.layout.places()[rank][0], []).append(index)
+        with self._lock:
+            new = ThreadGroup(
+                Layout(tuple((tuple(node),) for node in nodes.values())), timeout_s=self.timeout_s
+            )
+            return self._groups.setdefault((number, ranks), new)
+
+
+class _Wires:
+    """One member's way to the others."""
+
+    def __init__(self, owner: ThreadGroup, rank: int) -> None:
+        self._owner, self._rank = owner, rank
+        self._num_groups = 0
+
+    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
+        return self._owner.transport(primitive, ranks).transport(ranks.index(self._rank))
+
+    def group(self, ranks: tuple[int, ...]) -> Communicator | None:
+        self._num_groups += 1
+        if self._rank not in ranks:
+            return None
+        return self._owner.group(self._num_groups, ranks).communicator(ranks.index(self._rank))
+
+    def explained(self, error: CommunicatorError) -> CommunicatorError:
+        return error
+
+    def close(self) -> None:
+        """Nothing is left open."""

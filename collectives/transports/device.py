@@ -1,0 +1,274 @@
+"""Collectives among GMIs of one GPU without a copy to the host: members read and write each other's device memory.
+
+Every registered buffer is opened by all members through an interprocess handle (CUDA IPC, which works between MPS clients
+of one GPU). A member reduces its share of the elements over all members' buffers, in rank order, and writes the result
+into all buffers; so each reads and writes as many bytes as its own buffer has, which is what one memcpy of it moves.
+
+Order between processes: each waits for its own stream, then for the others at a barrier on the host. The barrier is that of
+a control transport among the same members (shared memory), which also carries the handles, notices a member's death and
+compares what members called.
+
+On CPU tensors the same code runs through torch's shared memory, which is how it is tested where there is no GPU.
+[unverified on GPU] handles between MPS clients, waiting for the stream, speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from collectives.errors import CommunicatorError
+from collectives.limits import await_completion
+from collectives.rendezvous import Member
+from collectives.shares import shares
+from collectives.transports.base import ReduceOp
+from collectives.transports.device_memory import Control, DeviceBuffer, remove_leftovers
+
+_CALLS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "buffer")
+_OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+_SCRATCH = -1
+_MIN_SCRATCH_BYTES = 2**20
+
+
+class DeviceTransport:
+    """One member among those of one GPU; it owns ``control`` and closes it.
+
+    Work that fills a tensor must be on the calling thread's current stream, or done. Results are there on return.
+    """
+
+    def __init__(
+        self, control: Control, members: Sequence[Member], device: torch.device, timeout_s: float
+    ) -> None:
+        """``members`` met in ``control``, which limits the waits for them; ``timeout_s`` limits those for the device."""
+        self.rank = control.rank
+        self.world_size = control.world_size
+        self._control = control
+        self._members = members
+        self._me = members[control.rank].rank
+        self._device = torch.empty(0, device=device).device  # with its index
+        self._timeout_s = timeout_s
+        self._registered: dict[int, DeviceBuffer] = {}
+        self._scratch: DeviceBuffer | None = None
+        self._sums: dict[torch.dtype, Tensor] = {}
+        self._broken: str | None = None
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place, on every member."""
+        with self._operation("all_reduce", tensor, op) as views:
+            self._reduce_share(views, op, targets=views)
+            self._meet()
+            self._copy_out(views[self.rank], tensor)
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        with self._operation("reduce", tensor, op) as views:
+            self._reduce_share(views, op, targets=views[:1])
+            self._meet()
+            if self.rank == 0:
+                self._copy_out(views[0], tensor)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
+        begin, end = shares(tensor.numel(), self.world_size)[self.rank]
+        with self._operation("reduce_scatter", tensor, op) as views:
+            own = views[self.rank]
+            self._reduce_share(views, op, targets=(own,))
+            self._meet()
+            self._copy_out(own[begin:end], tensor[begin:end])
+        return begin, end
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=self._device)
+        with self._operation("all_gather", tensor.detach().contiguous().view(-1)) as views:
+            for row, view in zip(gathered, views, strict=True):
+                row.view(-1).copy_(view)
+            self._meet()
+        return gathered
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite every member's tensor with the source's, in place."""
+        with self._operation("broadcast", tensor, detail=source) as views:
+            if self.rank != source:
+                tensor.detach().view(-1).copy_(views[source])
+            self._meet()
+
+    def barrier(self) -> None:
+        """Wait until every member is here."""
+        with self._translated("barrier"):
+            self._control.barrier()
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory, (numel,), that all members of the GPU read and write. Freed when all have closed.
+
+        Raises:
+            CommunicatorError: members asked for different sizes, or the device's memory cannot be shared between them.
+        """
+        number, index = len(self._registered), _dtype_index(dtype)
+        with self._translated("buffer"):
+            self._agree("buffer", (number, index, numel, 0))
+            if not numel:  # nothing to share, and no address to be known by
+                return torch.zeros(0, dtype=dtype, device=self._device)
+            registered = DeviceBuffer.share(self._control, number, numel, dtype, self._device, self._settle)
+        own = registered.views[self.rank]
+        self._registered[own.data_ptr()] = registered
+        return own
+
+    def close(self) -> None:
+        """Leave, and let go of the others' memory. Safe to call twice."""
+        self._broken = self._broken or "this communicator is closed"
+        self._control.close()
+        self._registered.clear()
+        self._scratch = None
+        self._sums.clear()
+        remove_leftovers(self._members)
+
+    @contextmanager
+    def _operation(
+        self, call: str, tensor: Tensor, op: ReduceOp = "sum", detail: int = 0
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Meet for an operation: every member's contents of its tensor, by rank, all complete."""
+        self._check_arguments(call, tensor, op, detail)
+        with self._translated(call):
+            registered = self._find(tensor)
+            number = registered.number if registered else _SCRATCH
+            self._settle()
+            what = (number, _dtype_index(tensor.dtype), tensor.numel(), 16 * _OPS.index(op) + detail)
+            self._agree(call, what)
+            if registered is not None:
+                yield tuple(view[: tensor.numel()] for view in registered.views)
+            else:
+                yield self._through_scratch(tensor)
+
+    def _check_arguments(self, call: str, tensor: Tensor, op: ReduceOp, detail: int) -> None:
+        if tensor.device != self._device or not tensor.is_contiguous():
+            raise ValueError(
+                f"{call} takes contiguous tensors on {self._device}, not one on {tensor.device} "
+                f"of strides {tensor.stride()}"
+            )
+        _dtype_index(tensor.dtype)
+        if op == "mean" and not tensor.is_floating_point():
+            raise ValueError(f"{call}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
+        if not 0 <= detail < self.world_size:
+            raise ValueError(f"{call}: source {detail} is none of the ranks 0 to {self.world_size - 1}")
+
+    def _find(self, tensor: Tensor) -> DeviceBuffer | None:
+        """The registered buffer at whose start the tensor lies, if it lies in one."""
+        found = self._registered.get(tensor.data_ptr())
+        if found is None or found.views[0].dtype != tensor.dtype or found.views[0].numel() < tensor.numel():
+            return None
+        return found
+
+    def _through_scratch(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The tensor copied to memory that the others see, which grows as needed: all members know alike how far."""
+        size = tensor.numel() * tensor.element_size()
+        if self._scratch is None or self._scratch.views[0].numel() < size:
+            room = max(_MIN_SCRATCH_BYTES, 1 << (size - 1).bit_length())
+            self._scratch = DeviceBuffer.share(
+                self._control, _SCRATCH, room, torch.uint8, self._device, self._settle
+            )
+        views = tuple(view[:size].view(tensor.dtype) for view in self._scratch.views)
+        views[self.rank].copy_(tensor.detach().view(-1))
+        self._meet()
+        return views
+
+    def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp, targets: Sequence[Tensor]) -> None:
+        """Reduce this member's share over all views in rank order, and write it to the targets.
+
+        Nobody else reads or writes these elements before the next barrier, so results may go where contributions were.
+        """
+        begin, end = shares(views[0].numel(), self.world_size)[self.rank]
+        parts = [view[begin:end] for view in views]
+        total = self._sum(end - begin, torch.float32 if parts[0].dtype == torch.bfloat16 else parts[0].dtype)
+        combine = torch.maximum if op == "max" else torch.add
+        total.copy_(parts[0])
+        for part in parts[1:]:
+            combine(total, part, out=total)
+        if op == "mean":
+            total.div_(self.world_size)
+        for target in targets:
+            target[begin:end].copy_(total)
+
+    def _sum(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory for a share's sum, reused."""
+        if dtype not in self._sums or self._sums[dtype].numel() < numel:
+            self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
+        return self._sums[dtype][:numel]
+
+    def _agree(self, call: str, what: tuple[int, int, int, int]) -> None:
+        """Wait for all members, and make sure that they came for the same."""
+        mine = torch.tensor([_CALLS.index(call), *what], dtype=torch.int64)
+        for rank, theirs in enumerate(self._control.all_gather(mine)):
+            if not torch.equal(theirs, mine):
+                other = self._members[rank]
+                raise CommunicatorError(
+                    call,
+                    self._me,
+                    str(other),
+                    0.0,
+                    f"rank {self._me} called {_described(mine)}, and rank {other.rank} {_described(theirs)}; "
+                    "every member must call the same operations in the same order",
+                )
+
+    def _meet(self) -> None:
+        """Wait until all members' devices have done what came before."""
+        self._settle()
+        self._control.barrier()
+
+    def _copy_out(self, view: Tensor, tensor: Tensor) -> None:
+        """Copy a result to where it was asked for, unless it is there already."""
+        if view.data_ptr() != tensor.data_ptr():
+            tensor.detach().view(-1).copy_(view)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until the device has done what this thread gave it. [unverified on GPU]"""
+        if self._device.type != "cuda":
+            return
+        with torch.cuda.device(self._device):
+            done = torch.cuda.Event()
+            done.record()
+            await_completion(done.query, self._timeout_s, _nothing)
+
+    @contextmanager
+    def _translated(self, call: str) -> Iterator[None]:
+        """Close after an error, so that the others learn of it at once, and raise it as a CommunicatorError."""
+        if self._broken is not None:
+            raise CommunicatorError(call, self._me, "nobody", 0.0, self._broken)
+        begin = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            self._broken = f"an earlier {call} failed: {error}"
+            self.close()
+            if isinstance(error, CommunicatorError) or not isinstance(error, Exception):
+                raise
+            waited_s = time.monotonic() - begin
+            raise CommunicatorError(call, self._me, str(self._device), waited_s, str(error)) from error
+
+
+def _nothing() -> None:
+    """Nobody but this process takes part in what is waited for."""
+
+
+def _dtype_index(dtype: torch.dtype) -> int:
+    if dtype not in _DTYPES:
+        raise ValueError(f"members reduce {', '.join(map(str, _DTYPES))}, not {dtype}")
+    return _DTYPES.index(dtype)
+
+
+def _described(call: Tensor) -> str:
+    """A call as text: ``all_reduce(sum) of 7 float32 in buffer 0``."""
+    index, number, dtype, numel, rest = (int(word) for word in call)
+    name = _CALLS[index]
+    if name == "broadcast":
+        name = f"broadcast(source={rest})"
+    elif "reduce" in name:
+        name = f"{name}({_OPS[rest // 16]})"
+    where = "memory of its own" if number == _SCRATCH else f"buffer {number}"
+    return f"{name} of {numel} {str(_DTYPES[dtype]).removeprefix('torch.')} in {where}"

@@ -1,0 +1,147 @@
+"""Rings over NCCL among GMIs on different GPUs (``rp``), and NCCL's own way to several ranks on one GPU.
+
+[unverified on GPU] The class, its environment and its end; what it does with a group is ``ring.py``, which runs on CPUs.
+Behaviour of ``ProcessGroupNCCL`` is as read in PyTorch's source (torch 2.11 to 2.13).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collectives.errors import CommunicatorError
+from collectives.limits import run_within
+from collectives.rendezvous import Member
+from collectives.transports.gloo import GlooStore
+from collectives.transports.ring import RingTransport, others
+
+Version = tuple[int, int, int]
+
+SHARED_GPU_SINCE: Version = (2, 30, 0)
+"""First NCCL that takes several ranks on one GPU."""
+MIG_SINCE: Version = (2, 31, 0)
+"""First NCCL that takes MIG instances as devices beside each other."""
+
+_RING = {"NCCL_ALGO": "Ring"}
+"""One algorithm for all sizes, whose order of summation is fixed: NVLS may differ from run to run."""
+_SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+"""All ranks' blocks must be on the GPU at once, beside the training of all: few blocks each, or they wait for ever."""
+_OWN_ERROR_HANDLING = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+"""Without it torch's watchdog thread ends the whole process when an operation fails or takes too long."""
+
+
+def nccl_version() -> Version | None:
+    """The NCCL that this process would use; None where torch was built without it. [unverified on GPU]"""
+    if not dist.is_nccl_available():
+        return None
+    return parse_version(torch.cuda.nccl.version())
+
+
+def parse_version(parts: Sequence[int | str]) -> Version:
+    """The first three numbers of what torch tells: (2, 30, 7) or, for a pre-release, (2, 30, 7, "rc1").
+
+    Raises:
+        ValueError: these are not three numbers.
+    """
+    numbers = [part for part in parts[:3] if isinstance(part, int)]
+    if len(numbers) != 3:
+        raise ValueError(f"{parts!r} is no NCCL version: expected three numbers")
+    return numbers[0], numbers[1], numbers[2]
+
+
+class NcclTransport(RingTransport):
+    """NCCL among members of which each has a GPU of its own, or several share one. [unverified on GPU]"""
+
+    def __init__(
+        self,
+        store: GlooStore,
+        members: Sequence[Member],
+        rank: int,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        shared_gpu: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Connect to all members through the store that the first hosts, and reduce a first number.
+
+        ``rank`` counts within ``members``; ``check`` as for ``RingTransport``.
+
+        NCCL reads its variables once in a process: the first transport of a process decides about ``shared_gpu``.
+
+        Raises:
+            CommunicatorError: NCCL is missing, too old or refuses these members, or one did not come within ``timeout_s``.
+        """
+        me = members[rank].rank
+        refuse_version(me, nccl_version(), shared_gpu)
+        for name, value in {**_RING, **(_SHARED_GPU if shared_gpu else {})}.items():
+            os.environ.setdefault(name, value)
+        # A namespace in the store, so that the caller may keep other things there.
+        names = dist.PrefixStore("nccl", store.store)
+
+        def connected() -> Any:
+            """The group after its first operation: only then are its connections made."""
+            group = _group(names, rank, len(members), timeout_s)
+            group.eager_connect_single_device(device)
+            group.allreduce(torch.zeros(1, device=device), dist.ReduceOp.SUM).wait()
+            return group
+
+        begin = time.monotonic()
+        try:
+            # In a thread: NCCL waits for members that do not come for ever.
+            group = run_within(timeout_s, connected)
+        except (RuntimeError, TimeoutError) as error:
+            detail = " ".join(str(error).split())  # NCCL's reason is on the last line
+            waited_s = time.monotonic() - begin
+            raise CommunicatorError("connect", me, others(members, rank), waited_s, detail) from error
+        super().__init__(group, members, rank, device=device, timeout_s=timeout_s, check=check)
+
+    def _leave(self, group: Any) -> None:
+        """Abort: kernels that wait for a lost member end, and nobody is waited for."""
+        group.abort()
+
+
+def refuse_version(rank: int, version: Version | None, shared_gpu: bool) -> None:
+    """Say why this NCCL will not do, before it is asked.
+
+    Raises:
+        CommunicatorError: torch has no NCCL, or one that knows no ranks that share a GPU.
+    """
+    reason = None
+    if version is None:
+        reason = "torch was built without NCCL"
+    elif shared_gpu and version < SHARED_GPU_SINCE:
+        wanted, found = (".".join(map(str, each)) for each in (SHARED_GPU_SINCE, version))
+        reason = f"ranks can share a GPU from NCCL {wanted} on, and this is {found}"
+    if reason is not None:
+        raise CommunicatorError("connect", rank, "nobody", 0.0, reason)
+
+
+def _group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> Any:
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    with _environment(_OWN_ERROR_HANDLING):
+        return nccl(store, rank, world_size, options)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while; other process groups of this process keep their own."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

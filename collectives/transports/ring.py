@@ -1,0 +1,188 @@
+"""Collectives of one of torch's process groups, as a Transport: rings over NCCL (``nccl.py``), or over Gloo on a CPU."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from collectives.errors import CommunicatorError
+from collectives.limits import await_completion
+from collectives.rendezvous import Member
+from collectives.shares import shares
+from collectives.transports.base import ReduceOp
+
+
+class RingTransport:
+    """A process group of its own, beside any other in the process: torch's default group stays untouched.
+
+    Each element is summed in one place and copied to the others, so results are bitwise equal on all members. The order
+    of the sum is the ring's: it is the same from run to run on one machine, but not rank order from 3 members on.
+    bfloat16 travels as float32, and is rounded once. NCCL and Gloo may lose a NaN in a maximum: where one was is
+    reduced beside the values. Operations return when the group has done its part; what follows on a GPU (a mean's division)
+    is ordered on the calling thread's current stream.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        members: Sequence[Member],
+        rank: int,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Take a connected ``dist.Backend``, whose tensors live on ``device``. ``rank`` counts within ``members``.
+
+        ``check`` is called during waits; it may raise CommunicatorError to say that a member is lost, which neither NCCL nor
+        a stopped process tells.
+        """
+        self.rank = rank
+        self.world_size = len(members)
+        self._group: Any = group
+        self._me = members[rank].rank
+        self._others = others(members, rank)
+        self._device = device
+        self._timeout_s = timeout_s
+        self._check = check
+        self._broken: str | None = None
+        self._wide = torch.empty(0, device=device)
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place, on every member."""
+        self._reduce("all_reduce", tensor, op, lambda group, part, how: [group.allreduce(part, how)])
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        self._reduce("reduce", tensor, op, lambda group, part, how: [group.reduce(part, 0, how)])
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified.
+
+        One reduction to each member: shares differ in length, which NCCL's own reduce-scatter does not take.
+        """
+        bounds = shares(tensor.numel(), self.world_size)
+
+        def start(group: Any, part: Tensor, how: Any) -> list[dist.Work]:
+            return [
+                group.reduce(part[begin:end], root, how)
+                for root, (begin, end) in enumerate(bounds)
+                if begin < end
+            ]
+
+        self._reduce("reduce_scatter", tensor, op, start)
+        return bounds[self.rank]
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        own = tensor.detach().contiguous().view(-1)
+        if own.numel():
+            self._run("all_gather", lambda group: [group._allgather_base(gathered.view(-1), own)])
+        return gathered
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite every member's tensor with the source's, in place."""
+        values = tensor.detach()
+        if values.numel():
+            self._run("broadcast", lambda group: [group.broadcast(values, source)])
+
+    def barrier(self) -> None:
+        """Wait until every member is here: a reduction of one number, which needs no device to be guessed."""
+        token = torch.zeros(1, device=self._device)
+        self._run("barrier", lambda group: [group.allreduce(token, dist.ReduceOp.SUM)])
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory, (numel,): the group reads and writes any tensor of its device in place."""
+        return torch.zeros(numel, dtype=dtype, device=self._device)
+
+    def close(self) -> None:
+        """Leave: members that wait for this one get an error, at the latest at their time limit. Safe to call twice."""
+        self._broken = self._broken or "this communicator is closed"
+        group, self._group = self._group, None
+        if group is not None:
+            self._leave(group)
+
+    def _leave(self, group: Any) -> None:
+        """Drop the connections."""
+
+    def _reduce(
+        self,
+        operation: str,
+        tensor: Tensor,
+        op: ReduceOp,
+        start: Callable[[Any, Tensor, Any], list[dist.Work]],
+    ) -> None:
+        """Reduce through ``start(group, part, how)``, which is right for sums and for maxima without NaN."""
+        if op == "mean" and not tensor.is_floating_point():
+            raise ValueError(f"{operation}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
+        if not tensor.numel():
+            return
+        tensor = tensor.detach()
+        values = self._widened(tensor)
+        if op == "max":
+            nans = torch.isnan(values).to(torch.uint8)
+            self._run(
+                operation,
+                lambda group: [
+                    *start(group, values, dist.ReduceOp.MAX),
+                    *start(group, nans, dist.ReduceOp.MAX),
+                ],
+            )
+            if values.is_floating_point():
+                values.masked_fill_(nans.bool(), math.nan)
+        else:
+            self._run(operation, lambda group: start(group, values, dist.ReduceOp.SUM))
+        if op == "mean":
+            values.div_(self.world_size)
+        if values is not tensor:
+            tensor.copy_(values)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, or for bfloat16 its values in float32 memory that is reused."""
+        if tensor.dtype != torch.bfloat16:
+            return tensor
+        if self._wide.numel() < tensor.numel():
+            self._wide = torch.empty(tensor.numel(), device=self._device)
+        return self._wide[: tensor.numel()].copy_(tensor)
+
+    def _run(self, operation: str, start: Callable[[Any], list[dist.Work]]) -> None:
+        """Start an operation and wait for its end within the time limit.
+
+        Raises:
+            CommunicatorError: it failed, took too long, or a member was lost; the transport is closed then.
+        """
+        group = self._group
+        if group is None:
+            raise CommunicatorError(operation, self._me, "nobody", 0.0, str(self._broken))
+        begin = time.monotonic()
+        try:
+            for work in start(group):
+                left_s = self._timeout_s - (time.monotonic() - begin)
+                await_completion(work.is_completed, left_s, self._check_open)
+                work.wait()  # raises what the work ended with
+        except (RuntimeError, TimeoutError) as error:
+            waited_s = time.monotonic() - begin
+            detail = self._broken or (str(error).splitlines() or [repr(error)])[0]
+            self._broken = f"an earlier {operation} failed: {detail}"
+            self.close()
+            if isinstance(error, CommunicatorError):
+                raise
+            raise CommunicatorError(operation, self._me, self._others, waited_s, detail) from error
+
+    def _check_open(self) -> None:
+        """End the wait if a member is lost, or if this transport was closed by another thread."""
+        if self._broken is not None:
+            raise RuntimeError(self._broken)
+        self._check()
+
+
+def others(members: Sequence[Member], rank: int) -> str:
+    """The members that are waited for, as text. ``rank`` counts within ``members``."""
+    return ", ".join(str(member) for index, member in enumerate(members) if index != rank)

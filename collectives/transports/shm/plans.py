@@ -1,0 +1,103 @@
+"""What an operation needs beside its tensor: made once, and kept for the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from collectives.shares import shares
+from collectives.transports.base import ReduceOp
+from collectives.transports.shm import calls
+from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm.memory import HALVES, Region
+from collectives.transports.shm.reduction import Reduction
+
+_SMALL_BYTES = 2**15
+"""Up to here a barrier costs more than reducing everything on every member."""
+_FEW_MEMBERS = 3
+"""Among so many, reducing everything on every member moves no more bytes than shares do. Each member then reads and writes
+world_size + 3 times the tensor: it stages it (2), reads all parts (world_size) and writes the result (1). With shares it
+is 6: in (2), its share of all parts and results (2), out (2)."""
+
+
+class Chunk(NamedTuple):
+    """What one call of a reduction takes, combines into, and where the result is copied to."""
+
+    parts: tuple[Tensor, ...]
+    out: Tensor
+    copies: tuple[Tensor, ...]
+
+
+class Plan(NamedTuple):
+    """A reduction of tensors of one type, size and place."""
+
+    word: int
+    reduction: Reduction
+    to: range
+    """Members that end with a result."""
+    whole: bool
+    """Whether each of them reduces everything straight into its tensor, from staging memory."""
+    share: tuple[int, int]
+    """Elements that this member reduces, of a registered buffer."""
+
+
+class Plans:
+    """One member's plans. Regions may be added to the list that it was made with."""
+
+    def __init__(self, regions: Sequence[Region], world_size: int, rank: int) -> None:
+        self._regions = regions
+        self._world_size = world_size
+        self._rank = rank
+        self.reduction = lru_cache(maxsize=256)(self._reduction)
+        """A plan by operation, operator, type, number of elements, place."""
+        self.share = lru_cache(maxsize=256)(self._share)
+        """This member's chunks of the first elements of a region."""
+        self.whole = lru_cache(maxsize=256)(self._whole)
+        """Every member's parts of the chunks of a half's first elements."""
+        self._operators = lru_cache(maxsize=32)(self._operator)
+
+    def clear(self) -> None:
+        """Let go of all that holds memory."""
+        for kept in (self.reduction, self.share, self.whole, self._operators):
+            kept.cache_clear()
+
+    def _reduction(self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int) -> Plan:
+        operator = self._operators(op, dtype)
+        staged = place in (ON_HOST, ON_DEVICE)
+        whole = numel * dtype.itemsize <= _SMALL_BYTES and place != ON_DEVICE
+        whole |= call == "all_reduce" and place == ON_HOST and self._world_size <= _FEW_MEMBERS
+        if call == "reduce":
+            to = range(1)
+        elif call == "reduce_scatter" and not staged:
+            to = range(self._rank, self._rank + 1)
+        else:  # scattering what is not in registered memory saves nothing
+            to = range(self._world_size)
+        word = calls.encoded(call, calls.OPS.index(op), dtype, numel, place)
+        return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank])
+
+    def _operator(self, op: ReduceOp, dtype: torch.dtype) -> Reduction:
+        return Reduction(op, dtype, self._world_size)
+
+    def _share(self, reduction: Reduction, region: int, numel: int, to: range) -> list[Chunk]:
+        members = self._regions[region].views(numel, reduction.dtype)
+        return [
+            Chunk(
+                parts=tuple(member[chunk] for member in members),
+                out=members[0][chunk],
+                copies=tuple(members[rank][chunk] for rank in to if rank != 0),
+            )
+            for chunk in reduction.chunks(*shares(numel, self._world_size)[self._rank])
+        ]
+
+    def _whole(self, reduction: Reduction, half: int, numel: int) -> list[tuple[Tensor, ...]]:
+        members = self._regions[half].views(numel, reduction.dtype)
+        return [tuple(member[chunk] for member in members) for chunk in reduction.chunks(0, numel)]
+
+
+def region_of(place: int) -> int:
+    """Index of a registered buffer's region: staging memory comes first."""
+    return HALVES + place - 1

@@ -1,0 +1,92 @@
+"""Staging memory: where tensors pass that are not in registered memory, in pieces that fit one half of it.
+
+While the members read one half, each fills the other, so one barrier per piece is enough: whoever fills half a for the
+third piece has passed the second piece's barrier, which nobody passes who still reads the first piece.
+
+Tensors of a device [unverified on GPU] are copied asynchronously on the current stream, from and to memory that CUDA has
+pinned: the copies of a piece run while the members reduce the piece before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from collectives.transports.shm.memory import HALF_BYTES, Region
+
+
+@lru_cache(maxsize=256)
+def pieces(numel: int, itemsize: int) -> tuple[tuple[int, int], ...]:
+    """[begin, end) of each piece; one empty piece for an empty tensor."""
+    step = HALF_BYTES // itemsize
+    return tuple((begin, min(begin + step, numel)) for begin in range(0, numel or 1, step))
+
+
+class Staging:
+    """The two halves, and whose turn it is. Pieces are element ranges of flat, contiguous tensors."""
+
+    def __init__(self, halves: Sequence[Region], rank: int) -> None:
+        self._halves = halves
+        self._rank = rank
+        self._turn = 0
+        self._pinned = False
+        self._addresses = [[piece.data_ptr() for piece in half.pieces] for half in halves]
+
+    def next_half(self) -> int:
+        """The half for the next piece: 0 and 1 by turns, through all operations."""
+        self._turn ^= 1
+        return self._turn
+
+    def put(self, tensor: Tensor, piece: tuple[int, int], half: int) -> None:
+        """Copy a piece of this member's tensor into its own staging memory."""
+        begin, end = piece
+        if tensor.is_cpu:
+            size = tensor.element_size()
+            source = tensor.data_ptr() + begin * size
+            ctypes.memmove(self._addresses[half][self._rank], source, (end - begin) * size)
+        else:
+            self._view(tensor, end - begin, half, self._rank).copy_(tensor[begin:end], non_blocking=True)
+
+    def take(self, tensor: Tensor, piece: tuple[int, int], half: int, rank: int) -> None:
+        """Copy a piece out of a member's staging memory into this member's tensor."""
+        begin, end = piece
+        if tensor.is_cpu:
+            size = tensor.element_size()
+            destination = tensor.data_ptr() + begin * size
+            ctypes.memmove(destination, self._addresses[half][rank], (end - begin) * size)
+        else:
+            tensor[begin:end].copy_(self._view(tensor, end - begin, half, rank), non_blocking=True)
+
+    def settle(self, tensor: Tensor) -> None:
+        """Wait until the copies from and to this tensor are done."""
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+
+    def pin(self, tensor: Tensor) -> None:
+        """Let CUDA copy asynchronously, from the first tensor on that is on a CUDA device.
+
+        Raises:
+            torch.cuda.CudaError: CUDA refuses to pin the memory.
+        """
+        if tensor.is_cuda and not self._pinned:
+            for half in self._halves:
+                size = len(half.pieces) * HALF_BYTES
+                torch.cuda.check_error(
+                    torch.cuda.cudart().cudaHostRegister(half.pieces[0].data_ptr(), size, 0)
+                )
+            self._pinned = True
+
+    def close(self) -> None:
+        """Unpin and let go of the memory. Safe to call twice."""
+        if self._pinned:
+            for half in self._halves:
+                torch.cuda.cudart().cudaHostUnregister(half.pieces[0].data_ptr())
+            self._pinned = False
+        self._halves = ()
+
+    def _view(self, tensor: Tensor, numel: int, half: int, rank: int) -> Tensor:
+        return self._halves[half].pieces[rank][: numel * tensor.element_size()].view(tensor.dtype)

@@ -1,0 +1,264 @@
+"""The ``ip`` primitive: collectives among processes of one host through shared memory, without a copy through the kernel.
+
+All-reduce of a registered buffer: arrive; each member reduces its share over all members' buffers, chunk by chunk while
+the chunk is in its cache, and writes the result into every member's buffer; arrive. Each member reads and writes as many
+bytes as the tensor has, which is what one memcpy of it moves.
+
+Other tensors pass through staging memory in pieces (``staging.py``). Where that moves no more bytes, every member reduces
+all of each piece straight into its own tensor: one barrier a piece. Otherwise each reduces its share of a piece within
+the staging memory of all, while it copies the piece before out and the piece after in; again one barrier a piece.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import Member
+from collectives.transports.base import ReduceOp
+from collectives.transports.shm import calls
+from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
+from collectives.transports.shm.plans import Plan, Plans, region_of
+from collectives.transports.shm.staging import Staging, pieces
+from collectives.transports.shm.waiting import Barrier
+
+_MOST_BUFFERS = ON_DEVICE - 1
+
+
+class SharedMemoryTransport:
+    """One member of a group on one host."""
+
+    def __init__(self, segment: Segment, members: Sequence[Member], rank: int, timeout_s: float) -> None:
+        """Wait until every member mapped the segment. ``rank`` is this process's place among ``members``.
+
+        Raises:
+            CommunicatorError: a member did not come within ``timeout_s``, or died.
+            ValueError: a group of one, which has nothing to exchange.
+        """
+        if len(members) < 2:
+            raise ValueError("shared memory needs at least two members; one is alone")
+        self.rank = rank
+        self.world_size = len(members)
+        self._member = members[rank]
+        self._segment = segment
+        self._staging = Staging(segment.halves, rank)
+        self._regions: list[Region] = list(segment.halves)
+        self._numbers: dict[int, int] = {}
+        self._plans = Plans(self._regions, self.world_size, rank)
+        self._lock = threading.RLock()
+        """Held during operations: memory is let go of only between them."""
+        self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s)
+        self._arrive(calls.encoded("connect"))
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place, on every member."""
+        self._reduce("all_reduce", tensor, op)
+
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
+        self._reduce("reduce", tensor, op)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified.
+
+        Only registered memory gains by it: of other tensors all is reduced.
+        """
+        return self._reduce("reduce_scatter", tensor, op).share
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        with self._lock:
+            flat = _flat(tensor.contiguous())
+            place = self._place("all_gather", flat)
+            word = calls.encoded("all_gather", 0, flat.dtype, flat.numel(), place)
+            gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+            rows = gathered.view(self.world_size, -1)
+            if place in (ON_HOST, ON_DEVICE):
+                for piece in pieces(flat.numel(), flat.element_size()):
+                    half = self._staging.next_half()
+                    self._staging.put(flat, piece, half)
+                    self._staging.settle(flat)
+                    self._arrive(word)
+                    for rank in range(self.world_size):
+                        self._staging.take(rows[rank], piece, half, rank)
+                    self._staging.settle(flat)
+            else:
+                self._arrive(word)
+                for row, theirs in zip(rows, self._views(place, flat), strict=True):
+                    row.copy_(theirs)
+                self._arrive(word)
+        return gathered
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite every member's tensor with the source's, in place."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"source is {source}, of {self.world_size} members; give a rank of this group")
+        with self._lock:
+            place, flat = self._place("broadcast", tensor), _flat(tensor)
+            word = calls.encoded("broadcast", source, flat.dtype, flat.numel(), place)
+            if place in (ON_HOST, ON_DEVICE):
+                for piece in pieces(flat.numel(), flat.element_size()):
+                    half = self._staging.next_half()
+                    if self.rank == source:
+                        self._staging.put(flat, piece, half)
+                        self._staging.settle(flat)
+                    self._arrive(word)
+                    if self.rank != source:
+                        self._staging.take(flat, piece, half, source)
+                        self._staging.settle(flat)
+            else:
+                self._arrive(word)
+                if self.rank != source:
+                    flat.copy_(self._views(place, flat)[source])
+                self._arrive(word)
+
+    def barrier(self) -> None:
+        """Wait until every member is here."""
+        self._arrive(calls.encoded("barrier"))
+
+    def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
+
+        Views that begin at its start count as it. ``close`` lets go of it; it lives on while the caller keeps it.
+
+        Raises:
+            CommunicatorError: there is no memory for it, or a member asked for something else.
+            ValueError: there are as many buffers already as calls can name.
+        """
+        if numel < 0:
+            raise ValueError(f"a buffer cannot have {numel} elements")
+        if len(self._regions) == HALVES + _MOST_BUFFERS:
+            raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
+        piece_bytes = page_aligned(numel * dtype.itemsize)
+        with self._lock:
+            try:
+                self._barrier.check_open("buffer")
+                if self.rank == 0:
+                    self._segment.reserve(
+                        piece_bytes
+                    )  # whose failure the others notice by this one's leaving
+                self._arrive(calls.encoded("buffer", 0, dtype, numel))
+                region = self._segment.map_region(piece_bytes)
+            except OSError as error:
+                self.close()
+                size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
+                raise CommunicatorError(
+                    "buffer", self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
+                ) from error
+            self._regions.append(region)
+            own = region.views(numel, dtype)[self.rank]
+            self._numbers[own.data_ptr()] = len(self._regions) - HALVES
+            return own
+
+    def close(self) -> None:
+        """Say goodbye: members that wait for this one get an error. Safe to call twice.
+
+        From another thread too: an operation in progress raises within 50 ms of waiting.
+        """
+        self._barrier.leave()
+        with self._lock:
+            self._staging.close()
+            self._numbers.clear()
+            self._regions.clear()
+            self._plans.clear()
+            self._segment.close()
+
+    def _arrive(self, word: int) -> None:
+        """A barrier; closes if it fails, for nothing can follow."""
+        try:
+            self._barrier.arrive(word)
+        except CommunicatorError:
+            self.close()
+            raise
+
+    def _place(self, call: str, tensor: Tensor) -> int:
+        """Where a tensor is: on the host, on a device, or the number of its registered buffer."""
+        self._barrier.check_open(call)
+        if not tensor.is_contiguous():
+            raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous")
+        if tensor.is_cpu:
+            return self._numbers.get(tensor.data_ptr(), ON_HOST)
+        self._staging.pin(tensor)
+        return ON_DEVICE
+
+    def _reduce(self, call: str, tensor: Tensor, op: ReduceOp) -> Plan:
+        with self._lock:
+            place = self._place(call, tensor)
+            plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place)
+            if plan.whole:
+                self._reduce_whole(plan, _flat(tensor))
+            elif place in (ON_HOST, ON_DEVICE):
+                self._reduce_shares_staged(plan, _flat(tensor))
+            else:
+                self._arrive(plan.word)
+                self._reduce_share(plan, region_of(place), tensor.numel())
+                self._arrive(plan.word)
+        return plan
+
+    def _reduce_whole(self, plan: Plan, flat: Tensor) -> None:
+        """Everyone stages each piece; those that take the result reduce all of it straight into their tensors."""
+        queue = pieces(flat.numel(), flat.element_size())
+        for begin, end in queue:
+            half = self._staging.next_half()
+            self._staging.put(flat, (begin, end), half)
+            self._arrive(plan.word)
+            if self.rank in plan.to:
+                chunks = self._plans.whole(plan.reduction, half, end - begin)
+                out = flat if len(queue) == 1 else flat[begin:end]
+                outs = (out,) if len(chunks) == 1 else out.split(plan.reduction.chunk)
+                for parts, out in zip(chunks, outs, strict=False):  # nothing has no chunk
+                    plan.reduction(parts, out)
+
+    def _reduce_shares_staged(self, plan: Plan, flat: Tensor) -> None:
+        """While a piece is reduced, the one before is copied out and the one after in: they use the other half."""
+        staging, takes = self._staging, self.rank in plan.to
+        queue = pieces(flat.numel(), flat.element_size())
+        half = staging.next_half()
+        staging.put(flat, queue[0], half)
+        staging.settle(flat)
+        for index, (begin, end) in enumerate(queue):
+            self._arrive(plan.word)
+            if index and takes:
+                staging.take(flat, queue[index - 1], 1 - half, self.rank)
+            if index + 1 < len(queue):
+                staging.put(flat, queue[index + 1], staging.next_half())
+            self._reduce_share(plan, half, end - begin)
+            staging.settle(flat)
+            half = 1 - half
+        self._arrive(plan.word)
+        if takes:
+            staging.take(flat, queue[-1], 1 - half, self.rank)
+            staging.settle(flat)
+
+    def _reduce_share(self, plan: Plan, region: int, numel: int) -> None:
+        """This member's share of the first elements of a region, into those of the members that take it."""
+        for parts, out, copies in self._plans.share(plan.reduction, region, numel, plan.to):
+            plan.reduction(parts, out)
+            for copy in copies:
+                copy.copy_(out)
+
+    def _views(self, place: int, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Every member's tensor in a registered buffer."""
+        return self._regions[region_of(place)].views(tensor.numel(), tensor.dtype)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A contiguous tensor with one dimension, outside of autograd."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor if tensor.dim() == 1 else tensor.view(-1)

@@ -1,0 +1,218 @@
+"""Barriers on shared words: no lock, no system call while members come together, and no burnt core while they do not.
+
+A member has a cache line of its own that only it writes: how often it arrived, what for, and for whom it sleeps. It waits
+with a short spin, then offers its processor to others, then sleeps on the other's counter (a futex) for at most 50 ms at
+a time. Whoever arrives wakes those that sleep on its counter. After each sleep that brought nothing, the members'
+processes are looked at through descriptors (pidfd), which an id that is used again cannot deceive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import Member
+from collectives.transports.shm import calls
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
+
+_WORD_BYTES = 8
+_STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // _WORD_BYTES
+_ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
+"""A member's words. Two for calls, by turns: a fast member's next does not overwrite the one that a slow one compares."""
+
+_SPINS = 400
+"""Looks at a counter where every member can have a core of its own; some 30 microseconds."""
+_SPINS_CROWDED = 10
+_OFFER_S = 300e-6
+"""How long the processor is offered to others before sleeping. To wake a sleeper costs it and its waker some 30
+microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
+_SLEEP_S = 0.05
+
+_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1  # of x86-64 Linux; see memory.is_supported
+_EVERYONE = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+_sleep_limit = _Timespec(0, int(_SLEEP_S * 1e9))
+_syscall = ctypes.CDLL(None).syscall
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.POINTER(_Timespec),
+)
+_syscall.restype = ctypes.c_long
+
+
+class Barrier:
+    """One member's side of the group's barriers."""
+
+    def __init__(
+        self, words: memoryview, address: int, members: Sequence[Member], rank: int, timeout_s: float
+    ) -> None:
+        self.broken: str | None = None
+        """Why no further operation is possible."""
+        self._words = words
+        self._address = address
+        self._members = members
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._count = 0
+        self._own = rank * _STRIDE
+        self._others = [index * _STRIDE for index in range(len(members)) if index != rank]
+        self._fence = threading.Lock()
+        self._spins = _SPINS if len(members) <= _cores(members) else _SPINS_CROWDED
+        self._processes = Processes([member for index, member in enumerate(members) if index != rank])
+
+    def arrive(self, call: int) -> None:
+        """Wait until every member arrived as often as this one, and make sure that it did for the same call.
+
+        Raises:
+            CommunicatorError: a member called something else, died, left, or did not come within the time limit.
+        """
+        words = self._words
+        if self.broken is not None:
+            self.check_open(calls.name(call))
+        self._count = count = self._count + 1
+        call_at = _CALL + (count & 1)
+        words[self._own + call_at] = call
+        words[self._own] = count
+        # A processor may look before its own store is visible, and would miss a sleeper that missed the store. Taking
+        # a lock is a locked instruction, which x86-64 completes after all stores before it.
+        with self._fence:
+            pass
+        awaited = self._rank + 1
+        for other in self._others:
+            if words[other + _ASLEEP] == awaited:
+                _wake(self._address + self._own * _WORD_BYTES)
+                break
+        for other in self._others:
+            if words[other] < count:
+                self._wait(words, other, count, call)
+            if words[other + call_at] != call:
+                self._refuse(call, self._members[other // _STRIDE], words[other + call_at])
+
+    def check_open(self, operation: str) -> None:
+        """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
+        if self.broken is not None:
+            raise CommunicatorError(operation, self._me.rank, "nobody", 0.0, self.broken)
+
+    def leave(self) -> None:
+        """Say goodbye, and wake those that wait for this member. Safe to call twice."""
+        self.broken = self.broken or "this communicator is closed"
+        words, self._words = self._words, memoryview(b"").cast("Q")
+        if len(words):
+            words[self._own + _GOODBYE] = 1
+            _wake(self._address + self._own * _WORD_BYTES)
+        self._processes.close()
+
+    @property
+    def _me(self) -> Member:
+        return self._members[self._rank]
+
+    def _wait(self, words: memoryview, other: int, count: int, call: int) -> None:
+        """Until the other's counter, at this word, has reached ``count``."""
+        for _ in range(self._spins):
+            if words[other] >= count:
+                return
+        begin = time.monotonic()
+        while time.monotonic() - begin < _OFFER_S:
+            os.sched_yield()
+            if words[other] >= count:
+                return
+        words[self._own + _ASLEEP] = other // _STRIDE + 1
+        while (seen := words[other]) < count:
+            _sleep(self._address + other * _WORD_BYTES, seen)
+            if words[other] < count:
+                self._check(words, other, count, call, time.monotonic() - begin)
+        words[self._own + _ASLEEP] = 0
+
+    def _check(self, words: memoryview, other: int, count: int, call: int, waited_s: float) -> None:
+        """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
+        gone = self._processes.ended()
+        member, detail = self._members[other // _STRIDE], self.broken
+        for line in self._others:
+            late = self._members[line // _STRIDE]
+            if words[line] < count and words[line + _GOODBYE]:
+                member, detail = late, "it left the group"
+            elif words[line] < count and late.pid in gone:
+                member, detail = late, "its process has ended"
+        if detail is None and waited_s >= self._timeout_s:
+            detail = f"it did not come within {self._timeout_s:.1f} s"
+        if detail is not None:
+            self._fail(call, member, waited_s, detail)
+
+    def _refuse(self, call: int, member: Member, other_call: int) -> None:
+        """Two members came for different calls: what they would exchange means nothing."""
+        self._fail(
+            call,
+            member,
+            0.0,
+            f"rank {self._me.rank} called {calls.described(call)}, and rank {member.rank} "
+            f"{calls.described(other_call)}; every member must call the same operations in the same order",
+        )
+
+    def _fail(self, call: int, member: Member, waited_s: float, detail: str) -> None:
+        self.broken = self.broken or f"an earlier {calls.name(call)} failed: {member}: {detail}"
+        self.leave()
+        raise CommunicatorError(calls.name(call), self._me.rank, str(member), waited_s, detail)
+
+
+class Processes:
+    """Notices when processes end."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._poll = select.poll()
+        self._pids: dict[int, int] = {}
+        self._ended: set[int] = set()
+        for member in members:
+            try:
+                descriptor = os.pidfd_open(member.pid)
+            except ProcessLookupError:
+                self._ended.add(member.pid)
+            except OSError:  # a kernel without such descriptors: the time limit alone ends a wait
+                continue
+            else:
+                self._pids[descriptor] = member.pid
+                self._poll.register(descriptor, select.POLLIN)
+
+    def ended(self) -> set[int]:
+        """Ids of those that have ended."""
+        pids = self._pids
+        return self._ended | {pids[found] for found, _ in self._poll.poll(0) if found in pids}
+
+    def close(self) -> None:
+        """Close the descriptors. Safe to call twice."""
+        self._poll = select.poll()
+        while self._pids:
+            os.close(self._pids.popitem()[0])
+
+
+def _cores(members: Sequence[Member]) -> int:
+    """How many cores the members may use together."""
+    cores: set[int] = set()
+    for member in members:
+        try:
+            cores |= os.sched_getaffinity(member.pid)
+        except OSError:  # it has ended, which the first barrier will report
+            continue
+    return len(cores)
+
+
+def _sleep(address: int, seen: int) -> None:
+    """Until woken, at most ``_SLEEP_S``; not at all if the word is not ``seen`` any more. Signals end it too."""
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, _sleep_limit)
+
+
+def _wake(address: int) -> None:
+    """Everyone who sleeps on this word."""
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, _EVERYONE, None)

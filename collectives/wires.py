@@ -1,0 +1,177 @@
+"""How the members of a meeting are connected: transports by primitive and group, and groups of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from collectives.choice import choose
+from collectives.communicator import Communicator
+from collectives.composed import ComposedCommunicator
+from collectives.errors import CommunicatorError, MemberLostError
+from collectives.liveness import Liveness
+from collectives.rendezvous import Member, Rendezvous, await_endpoint, poll
+from collectives.schedule import Primitive, ranks_text
+from collectives.solo import SoloCommunicator
+from collectives.transports import shm
+from collectives.transports.base import Transport
+from collectives.transports.device import DeviceTransport
+from collectives.transports.gloo import GlooStore, GlooTransport
+from collectives.transports.nccl import NcclTransport
+
+TransportName = Literal["auto", "shm", "gloo"]
+"""auto: what the composition names, shared memory inside a host where it works, Gloo across hosts. shm: all members
+share a host, and its memory. gloo: Gloo only, whatever the composition names."""
+
+_LOSS_NEWS_S = 0.7
+"""How long after an error the news of a loss behind it may take: of a process that ended it is there already, and of a
+host that fell silent one member hears at most a heartbeat and its way before another, which then leaves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """What all groups that come of one meeting have in common."""
+
+    rendezvous: Rendezvous
+    generation: int
+    timeout_s: float
+    transport: TransportName
+    composition: str
+    device: torch.device
+    liveness: Liveness
+
+    def explained(self, error: CommunicatorError) -> CommunicatorError:
+        """The loss behind an error, if there was one: broken connections and missing answers follow from it."""
+        if isinstance(error, MemberLostError):
+            return error
+        poll(lambda: self.liveness.lost() or None, _LOSS_NEWS_S)
+        try:
+            self.liveness.check(error.operation, error.step, error.waited_s)
+        except MemberLostError as loss:
+            return loss
+        except CommunicatorError:
+            pass
+        return error
+
+
+def communicator_among(
+    meeting: Meeting, members: Sequence[Member], rank: int, name: str = ""
+) -> Communicator:
+    """This member's communicator with ``members``, among which it has this rank. All of them call it.
+
+    Args:
+        meeting: where they met
+        members: by rank
+        rank: of this process among them
+        name: tells the group from others of the same meeting; empty for that of all members
+    """
+    if len(members) == 1:
+        return SoloCommunicator(meeting.generation)
+    wires = Wires(meeting, members, rank, name)
+    composition = meeting.composition
+    if composition == "auto" and meeting.transport != "auto":
+        composition = "ip_only"  # what it says may be used leaves nothing to choose from
+    choice = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
+    return ComposedCommunicator(rank, choice.schedule, wires, meeting.generation, choice.reason)
+
+
+class Wires:
+    """Connects this member to others of one group. The first member of a transport publishes where it begins."""
+
+    def __init__(self, meeting: Meeting, members: Sequence[Member], rank: int, name: str) -> None:
+        self._meeting, self._members, self._rank, self._name = meeting, members, rank, name
+        self._num_groups = 0
+
+    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
+        """The primitive among these ranks, of which this member is one. On a CPU, Gloo stands in for NCCL's rings."""
+        members, index = [self._members[rank] for rank in ranks], ranks.index(self._rank)
+        key = f"{self._name}{primitive} {ranks_text(ranks)}"
+        if self._meeting.transport == "gloo":
+            return self._gloo(members, index, key)
+        on_gpu = self._meeting.device.type == "cuda"
+        if primitive == "device" and on_gpu:
+            return self._device(members, index, key)
+        if primitive == "rp" and on_gpu:
+            return self._nccl(members, index, key)
+        if primitive in ("ip", "device") and shm.is_supported():
+            return self._shared_memory(members, index, key)
+        return self._gloo(members, index, key)
+
+    def apart(self, name: str) -> Wires:
+        """Wires of the same members whose transports are others, such as to try them."""
+        return Wires(self._meeting, self._members, self._rank, f"{self._name}{name}: ")
+
+    def group(self, ranks: tuple[int, ...]) -> Communicator | None:
+        """A communicator among these ranks; None where this member is not one of them."""
+        self._num_groups += 1  # on every member, so that all name it alike
+        if self._rank not in ranks:
+            return None
+        name = f"{self._name}group {self._num_groups}: "
+        members = [self._members[rank] for rank in ranks]
+        return communicator_among(self._meeting, members, ranks.index(self._rank), name)
+
+    def explained(self, error: CommunicatorError) -> CommunicatorError:
+        """A loss, if there was one."""
+        return self._meeting.explained(error)
+
+    def close(self) -> None:
+        """Stop watching the others, once the whole group is left."""
+        if not self._name:
+            self._meeting.liveness.close()
+
+    def _shared_memory(self, members: Sequence[Member], index: int, key: str) -> Transport:
+        if index == 0:
+            segment = shm.Segment.host(len(members))
+            self._publish(key, segment.endpoint)
+        else:
+            segment = shm.Segment.attach(self._endpoint(members[0], key), len(members), index)
+        return shm.SharedMemoryTransport(segment, members, index, self._meeting.timeout_s)
+
+    def _device(self, members: Sequence[Member], index: int, key: str) -> Transport:
+        """[unverified on GPU]."""
+        control = self._shared_memory(members, index, key)
+        return DeviceTransport(control, members, self._meeting.device, self._meeting.timeout_s)
+
+    def _nccl(self, members: Sequence[Member], index: int, key: str) -> Transport:
+        """[unverified on GPU]."""
+        return NcclTransport(
+            self._store(members, index, key),
+            members,
+            index,
+            device=self._meeting.device,
+            timeout_s=self._meeting.timeout_s,
+            check=self._check,
+        )
+
+    def _gloo(self, members: Sequence[Member], index: int, key: str) -> Transport:
+        store = self._store(members, index, key)
+        return GlooTransport(store, members, index, self._meeting.timeout_s, self._check)
+
+    def _store(self, members: Sequence[Member], index: int, key: str) -> GlooStore:
+        timeout_s = self._meeting.timeout_s
+        if index > 0:
+            return GlooStore.connect(self._endpoint(members[0], key), members[index].rank, timeout_s)
+        store = GlooStore.host(members, timeout_s)
+        self._publish(key, store.endpoint)
+        return store
+
+    def _check(self) -> None:
+        """Called during waits; the communicator adds what it was waiting for."""
+        self._meeting.liveness.check("an operation")
+
+    def _publish(self, key: str, endpoint: str) -> None:
+        self._meeting.rendezvous.publish(self._meeting.generation, key, endpoint)
+
+    def _endpoint(self, host: Member, key: str) -> str:
+        meeting = self._meeting
+        return await_endpoint(
+            meeting.rendezvous,
+            meeting.liveness,
+            host=host,
+            generation=meeting.generation,
+            key=key,
+            timeout_s=meeting.timeout_s,
+        )

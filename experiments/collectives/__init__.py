@@ -1,0 +1,1 @@
+"""What reducing gradients among GMIs costs."""

@@ -1,0 +1,209 @@
+"""A member that is killed, or that survives and says how: one process of the chaos experiment."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from collectives.communicator import Communicator
+from collectives.connect import connect
+from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
+from collectives.membership import join, rejoin
+from collectives.rendezvous import Member, Roster, poll, this_member
+from collectives.transports.gloo import GlooStore
+from collectives.wires import TransportName
+
+NUMEL = 100_003
+"""Elements of a reduction: odd, and several chunks of shared memory."""
+COMPUTE_S = 0.3
+_SETTLE_S = 2.0
+"""For threads of a closed communicator to end."""
+
+Action = Literal["reduce", "compute"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a member is started with."""
+
+    rank: int
+    world_size: int
+    host: int
+    """Members of different numbers take each other for processes of different hosts."""
+    transport: TransportName
+    timeout_s: float
+    """Of operations and meetings: far more than a loss may take to be noticed."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a member does until something is lost, and how long it then waits for a replacement."""
+
+    action: Action
+    replacement_wait_s: float
+
+
+@dataclass(frozen=True)
+class Connected:
+    """It belongs to a generation in which a reduction gave the right result."""
+
+    came: float
+    """When it asked for the generation."""
+    at: float
+    generation: int
+    rank: int
+    pids: tuple[int, ...]
+    """Of all members, by rank."""
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """An operation or a meeting, begun at ``began``, raised."""
+
+    began: float
+    at: float
+    closed: float
+    """When the communicator was closed afterwards."""
+    text: str
+    lost_pids: tuple[int, ...]
+    left_behind: str
+    """What remained after closing: mappings, descriptors, threads; empty when all is as it was."""
+
+
+def live(rendezvous: Any, settings: Settings, pipe: Any) -> None:
+    """Belong to one generation after the other: say each event, take an order when connected, until that is None."""
+    torch.set_num_threads(1)
+    _ChaosMember(rendezvous, settings, pipe).live()
+
+
+class _ChaosMember:
+    def __init__(self, rendezvous: Any, settings: Settings, pipe: Any) -> None:
+        self._rendezvous, self._settings, self._pipe = rendezvous, settings, pipe
+        member = this_member(settings.rank)
+        self._me = replace(member, host_id=f"{member.host_id}/{settings.host}")
+        self._order: Order | None = Order("reduce", settings.timeout_s)
+        self._came = self._began = time.monotonic()
+        self._clean: Counter[str] = Counter()
+
+    def live(self) -> None:
+        timeout_s = self._settings.timeout_s
+        roster = join(self._rendezvous, self._me, timeout_s=timeout_s)
+        GlooStore.host([self._me], timeout_s)  # the first of a process opens a pipe for good
+        self._clean = _resources()  # with that, and the connection to the rendezvous
+        while self._order is not None:
+            lost = self._belong(roster)
+            if self._order is not None:
+                self._came = time.monotonic()
+                roster = rejoin(
+                    self._rendezvous,
+                    _place(roster, self._me),
+                    roster,
+                    lost=lost,
+                    replacement_wait_s=self._order.replacement_wait_s,
+                    timeout_s=timeout_s,
+                )
+
+    def _belong(self, roster: Roster) -> tuple[Member, ...]:
+        """One generation from its meeting to its end; who was lost."""
+        communicator = None
+        try:
+            self._began = time.monotonic()
+            communicator = connect(
+                self._rendezvous,
+                _place(roster, self._me),
+                world_size=len(roster.members),
+                timeout_s=self._settings.timeout_s,
+                transport=self._settings.transport,
+                generation=roster.generation,
+            )
+            self._take_part(communicator, roster)
+            communicator.close()
+            return ()
+        except (CommunicatorError, RendezvousError) as error:
+            at, text = time.monotonic(), f"{type(error).__name__}: {error}"
+            lost = error.lost if isinstance(error, MemberLostError) else ()
+        # Here, where the error is gone: its traceback held the communicator.
+        if communicator is not None:
+            communicator.close()
+        closed = time.monotonic()
+        del communicator
+        pids = tuple(member.pid for member in lost)
+        self._pipe.send(Noticed(self._began, at, closed, text, pids, _left_behind(self._clean)))
+        return lost
+
+    def _take_part(self, communicator: Communicator, roster: Roster) -> None:
+        """Reduce, say so, and do as ordered; returns when that is to end."""
+        self._check(communicator)
+        self._pipe.send(
+            Connected(
+                came=self._came,
+                at=time.monotonic(),
+                generation=roster.generation,
+                rank=communicator.rank,
+                pids=tuple(member.pid for member in roster.members),
+            )
+        )
+        self._order = self._pipe.recv()
+        if self._order is not None:
+            self._work(communicator, self._order.action)
+
+    def _work(self, communicator: Communicator, action: Action) -> None:
+        """Until an operation raises."""
+        tensor = torch.zeros(NUMEL)
+        if action == "compute":
+            for _ in range(3):
+                communicator.all_reduce(tensor)
+            begin = time.monotonic()
+            while time.monotonic() - begin < COMPUTE_S:  # as a simulator: without a look at the others
+                pass
+        while True:
+            self._began = time.monotonic()
+            communicator.all_reduce(tensor)
+
+    def _check(self, communicator: Communicator) -> None:
+        """A reduction whose sums are exact in float32.
+
+        Raises:
+            ValueError: it did not give them.
+        """
+        pattern = torch.arange(NUMEL, dtype=torch.float32) % 1000
+        tensor = pattern * (communicator.rank + 1)
+        communicator.all_reduce(tensor)
+        if not torch.equal(tensor, pattern * sum(range(1, communicator.world_size + 1))):
+            raise ValueError(f"{communicator} reduced to wrong sums")
+
+
+def _place(roster: Roster, me: Member) -> Member:
+    place = roster.place_of(me)
+    if place is None:
+        raise ValueError(f"{me} does not belong to generation {roster.generation}")
+    return place
+
+
+def _resources() -> Counter[str]:
+    """How many shared mappings, descriptors of each kind, and threads this process has."""
+    gc.collect()
+    found = Counter(
+        "mapping" for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line
+    )
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the one that listed them
+            continue
+        found[f"descriptor {target.split(':')[0]}"] += 1
+    found["thread"] = len(os.listdir("/proc/self/task"))
+    return found
+
+
+def _left_behind(clean: Counter[str]) -> str:
+    """What there is more than at the beginning, once threads have had the time to end."""
+    poll(lambda: _resources() <= clean or None, _SETTLE_S)
+    return ", ".join(f"{count} {kind}" for kind, count in (_resources() - clean).items())

@@ -1,0 +1,132 @@
+"""All-reduce through shared memory against gloo, memcpy and one process that does all the work, interleaved in one run.
+
+    python -m experiments.collectives.primitives --output experiments/collectives/results/primitives.json
+
+Writes raw medians per repeat with the machine, versions and commit, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.collectives.members import CASES, Group, Run
+from experiments.origin import origin
+
+SIZES = (100_000, 440_000, 1_160_000, 6_000_000, 16_000_000, 64_000_000)
+"""Bytes. The second to fourth are the 1.1e5, 2.9e5 and 1.5e6 float32 of the preprint's Table 7."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case at one size: microseconds, each the median of one repeat's iterations."""
+
+    members: int
+    size_bytes: int
+    case: str
+    repeats_us: list[float]
+
+    def median_us(self) -> float:
+        """Over the repeats."""
+        return statistics.median(self.repeats_us)
+
+    def spread_us(self) -> tuple[float, float]:
+        """10th and 90th percentile over the repeats."""
+        if len(self.repeats_us) < 2:
+            return self.repeats_us[0], self.repeats_us[0]
+        deciles = statistics.quantiles(self.repeats_us, n=10, method="inclusive")
+        return deciles[0], deciles[-1]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    options = _options(arguments)
+    rows, other_cores = [], {}
+    for world_size in options.members:
+        found, other = measure(world_size, options.sizes, options.repeats)
+        rows += found
+        other_cores[world_size] = round(other, 2)
+        print(table(found), f"\nanything else used {other:.2f} cores meanwhile\n", sep="", flush=True)
+    if options.output:
+        result = {
+            "origin": origin(),
+            "repeats": options.repeats,
+            "other_cores": other_cores,
+            "unit": "microseconds",
+            "rows": [asdict(row) for row in rows],
+        }
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(world_size: int, sizes: Sequence[int], repeats: int) -> tuple[list[Row], float]:
+    """Rows of one group, and the mean number of cores that anything else used."""
+    group = Group(world_size)
+    times: dict[tuple[int, str], list[float]] = {}
+    busy_s, wall_s, own_s = _busy_s(), time.monotonic(), 0.0
+    for size in sizes:
+        for case in CASES:
+            group.measure(Run(case, size // 4, 3))
+        for repeat in range(repeats):
+            # Another order each time, so that no case always follows the same one.
+            for case in CASES[repeat % len(CASES) :] + CASES[: repeat % len(CASES)]:
+                spans, cpu_s = group.measure(Run(case, size // 4, _iterations(size)))
+                own_s += cpu_s
+                times.setdefault((size, case), []).append(1e6 * statistics.median(spans))
+    other_s = _busy_s() - busy_s - own_s
+    wall_s = time.monotonic() - wall_s
+    group.close()
+    rows = [Row(world_size, size, case, found) for (size, case), found in times.items()]
+    return rows, max(0.0, other_s / wall_s)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Median, 10th and 90th percentile in microseconds; how many times faster than gloo; shares of the limits."""
+    medians = {(row.size_bytes, row.case): row.median_us() for row in rows}
+    lines = [
+        "| members | bytes | case | median us | p10 - p90 | gloo / case | memcpy / case | one process / case |"
+    ]
+    lines.append("|---" * 8 + "|")
+    for row in rows:
+        low, high = row.spread_us()
+        ratios = [
+            f"{medians[row.size_bytes, other] / row.median_us():.2f}"
+            for other in ("gloo", "memcpy", "one process")
+        ]
+        lines.append(
+            f"| {row.members} | {row.size_bytes:,} | {row.case} | {row.median_us():.0f} | {low:.0f} - {high:.0f} | "
+            f"{' | '.join(ratios)} |"
+        )
+    return "\n".join(lines)
+
+
+def _iterations(size: int) -> int:
+    """Per repeat: many of what is short."""
+    return max(5, min(100, 20_000_000 // size))
+
+
+def _busy_s() -> float:
+    """CPU seconds that anything on this machine has used."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.collectives.primitives", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4], help="processes on this host")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SIZES), help="bytes of the float32 tensor"
+    )
+    parser.add_argument("--repeats", type=int, default=9, help="times that all cases are run (default: 9)")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

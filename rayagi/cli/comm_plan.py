@@ -1,0 +1,49 @@
+"""``rayagi comm plan``: which composition of collectives a layout would use, what each should cost, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from collectives.alphabeta import ASSUMED, AlphaBeta
+from collectives.layout import Layout
+from collectives.planner import make_plan
+from collectives.profile import Profile
+
+DEFAULT_BYTES = 440_000
+"""Ant's float32 gradients in the preprint's Table 7, where the user named no size."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; returns the exit code.
+
+    Raises:
+        LayoutError, ProfileError, CompositionError, UnknownEnvironmentError: what was given cannot be planned for.
+    """
+    layout = Layout.parse(arguments.layout)
+    model = ASSUMED if arguments.profile is None else AlphaBeta.fit(Profile.load(arguments.profile))
+    plan = make_plan(layout, _nbytes(arguments), model)
+    if arguments.json:
+        print(json.dumps(plan.to_dict(), indent=1))
+    else:
+        print(f"{plan.explain()}\n\n{plan.schedule.table()}")
+    return 0
+
+
+def _nbytes(arguments: argparse.Namespace) -> int:
+    """Bytes of the bucket: as given, or of the task's networks with its preset."""
+    if arguments.task is not None:
+        return _gradient_bytes(arguments.task)
+    if arguments.params is not None:
+        return 4 * int(arguments.params)
+    return int(arguments.size or DEFAULT_BYTES)
+
+
+def _gradient_bytes(task: str) -> int:
+    # Imported here: torch takes seconds, and only a task needs it.
+    from rayagi.algorithms.networks import ActorCritic, FlatParameters
+    from rayagi.config.presets import preset
+    from rayagi.envs import env_info
+
+    info = env_info(task)
+    return FlatParameters(ActorCritic(info, preset(task).network)).gradients.nbytes

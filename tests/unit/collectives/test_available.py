@@ -1,0 +1,183 @@
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from members import run_group
+from test_ring_transport import connected
+
+from collectives.available import Candidate, Facts, Verdict, available, refusal, this_process, trial
+
+ON_CPU = Facts(host_id="h", shared_memory=True, device="cpu", nccl=None)
+ON_GPU = Facts(host_id="h", shared_memory=True, device="GPU-a", nccl=(2, 29, 7))
+OTHER_GPU = replace(ON_GPU, device="GPU-b")
+ON_MIG = replace(ON_GPU, device="MIG-a")
+OTHER_MIG = replace(ON_GPU, device="MIG-b")
+
+
+def elsewhere(facts):
+    return replace(facts, host_id="another")
+
+
+def newer(*group, nccl=(2, 31, 0)):
+    return [replace(facts, nccl=nccl) for facts in group]
+
+
+@pytest.mark.parametrize(
+    ("primitive", "group", "reason"),
+    [
+        ("ip", [ON_CPU, ON_GPU], ""),
+        ("ip", [ON_CPU, elsewhere(ON_CPU)], "on 2 hosts"),
+        ("ip", [ON_CPU, replace(ON_CPU, shared_memory=False)], "x86-64"),
+        ("net", [ON_CPU, elsewhere(ON_GPU)], ""),
+        ("rp", [ON_CPU, ON_CPU], ""),
+        ("rp", [ON_CPU, ON_GPU], "some members compute on a CPU"),
+        ("rp", [ON_GPU, OTHER_GPU], ""),
+        ("rp", [ON_GPU, elsewhere(OTHER_GPU)], ""),
+        ("rp", [ON_GPU, ON_GPU], "NCCL takes one rank per GPU"),
+        ("rp", [ON_GPU, OTHER_GPU, ON_GPU], "NCCL takes one rank per GPU"),
+        ("rp", [ON_GPU, replace(OTHER_GPU, nccl=None)], "built without NCCL"),
+        ("rp", [ON_GPU, replace(OTHER_GPU, nccl=(2, 30, 0))], "different versions of NCCL: 2.29.7, 2.30.0"),
+        ("rp", [ON_MIG, OTHER_MIG], "MIG instances from 2.31.0 on, and this is 2.29.7"),
+        ("rp", newer(ON_MIG, OTHER_MIG), ""),
+        ("device", [ON_CPU, ON_CPU], "no CUDA"),
+        ("device", [ON_GPU, ON_GPU], ""),
+        ("device", [ON_GPU, OTHER_GPU], "2 different GPUs"),
+        ("device", [ON_MIG, OTHER_MIG], "MIG: CUDA IPC"),
+        ("device", [ON_MIG, ON_MIG], ""),
+        ("device", [ON_GPU, elsewhere(ON_GPU)], "on 2 hosts, or containers"),
+        ("nccl_shared", [ON_GPU, ON_GPU], "from 2.30.0 on, and this is 2.29.7"),
+        ("nccl_shared", newer(ON_GPU, ON_GPU, nccl=(2, 30, 0)), ""),
+        ("nccl_shared", newer(ON_MIG, ON_MIG, nccl=(2, 30, 0)), "from 2.31.0 on, and this is 2.30.0"),
+        ("nccl_shared", newer(ON_MIG, ON_MIG), ""),
+        ("nccl_shared", newer(ON_GPU, OTHER_GPU), "2 different GPUs"),
+        ("nccl_shared", [ON_CPU, ON_CPU], "no CUDA"),
+    ],
+)
+def test_what_rules_a_primitive_out_is_known_beforehand(primitive, group, reason):
+    found = refusal(primitive, group)
+    assert (found == "") == (reason == "")
+    assert reason in found
+
+
+def test_facts_survive_the_way_to_another_member():
+    for facts in (ON_CPU, ON_GPU):
+        assert Facts.from_json(facts.to_json()) == facts
+
+
+def test_a_process_on_a_cpu_knows_that_it_is_on_one():
+    facts = this_process(torch.device("cpu"))
+    assert facts.device == "cpu"
+    assert (facts.nccl is None) == (not dist.is_nccl_available())
+
+
+def test_a_mig_instance_is_known_by_its_own_name(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-11,MIG-22")
+    assert this_process(torch.device("cuda", 0)).device == "MIG-11"
+
+
+class Wrong:
+    """A transport of one whose sums are too large by one at the end."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self):
+        self.closed = False
+
+    def buffer(self, numel, dtype):
+        return torch.zeros(numel, dtype=dtype)
+
+    def all_reduce(self, tensor):
+        tensor[-1] += 1
+
+    def reduce_scatter(self, tensor):
+        return 0, tensor.numel()
+
+    def barrier(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_wrong_sum_is_an_objection_and_the_transport_is_closed():
+    transport = Wrong()
+    assert trial(lambda: transport, 10.0) == "its all_reduce of known numbers gave a wrong sum"
+    assert transport.closed
+
+
+def test_a_transport_that_cannot_be_opened_is_an_objection():
+    def refuse():
+        raise OSError("no such device")
+
+    assert trial(refuse, 10.0) == "its trial failed: no such device"
+
+
+def test_a_trial_that_hangs_does_not_hang_the_member():
+    end = threading.Event()
+    assert trial(lambda: end.wait(60), 0.1) == "its trial did not end within 0.1 s"
+    assert not end.is_set()
+    end.set()
+
+
+def test_members_agree_on_what_works_and_why_the_rest_does_not():
+    opened = []
+
+    def task(communicator, done):
+        def failing():
+            raise OSError("no permission")
+
+        def open_device():
+            opened.append(communicator.rank)
+
+        everyone = (0, 1, 2)
+        ring = Candidate(members=everyone, open=lambda: connected(communicator))
+        candidates = {
+            "rp": ring,
+            "ip": Candidate(members=everyone, open=failing if communicator.rank == 1 else Right),
+            "device": Candidate(members=everyone, open=open_device),
+            "net": Candidate(members=(communicator.rank,), open=failing),
+        }
+        return available(communicator, ON_CPU, candidates, 20.0)
+
+    first, second, third = run_group("inprocess", 3, task)
+    assert first == second == third
+    assert first["rp"] == Verdict(offered=True, reason="")
+    assert first["net"] == Verdict(offered=True, reason="")  # nobody needs it
+    assert first["ip"] == Verdict(offered=False, reason="ranks 1: its trial failed: no permission")
+    assert first["device"] == Verdict(
+        offered=False, reason="ranks 0, 1, 2: no CUDA: these members compute on a CPU"
+    )
+    assert opened == []
+
+
+class Right(Wrong):
+    """A transport of one: sums are there already."""
+
+    def all_reduce(self, tensor):
+        pass
+
+
+def test_groups_of_one_primitive_are_tried_side_by_side():
+    """Two GPUs of two GMIs: device within each. It fails in the second group, so it is offered to none."""
+
+    def task(communicator, done):
+        rank = communicator.rank
+        facts = replace(ON_GPU, device="GPU-a" if rank < 2 else f"GPU-{rank}")
+        members = (0, 1) if rank < 2 else (2, 3)
+        return available(communicator, facts, {"device": Candidate(members=members, open=Right)}, 20.0)
+
+    for found in run_group("inprocess", 4, task):
+        assert found["device"] == Verdict(
+            offered=False, reason="ranks 2, 3: its members are on 2 different GPUs"
+        )
+
+
+def test_members_that_ask_for_different_primitives_are_told():
+    def task(communicator, done):
+        name = "ip" if communicator.rank == 0 else "rp"
+        return available(communicator, ON_CPU, {name: Candidate(members=(), open=Right)}, 1.0)
+
+    for answer in run_group("inprocess", 2, task):
+        assert "asks for" in str(answer.error)

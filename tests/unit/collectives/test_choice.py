@@ -1,0 +1,98 @@
+"""Choosing a schedule where there are several: members that say that they have devices, on this host's CPUs."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.collective import Collective
+from collectives import choice
+from collectives.compositions import compose
+from collectives.errors import CompositionError
+from collectives.layout import Layout
+from collectives.liveness import Liveness
+from collectives.rendezvous import meet, this_member
+from collectives.wires import Meeting, Wires
+
+CPU = torch.device("cpu")
+
+
+def on_all_members(layout, task):
+    """What ``task(wires, rank, control)`` returned on each, in threads."""
+    world_size = layout.world_size
+    collective = Collective(world_size)
+    found = [None] * world_size
+
+    def member(rank):
+        _, device = layout.places()[rank]
+        with Liveness(this_member(rank, device=f"GPU-{device}")) as liveness:
+            members = meet(collective, liveness, world_size=world_size, generation=0, timeout_s=20)
+            meeting = Meeting(
+                rendezvous=collective,
+                generation=0,
+                timeout_s=20,
+                transport="auto",
+                composition="auto",
+                device=CPU,
+                liveness=liveness,
+            )
+            wires = Wires(meeting, members, rank, "")
+            control = wires.apart("control").transport("ip", tuple(range(world_size)))
+            found[rank] = task(wires, rank, control)
+            control.barrier()
+            control.close()
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+LAYOUT = Layout.parse("2x2")
+
+
+def test_what_works_is_found_by_trying_it():
+    found = on_all_members(
+        LAYOUT,
+        lambda wires, rank, control: choice.offered(wires, LAYOUT, rank, control, CPU, timeout_s=20),
+    )
+    # There is no GPU to share; rings are Gloo's here.
+    assert found == [{"ip", "rp", "net"}] * 4
+
+
+def test_all_members_choose_what_was_cheapest_of_all_that_was_timed():
+    plans = on_all_members(
+        LAYOUT,
+        lambda wires, rank, control: choice.cheapest(
+            wires, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=3
+        ),
+    )
+    assert all(plan == plans[0] for plan in plans)
+    plan = plans[0]
+    assert plan.layout == LAYOUT
+    assert dict(plan.rejected)["device_ip"] == "it needs device, which is not available"
+    assert plan.chosen in plan.measured
+    assert plan.expected_s(plan.chosen) == min(measured.measured_s for measured in plan.measured.values())
+
+
+def chosen(composition, places):
+    members = [
+        replace(this_member(rank), host_id=host, device=device) for rank, (host, device) in enumerate(places)
+    ]
+    return choice.choose(None, members, 0, composition, CPU, timeout_s=1.0)
+
+
+def test_without_a_gpu_there_is_nothing_to_choose():
+    reason = "the only way without GPUs"
+    for places, text in (([("a", None)] * 3, "3"), ([("a", None), ("b", None), ("b", None)], "1|2")):
+        assert chosen("auto", places) == choice.Choice(compose("ip_only", Layout.parse(text)), reason)
+
+
+def test_what_was_asked_for_is_run_or_refused():
+    places = [("a", "GPU-0"), ("a", "GPU-1"), ("a", "GPU-0"), ("a", "GPU-1")]
+    assert chosen("rp_only", places).schedule.layout.mpl == [[0, 2], [1, 3]]
+    with pytest.raises(CompositionError, match="no such composition"):
+        chosen("ring", places)

@@ -1,0 +1,278 @@
+"""Liveness with real processes, and with members that pretend to be of another host so that TCP is used."""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from collectives.errors import CommunicatorError, MemberLostError
+from collectives.liveness import Liveness
+from collectives.rendezvous import this_member
+
+LIMIT_S = 2.0
+"""The promise: noticed within this time."""
+
+CLONE_NEWNET = 0x40000000
+CABLE = f"rayagi{os.getpid()}"
+
+_context = multiprocessing.get_context("forkserver")
+
+
+def member(rank, host=None):
+    me = this_member(rank)
+    return me if host is None else replace(me, host_id=host)
+
+
+def live(pipe, rank, host):
+    """A member's process: says who it is, hears who the others are, and waits to be ended."""
+    with Liveness(member(rank, host)) as liveness:
+        pipe.send(liveness.me)
+        liveness.watch(pipe.recv())
+        pipe.send("watching")
+        while pipe.recv() == "who?":
+            pipe.send(liveness.lost())
+    pipe.send("closed")
+    pipe.recv()
+
+
+class Other:
+    """A member in a process of its own."""
+
+    def __init__(self, rank, host=None):
+        self.pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=live, args=(theirs, rank, host), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.member = self.ask()
+
+    def ask(self, question=None):
+        if question is not None:
+            self.pipe.send(question)
+        assert self.pipe.poll(30), "no answer within 30 s"
+        return self.pipe.recv()
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self.pipe.close()
+
+
+def live_in_a_namespace(pipe):
+    """A member with a network of its own, on which an address appears when the parent has made it."""
+    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    pipe.send(os.getpid())
+    address = pipe.recv()
+    with Liveness(replace(member(1, "another"), address=address)) as liveness:
+        pipe.send(liveness.me)
+        pipe.recv()
+
+
+class Losses:
+    """What a watcher was told, and a wait for it."""
+
+    def __init__(self):
+        self.told, self._arrived = [], threading.Semaphore(0)
+
+    def __call__(self, members):
+        self.told.extend(members)
+        self._arrived.release()
+
+    def wait(self):
+        assert self._arrived.acquire(timeout=LIMIT_S), f"nothing was noticed within {LIMIT_S} s"
+
+
+def descriptors():
+    """How many of each kind this process holds."""
+    gc.collect()
+    names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return Counter(os.readlink(name).split(":")[0] for name in names if os.path.islink(name))
+
+
+def ip(*arguments, inside=None):
+    prefix = [] if inside is None else ["nsenter", "-t", str(inside), "-n"]
+    subprocess.run([*prefix, "ip", *arguments], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def other_network():
+    """A process behind a virtual cable: its pipe and process id; the cable is gone afterwards."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nsenter")):
+        pytest.skip("needs root, ip and nsenter to lay a cable between two network namespaces")
+    pipe, theirs = _context.Pipe()
+    process = _context.Process(target=live_in_a_namespace, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        pid = pipe.recv()
+        ip("link", "add", CABLE, "type", "veth", "peer", "name", "far", "netns", str(pid))
+        ip("addr", "add", "10.213.77.1/30", "dev", CABLE)
+        ip("link", "set", CABLE, "up")
+        ip("addr", "add", "10.213.77.2/30", "dev", "far", inside=pid)
+        ip("link", "set", "far", "up", inside=pid)
+        yield pipe, pid
+    except (EOFError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a cable between two network namespaces cannot be laid here: {error!r}")
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_host_that_falls_silent_is_noticed(other_network):
+    pipe, pid = other_network
+    losses = Losses()
+    pipe.send("10.213.77.2")
+    far = pipe.recv()
+    with Liveness(replace(member(0), address="10.213.77.1"), losses) as liveness:
+        liveness.watch([liveness.me, far])
+        liveness.check("barrier")
+        ip("link", "set", "far", "down", inside=pid)  # its process lives, and nothing says goodbye
+        losses.wait()
+        with pytest.raises(MemberLostError, match="its host is silent"):
+            liveness.check("barrier")
+
+
+@pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
+def test_the_end_of_a_process_is_noticed_and_told(host):
+    losses = Losses()
+    with Other(1, host) as other, Liveness(member(0), losses) as liveness:
+        liveness.watch([liveness.me, other.member])
+        liveness.check("all_reduce")
+        assert liveness.lost() == ()
+        other.kill()
+        losses.wait()
+        assert losses.told == [other.member]
+        assert liveness.lost() == (other.member,)
+        with pytest.raises(MemberLostError) as caught:
+            liveness.check("all_reduce", "step 2 of 3", 0.25)
+    assert (caught.value.operation, caught.value.rank, caught.value.step) == ("all_reduce", 0, "step 2 of 3")
+    assert caught.value.lost == (other.member,)
+    assert str(caught.value) == (
+        f"all_reduce on rank 0 failed in step 2 of 3 after 0.2 s waiting for {other.member}: "
+        "its process has ended"
+    )
+
+
+def test_a_member_that_was_gone_before_is_lost_at_once():
+    with Other(1) as other:
+        other.kill()
+        with Liveness(member(0)) as liveness:
+            liveness.watch([other.member])
+            assert liveness.lost() == (other.member,)
+
+
+def test_a_member_of_another_host_that_cannot_be_connected_to_may_have_left():
+    with Other(1, "another") as other, Liveness(member(0)) as liveness:
+        other.pipe.send([])
+        assert other.ask() == "watching"
+        assert other.ask("close") == "closed"
+        liveness.watch([other.member])
+        assert liveness.lost() == ()
+        with pytest.raises(CommunicatorError, match="has left the group, or its process has ended"):
+            liveness.check("connect")
+
+
+@pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
+def test_a_member_that_leaves_in_order_is_not_lost(host):
+    losses = Losses()
+    with Other(1, host) as leaver, Other(2) as dier, Liveness(member(0), losses) as liveness:
+        liveness.watch([leaver.member, dier.member])
+        leaver.ask([liveness.me, dier.member])
+        assert leaver.ask("close") == "closed"
+        if host is not None:
+            leaver.kill()
+            liveness.watch([leaver.member])
+        dier.kill()
+        losses.wait()
+        assert losses.told == [dier.member]
+
+
+def test_the_first_member_of_another_host_tells_of_the_others_there():
+    losses = Losses()
+    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
+        everyone = [liveness.me, first.member, second.member]
+        first.ask(everyone)
+        liveness.watch(everyone)
+        second.kill()
+        losses.wait()
+        assert losses.told == [second.member]
+        assert first.ask("who?") == (second.member,)
+
+
+def test_who_connects_after_a_loss_hears_of_it():
+    losses = Losses()
+    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
+        second.kill()
+        first.ask([first.member, second.member])
+        liveness.watch([first.member, second.member])
+        losses.wait()
+        assert losses.told == [second.member]
+
+
+def test_a_stopped_process_is_not_lost():
+    losses = Losses()
+    with Other(1) as busy, Other(2) as dier, Liveness(member(0), losses) as liveness:
+        liveness.watch([busy.member, dier.member])
+        os.kill(busy.member.pid, signal.SIGSTOP)
+        dier.kill()
+        losses.wait()
+        assert losses.told == [dier.member]
+
+
+def test_closing_leaves_no_thread_and_no_descriptor():
+    with ExitStack() as stack:
+        others = [stack.enter_context(Other(rank, host)) for rank, host in ((1, None), (2, "x"), (3, "y"))]
+        before, threads = descriptors(), threading.active_count()
+        for _ in range(3):
+            liveness = Liveness(member(0))
+            liveness.watch([other.member for other in others])
+            liveness.close()
+            liveness.close()
+        assert descriptors() <= before
+        assert threading.active_count() == threads
+
+
+def test_it_may_be_closed_by_who_is_told_of_a_loss():
+    closed = threading.Event()
+
+    def close(_):
+        liveness.close()
+        closed.set()
+
+    with Other(1) as other:
+        liveness = Liveness(member(0), close)
+        liveness.watch([other.member])
+        other.kill()
+        assert closed.wait(LIMIT_S)
+        liveness.close()
+
+
+def test_an_address_of_another_host_is_refused():
+    with pytest.raises(OSError, match="assign"):
+        Liveness(replace(member(0), address="192.0.2.1"))
+
+
+def test_a_loss_survives_pickling():
+    error = MemberLostError("barrier", 0, (member(1), member(2)), 1.5, "step 1 of 2", "the host fell silent")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.lost, again.step, again.reason) == (
+        str(error),
+        error.lost,
+        error.step,
+        error.reason,
+    )

@@ -1,0 +1,305 @@
+"""Every operation among processes, in registered and in other memory, against sums in rank order made here."""
+
+import gc
+import os
+import time
+import tracemalloc
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+from shm_members import run_members
+
+from collectives.errors import CommunicatorError
+from collectives.shares import shares
+from collectives.transports.shm.memory import HALF_BYTES
+from collectives.transports.shm.reduction import REDUCIBLE
+
+PIECES_3 = 2 * HALF_BYTES // 4 + 4099
+"""float32 elements that pass the staging memory in three pieces, the last an odd one."""
+SIZES = (0, 1, 1001, 8209, PIECES_3)
+WORLDS = (2, 3, 4)
+
+
+def values(rank, size, dtype):
+    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
+    if dtype == torch.int64:
+        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def kinds():
+    return [
+        (op, size, dtype)
+        for op in ("sum", "mean", "max")
+        for size in SIZES
+        for dtype in REDUCIBLE
+        if (op, dtype) != ("mean", torch.int64)
+    ]
+
+
+def every_operation(transport):
+    """Small results by name, and what differs from its definition: large results would be much to send."""
+    buffers = {dtype: transport.buffer(PIECES_3, dtype) for dtype in REDUCIBLE}
+    wrong = [f"buffer of {dtype} is not zero" for dtype, buffer in buffers.items() if buffer.any()]
+    found = {}
+    for op, size, dtype in kinds():
+        for tensor in (buffers[dtype][:size], torch.empty(size, dtype=dtype), shifted(size, dtype)):
+            wrong += [
+                (operation, op, size, dtype)
+                for operation in ("all_reduce", "reduce", "reduce_scatter")
+                if not is_right(transport, operation, tensor, op)
+            ]
+        if size < 2000:
+            tensor = values(transport.rank, size, dtype)
+            transport.all_reduce(tensor, op)
+            found[op, size, dtype] = tensor
+    for size in SIZES:
+        for dtype in (*REDUCIBLE, torch.uint8, torch.bool):
+            tensors = [torch.empty(size, dtype=dtype)] + ([buffers[dtype][:size]] if dtype in buffers else [])
+            wrong += [(size, dtype) for tensor in tensors if not moves_right(transport, tensor)]
+    transport.barrier()
+    return found, wrong
+
+
+def shifted(size, dtype):
+    """A tensor that begins one element behind an aligned address."""
+    return torch.empty(size + 1, dtype=dtype)[1:]
+
+
+def is_right(transport, operation, tensor, op):
+    """Reduce every member's values in this tensor; whether what must hold the result does."""
+    parts = [values(rank, tensor.numel(), tensor.dtype) for rank in range(transport.world_size)]
+    tensor.copy_(parts[transport.rank])
+    answer = getattr(transport, operation)(tensor, op)
+    share = shares(tensor.numel(), transport.world_size)[transport.rank]
+    begin, end = {
+        "all_reduce": (0, tensor.numel()),
+        "reduce": (0, tensor.numel() if transport.rank == 0 else 0),
+        "reduce_scatter": share,
+    }[operation]
+    expected = in_rank_order(op, parts)
+    return torch.equal(tensor[begin:end], expected[begin:end]) and answer in (None, share)
+
+
+def moves_right(transport, tensor):
+    """Gather and broadcast from everyone."""
+    world_size, size, dtype = transport.world_size, tensor.numel(), tensor.dtype
+    parts = [values(rank, size, torch.float32).mul(100).to(dtype) for rank in range(world_size)]
+    tensor.copy_(parts[transport.rank])
+    right = torch.equal(transport.all_gather(tensor), torch.stack(parts))
+    for source in range(world_size):
+        tensor.copy_(parts[transport.rank])
+        transport.broadcast(tensor, source)
+        right &= torch.equal(tensor, parts[source])
+    return right
+
+
+def in_rank_order(op, parts):
+    """The definition: one after another; bfloat16 in float32, rounded once at the end."""
+    if op == "max":
+        return reduce(torch.maximum, parts)
+    wide = [part.float() if part.dtype == torch.bfloat16 else part for part in parts]
+    total = reduce(torch.add, wide)
+    return (total / len(parts) if op == "mean" else total).to(parts[0].dtype)
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def results(request):
+    answers = run_members(request.param, every_operation)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def test_every_member_finds_what_the_definition_says(results):
+    assert [wrong for _, wrong in results] == [[]] * len(results)
+
+
+def test_sums_agree_with_float64(results):
+    accuracy = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-8}
+    for (op, size, dtype), found in results[0][0].items():
+        if op == "sum" and dtype in accuracy:
+            total = sum(values(rank, size, dtype).double() for rank in range(len(results)))
+            limit = 4 * accuracy[dtype]
+            torch.testing.assert_close(found.double(), total, rtol=limit, atol=limit)
+
+
+def test_results_are_bitwise_equal_on_all_members(results):
+    for name, found in results[0][0].items():
+        assert all(torch.equal(found, other[name]) for other, _ in results[1:]), name
+
+
+def dawdle_and_mix(transport):
+    """Members are late by turns, right after a barrier, when others may already fill the next piece."""
+    arrive, calls = transport._barrier.arrive, 0
+
+    def arrive_late(call):
+        nonlocal calls
+        arrive(call)
+        calls += 1
+        if (calls + transport.rank) % 3 == 0:
+            time.sleep(5e-4)
+
+    transport._barrier.arrive = arrive_late
+    registered, wrong, world_size = transport.buffer(9000, torch.float32), [], transport.world_size
+    total = world_size * (world_size - 1) / 2
+    for turn in range(40):
+        small = torch.full((1000,), float(turn + transport.rank))
+        large = torch.full((PIECES_3,), float(turn + transport.rank))
+        registered.fill_(turn + transport.rank)
+        message = torch.full((HALF_BYTES // 2,), float(1000 * turn + transport.rank))
+        transport.all_reduce(small)
+        transport.all_reduce(large)
+        transport.broadcast(message, source=turn % world_size)
+        transport.all_reduce(registered)
+        gathered = transport.all_gather(registered)
+        transport.reduce(large)
+        checks = {
+            "small": (small == world_size * turn + total).all(),
+            "registered": (registered == world_size * turn + total).all(),
+            "message": (message == 1000 * turn + turn % world_size).all(),
+            "gathered": (gathered == world_size * turn + total).all(),
+            "large": transport.rank != 0 or (large == world_size * (world_size * turn + total)).all(),
+        }
+        wrong += [(turn, name) for name, right in checks.items() if not right]
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size):
+    assert run_members(world_size, dawdle_and_mix) == [[]] * world_size
+
+
+def allocations(transport):
+    """Blocks of memory that torch allocates, and bytes that Python keeps and takes, while the same tensors are reduced."""
+    registered, private = transport.buffer(PIECES_3, torch.float32), torch.ones(PIECES_3)
+    halves = transport.buffer(5000, torch.bfloat16)
+
+    def reduce_all():
+        for tensor in (registered, private, halves, private[:100]):
+            for op in ("sum", "mean", "max"):
+                transport.all_reduce(tensor, op)
+                transport.reduce_scatter(tensor, op)
+                transport.reduce(tensor, op)
+
+    reduce_all()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        reduce_all()
+    blocks = [event.key for event in profile.key_averages() if event.self_cpu_memory_usage > 0]
+    tracemalloc.start()
+    reduce_all()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(5):
+        reduce_all()
+    after, peak = tracemalloc.get_traced_memory()
+    return blocks, after - before, peak - before
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_steady_state_allocates_nothing(world_size):
+    for blocks, kept, peak in run_members(world_size, allocations):
+        assert blocks == []
+        assert kept < 1000
+        assert peak < 10_000  # views and numbers of the operation in progress
+
+
+def held():
+    """What a transport may hold: descriptors and mappings of shared memory, descriptors of processes."""
+    gc.collect()
+    descriptors = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:  # the descriptor of this very listing
+            continue
+        if "rayagi-collective" in target or "pidfd" in target:
+            descriptors.append(target)
+    return descriptors, Path("/proc/self/maps").read_text().count("rayagi-collective")
+
+
+def use_and_close(transport):
+    buffer = transport.buffer(100_000, torch.float32)
+    transport.all_reduce(buffer)
+    transport.all_reduce(torch.ones(200_000))
+    during = held()
+    transport.close()
+    transport.close()
+    sum_after_close = buffer.sum().item()
+    with_buffer = held()
+    del buffer
+    return during, with_buffer, held(), sum_after_close
+
+
+def test_closing_leaves_no_descriptor_and_no_mapping():
+    for during, with_buffer, after, total in run_members(3, use_and_close):
+        assert len(during[0]) >= 3  # the file, and two processes
+        assert during[1] == 2
+        assert with_buffer[1] == 1  # a buffer lives while the caller keeps it
+        assert total == 0.0
+        assert after == ([], 0)
+
+
+def call_differently(transport):
+    buffer = transport.buffer(40_000, torch.float32)
+    mine = buffer if transport.rank == 0 else torch.ones(40_000)
+    try:
+        transport.all_reduce(mine)
+    except CommunicatorError as error:
+        text = str(error)
+    del mine, buffer
+    return text, held()
+
+
+def test_members_that_disagree_where_the_tensor_is_are_told_both_calls():
+    for rank, (text, left) in enumerate(run_members(2, call_differently)):
+        calls = ["all_reduce(sum) of 40000 float32 in buffer 1", "all_reduce(sum) of 40000 float32"]
+        assert f"rank {rank} called {calls[rank]}, and rank {1 - rank} {calls[1 - rank]};" in text
+        assert left == ([], 0)
+
+
+def use_what_is_no_use(transport):
+    reasons = []
+    for call in (
+        lambda: transport.all_reduce(torch.ones(3, 4).t()),
+        lambda: transport.all_reduce(torch.ones(3, dtype=torch.int64), "mean"),
+        lambda: transport.all_reduce(torch.ones(3, dtype=torch.int32)),
+        lambda: transport.broadcast(torch.ones(3), source=2),
+        lambda: transport.buffer(-1, torch.float32),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            reasons.append(str(error))
+    transport.barrier()  # what was refused has sent nothing
+    return reasons
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent():
+    for reasons in run_members(2, use_what_is_no_use):
+        assert [reason.split(";")[0] for reason in reasons] == [
+            "the tensor of shape (4, 3) is not contiguous",
+            "the mean of int64 is not an integer",
+            "cannot reduce torch.int32",
+            "source is 2, of 2 members",
+            "a buffer cannot have -1 elements",
+        ]
+
+
+def ask_for_too_much(transport):
+    try:
+        transport.buffer(2**58, torch.float64)
+    except CommunicatorError as error:
+        return str(error)
+    return None
+
+
+def test_a_buffer_larger_than_the_host_s_memory_is_refused_everywhere():
+    answers = run_members(2, ask_for_too_much)
+    assert "that is more than this host's memory" in answers[0]
+    assert "rank 0" in answers[1]
+    assert "it left the group" in answers[1]

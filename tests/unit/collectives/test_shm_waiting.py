@@ -1,0 +1,101 @@
+"""Barriers among threads: a futex does not care whether those that sleep on it share a process."""
+
+import threading
+
+import pytest
+
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import this_member
+from collectives.transports.shm import calls, waiting
+from collectives.transports.shm.memory import Segment
+from collectives.transports.shm.waiting import Barrier
+
+BARRIER = calls.encoded("barrier")
+LIMIT_S = 30
+
+
+def barriers(world_size, timeout_s=10.0):
+    segment = Segment.host(world_size)
+    members = [this_member(rank) for rank in range(world_size)]
+    made = [Barrier(segment.words, segment.address, members, rank, timeout_s) for rank in range(world_size)]
+    return segment, made
+
+
+def in_threads(tasks):
+    errors = [None] * len(tasks)
+
+    def run(index):
+        try:
+            tasks[index]()
+        except Exception as error:
+            errors[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads)
+    return errors
+
+
+def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
+    # Nobody looks twice before sleeping, and a sleep that nobody ends outlasts the test.
+    monkeypatch.setattr(waiting, "_SPINS", 0)
+    monkeypatch.setattr(waiting, "_SPINS_CROWDED", 0)
+    monkeypatch.setattr(waiting, "_OFFER_S", 0.0)
+    monkeypatch.setattr(waiting, "_sleep_limit", waiting._Timespec(10 * LIMIT_S, 0))
+    segment, made = barriers(3)
+    progress = [0] * 3
+
+    def rounds(rank):
+        for turn in range(1000):
+            made[rank].arrive(BARRIER)
+            progress[rank] = turn
+            assert all(abs(other - turn) <= 1 for other in progress)
+
+    assert in_threads([lambda rank=rank: rounds(rank) for rank in range(3)]) == [None] * 3
+    segment.close()
+
+
+def test_who_leaves_wakes_those_that_wait_for_it(monkeypatch):
+    monkeypatch.setattr(waiting, "_sleep_limit", waiting._Timespec(10 * LIMIT_S, 0))
+    segment, made = barriers(2)
+    asleep = 1 * waiting._STRIDE + waiting._ASLEEP
+
+    def leave():
+        while not segment.words[asleep]:
+            pass
+        made[0].leave()
+
+    _, error = in_threads([leave, lambda: made[1].arrive(BARRIER)])
+    assert isinstance(error, CommunicatorError)
+    assert "it left the group" in str(error)
+    assert error.rank == 1
+    segment.close()
+
+
+def test_closing_from_another_thread_ends_a_wait():
+    segment, made = barriers(2, timeout_s=10 * LIMIT_S)
+    asleep = 1 * waiting._STRIDE + waiting._ASLEEP
+
+    def close():
+        while not segment.words[asleep]:
+            pass
+        made[1].leave()
+
+    _, error = in_threads([close, lambda: made[1].arrive(BARRIER)])
+    assert "this communicator is closed" in str(error)
+    segment.close()
+
+
+def test_an_absent_member_is_named_with_the_time_limit():
+    segment, made = barriers(3, timeout_s=0.2)
+    errors = in_threads([lambda: made[0].arrive(BARRIER), lambda: made[2].arrive(BARRIER)])
+    for error in errors:
+        assert error.operation == "barrier"
+        assert "rank 1" in error.waiting_for
+        assert "did not come within 0.2 s" in str(error) or "left the group" in str(error)
+    with pytest.raises(CommunicatorError, match="an earlier barrier failed"):
+        made[0].arrive(BARRIER)
+    segment.close()
