@@ -22,4 +22,5 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         gmis_per_gpu=gmi.gmis_per_gpu,
         num_envs=gmi.num_envs,
         threads_per_gmi=gmi.threads_per_gmi,
+        sizes=gmi.slices,
     )

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from actors.carvers import Carvers
-from actors.gmi import Landing, ProgramFactory
+from actors.gmi import Landing, ProgramFactory, WorkloadFactory
 from actors.groups import GmiGroup, GmiLostError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import Health
@@ -55,7 +55,7 @@ class Session:
         spec: RunSpec,
         *,
         ray_address: str | None = None,
-        factory: ProgramFactory | None = None,
+        factory: ProgramFactory | WorkloadFactory | None = None,
         run_name: str | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         dashboard: bool = False,
@@ -186,6 +186,16 @@ class Session:
             episode_returns=[value for part in parts for value in part.episode_returns],
             episode_lengths=[value for part in parts for value in part.episode_lengths],
         )
+
+    def run(self, *args: Any, timeout_s: float = ITERATION_TIMEOUT_S, **kwargs: Any) -> list[Any]:
+        """Call ``gmi_run`` of all GMIs' workloads at once (rayagi.programs); each one's answer, in GMI order.
+
+        Raises:
+            GmiLostError, GmiSilentError: a GMI is gone, or did not answer within ``timeout_s``. The session has ended.
+            Exception: what a workload raised, as itself. The session has ended.
+        """
+        refs = self._open().ask(lambda index, gmi: gmi.run.remote(args, kwargs))
+        return self._answers(refs, "its main routine", timeout_s)
 
     def state_dict(self) -> StateDict:
         """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
