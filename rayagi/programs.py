@@ -156,12 +156,8 @@ class GmiManager:
             raise PlanError(
                 f"num_gmis={self.config.num_gmis}", f"{count} GMIs were added", "Leave num_gmis out"
             )
-        config = replace(self.config, template="program", num_envs=1)
-        if self._gpus:
-            return replace(config, num_gmis=None, gmis_per_gpu=None, slices=self._shares(count))
-        if config.slices is not None or config.gmis_per_gpu is not None:
-            return config if config.slices is not None else replace(config, num_gmis=count)
-        return replace(config, num_gmis=count)
+        config = replace(self.config, template="program", num_envs=1, num_gmis=count)
+        return replace(config, gmis_per_gpu=None, slices=self._shares(count)) if self._gpus else config
 
     def _shares(self, count: int) -> tuple[float, ...]:
         """Each GMI's share of its GPU, where GPUs are filled in order."""
