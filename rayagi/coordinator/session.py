@@ -83,6 +83,7 @@ class Session:
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: Plan | None = None
         self._landings: tuple[Landing, ...] = ()
+        self._collected: tuple[tuple[IterationResult, ...], ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -95,6 +96,11 @@ class Session:
     def landings(self) -> tuple[Landing, ...]:
         """Where each GMI really is, by its own account."""
         return self._landings
+
+    @property
+    def collected(self) -> tuple[tuple[IterationResult, ...], ...]:
+        """What each GMI answered to the request that was collected last: ``[GMI][iteration]``."""
+        return self._collected
 
     @property
     def num_pending(self) -> int:
@@ -164,6 +170,7 @@ class Session:
             refs, f"{num_iterations} training iterations", limit_s
         )
         self._pending.popleft()
+        self._collected = tuple(map(tuple, per_gmi))
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
@@ -211,10 +218,10 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. From another number of GMIs only the shared part: environments start anew."""
+        """Go on from a saved state. Without ``local``, or from another number of GMIs, environments start anew."""
         group = self._open()
         states: list[StateDict] = [{"shared": state["shared"]} for _ in group.handles]
-        if state["num_gmis"] == len(states):
+        if "local" in state and state["num_gmis"] == len(states):
             states = [{**own, "local": local} for own, local in zip(states, state["local"], strict=True)]
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())
