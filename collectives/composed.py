@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, get_args
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from collectives.buckets import adjacent, copy_all, views
+from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
-from collectives.transports.arithmetic import DTYPES
 from collectives.transports.base import ReduceOp, Transport
 
 Result = TypeVar("Result")
@@ -102,22 +101,22 @@ class ComposedCommunicator:
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place, by the schedule."""
-        self._queue.call(partial(self._reduce_all, _checked(tensors, op), op))
+        self._queue.call(partial(self._reduce_all, checked(tensors, op), op))
 
     def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
         """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``."""
-        return self._queue.start(partial(self._reduce_all, _checked(tensors, op), op))
+        return self._queue.start(partial(self._reduce_all, checked(tensors, op), op))
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        flat = _checked(tensor, op)[0].view(-1)
+        flat = checked(tensor, op)[0].view(-1)
         self._call("reduce", lambda: self._whole.reduce(flat, _undivided(op)))
         if op == "mean" and self.rank == 0:
             flat.div_(self.world_size)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end) in the flat tensor."""
-        flat = _checked(tensor, op)[0].view(-1)
+        flat = checked(tensor, op)[0].view(-1)
         begin, end = self._call("reduce_scatter", lambda: self._whole.reduce_scatter(flat, _undivided(op)))
         if op == "mean":
             flat[begin:end].div_(self.world_size)
@@ -133,7 +132,7 @@ class ComposedCommunicator:
         """Overwrite every member's tensor with the source's, in place."""
         if not 0 <= source < self.world_size:
             raise ValueError(f"source={source}: the ranks are 0 to {self.world_size - 1}")
-        flat = _checked(tensor, "sum")[0].view(-1)
+        flat = checked(tensor, "sum")[0].view(-1)
         self._call("broadcast", lambda: self._whole.broadcast(flat, source))
 
     def barrier(self) -> None:
@@ -300,30 +299,3 @@ class _OwnStep:
 def _undivided(op: ReduceOp) -> ReduceOp:
     """What the transports do: a mean is divided once, at the end."""
     return "sum" if op == "mean" else op
-
-
-def _checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
-    """The tensors as a list, without gradients of their own.
-
-    Raises:
-        ValueError: they cannot travel in one bucket, or the operation is not defined for them.
-    """
-    listed = [tensor.detach() for tensor in ([tensors] if isinstance(tensors, Tensor) else tensors)]
-    if op not in get_args(ReduceOp):
-        raise ValueError(f"op={op!r}: use one of {', '.join(get_args(ReduceOp))}")
-    for tensor in listed:
-        if tensor.dtype not in DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise ValueError(f"a tensor of {tensor.dtype}: members exchange {known}")
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it"
-            )
-        if (tensor.dtype, tensor.device) != (listed[0].dtype, listed[0].device):
-            raise ValueError(
-                f"tensors of {listed[0].dtype} on {listed[0].device} and {tensor.dtype} on {tensor.device} "
-                "do not fit one bucket: reduce them apart"
-            )
-    if op == "mean" and listed and not listed[0].is_floating_point():
-        raise ValueError(f"the mean of {listed[0].dtype} is not one of its values: use 'sum'")
-    return listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import floor
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from placement.backends import get_backend
 from placement.choice import choose_backend
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
-from placement.unequal import cut_cores, cut_gpus, env_counts
+from placement.unequal import cut_cores, cut_gpus, env_counts, refuse_counts
 
 ROLES: dict[str, tuple[str, ...]] = {
     "dp_only": ("simulator", "agent", "trainer"),
@@ -151,7 +151,7 @@ def make_plan(
     shares = (2 if min(sizes) < 1 else 1) if sizes else gmis_per_gpu or 1
     name, reason = choose_backend(machine, backend, roles=ROLES[template], gmis_per_gpu=shares)
     if sizes:
-        _refuse_counts(counts, len(sizes), on_cores=name == "cpu")
+        refuse_counts(counts, len(sizes), on_cores=name == "cpu")
         cut = cut_cores(machine, sizes) if name == "cpu" else cut_gpus(machine, name, sizes, threads_per_gmi)
         slices, how = cut
     elif name == "cpu":
@@ -169,18 +169,6 @@ def make_plan(
         machine=machine,
         sizes=tuple(sizes or ()),
     )
-
-
-def _refuse_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
-    """Numbers that say something else than the sizes do."""
-    others = {"num_gmis": num_sizes, "gmis_per_gpu": None}
-    for name, agreeing in (others | {"threads_per_gmi": None} if on_cores else others).items():
-        if counts[name] not in (None, agreeing):
-            raise PlanError(
-                f"{name}={counts[name]} with slices for {counted(num_sizes, 'GMI')}",
-                "the slices say how many GMIs there are, and how large",
-                f"Leave {name} out",
-            )
 
 
 def _cut_cores(

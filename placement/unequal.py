@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import floor
 
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Gpu, Machine, Node, Slice
@@ -15,13 +16,32 @@ def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[in
     """
     if not sizes:
         return (num_envs,) * num_gmis
-    spare = num_envs * num_gmis - num_gmis
-    quotas = [spare * size / sum(sizes) for size in sizes]
-    counts = [int(quota) for quota in quotas]
+    total = num_envs * num_gmis
+    quotas = [total * size / sum(sizes) for size in sizes]
+    counts = [floor(quota) for quota in quotas]
     by_remainder = sorted(range(num_gmis), key=lambda i: (counts[i] - quotas[i], i))
-    for index in by_remainder[: spare - sum(counts)]:
+    for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
-    return tuple(count + 1 for count in counts)
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return tuple(counts)
+
+
+def refuse_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
+    """Refuse numbers that say something else than the sizes do.
+
+    Raises:
+        PlanError: names the first of them.
+    """
+    others = {"num_gmis": num_sizes, "gmis_per_gpu": None}
+    for name, agreeing in (others | {"threads_per_gmi": None} if on_cores else others).items():
+        if counts[name] not in (None, agreeing):
+            raise PlanError(
+                f"{name}={counts[name]} with slices for {counted(num_sizes, 'GMI')}",
+                "the slices say how many GMIs there are, and how large",
+                f"Leave {name} out",
+            )
 
 
 def cut_cores(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:

@@ -78,11 +78,18 @@ def test_environments_are_shared_by_largest_remainder(num_envs, sizes):
     counts = env_counts(num_envs, len(sizes), sizes)
     assert sum(counts) == num_envs * len(sizes)
     assert min(counts) >= 1
-    spare = (num_envs - 1) * len(sizes)
-    for count, size in zip(counts, sizes, strict=True):
-        assert abs(count - 1 - spare * size / sum(sizes)) < 1
+    quotas = [num_envs * size * len(sizes) / sum(sizes) for size in sizes]
+    if min(quotas) >= 1:
+        assert all(abs(count - quota) < 1 + 1e-6 for count, quota in zip(counts, quotas, strict=True))
     by_size = [count for _, count in sorted(zip(sizes, counts, strict=True))]
     assert all(later >= earlier - 1 for earlier, later in itertools.pairwise(by_size))
+
+
+def test_environments_by_hand():
+    assert env_counts(32, 3, [12, 3, 1]) == (72, 18, 6)  # 96 x 3/4, 3/16, 1/16
+    assert env_counts(3, 3, [100, 1, 1]) == (7, 1, 1)  # 8.8 and 0.09 each
+    assert env_counts(5, 2, [1, 2]) == (3, 7)  # 3.33 and 6.67
+    assert env_counts(1, 2, [9, 1]) == (1, 1)
 
 
 @given(st.integers(1, 50), st.integers(1, 9), st.floats(0.1, 8))
