@@ -1,1 +1,1 @@
-"""The roles and the GMI that hosts them. Plain classes; Ray only in collective and groups."""
+"""The roles and the GMI that hosts them. Plain classes; Ray only in groups and rendezvous."""

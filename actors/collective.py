@@ -32,6 +32,8 @@ class Collective:
         self._world_size = world_size
         self._meetings: dict[int, _Meeting] = {}
         self._latest: Roster | None = None
+        self._ranks: dict[Process, int] = {}
+        """In the latest generation."""
         self._candidates: dict[Process, Candidacy] = {}
         """By when they came."""
         self._lost: dict[Process, Member] = {}
@@ -93,14 +95,15 @@ class Collective:
         """Hear of a generation that was formed: here, or before this actor died and came back."""
         if self._latest is None or roster.generation > self._latest.generation:
             self._latest = roster
+            self._ranks = {member.process: member.rank for member in roster.members}
             self._meetings = {
                 generation: meeting
                 for generation, meeting in self._meetings.items()
                 if generation >= roster.generation
             }
             self._meeting(roster.generation).roster = roster
-            for member in roster.members:  # they wanted it before they were told
-                self._candidates.pop(member.process, None)
+            for process in self._ranks:  # they wanted it before they were told
+                self._candidates.pop(process, None)
 
     def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
         """Want to belong to the next generation. Repeated until it is formed; each repetition may form it.
@@ -113,7 +116,7 @@ class Collective:
         if candidacy.previous is not None:
             self.learn(candidacy.previous)
         own = candidacy.member
-        if self._latest is not None and self._latest.place_of(own) is not None and not self._survivors():
+        if self._latest is not None and own.process in self._ranks and not self._survivors():
             survived = -1 if candidacy.previous is None else candidacy.previous.generation
             if survived < self._latest.generation:  # formed with it, and nobody left it since
                 return self._latest
@@ -127,7 +130,7 @@ class Collective:
             self._forming_since = time.monotonic()
         if self._ready():
             self._form()
-            if self._latest is not None and self._latest.place_of(own) is not None:
+            if self._latest is not None and own.process in self._ranks:
                 return self._latest
         return Attendance(
             present=tuple(other.member for other in self._candidates.values()),
@@ -146,11 +149,11 @@ class Collective:
 
     def _survivors(self) -> dict[int, Candidacy]:
         """Candidates of the latest generation, by their rank in it."""
-        places = (
-            (self._latest.place_of(candidacy.member) if self._latest else None, candidacy)
-            for candidacy in self._candidates.values()
-        )
-        return {place.rank: candidacy for place, candidacy in places if place is not None}
+        return {
+            self._ranks[process]: candidacy
+            for process, candidacy in self._candidates.items()
+            if process in self._ranks
+        }
 
     def _missing(self) -> tuple[Member, ...]:
         """Members of the latest generation that neither came nor are known to be gone."""
@@ -173,15 +176,13 @@ class Collective:
 
     def _form(self) -> None:
         """Survivors keep their order, newcomers fill the gaps between; the ranks are then made dense."""
-        taken = dict(self._survivors())
-        newcomers = [other for other in self._candidates.values() if other not in taken.values()]
+        taken = self._survivors()
+        newcomers = [other for process, other in self._candidates.items() if process not in self._ranks]
         for newcomer in newcomers[: self._world_size - len(taken)]:
             free = [rank for rank in range(self._world_size) if rank not in taken]
             wish = newcomer.member.rank
             taken[wish if wish in free else free[0]] = newcomer
-        members = tuple(
-            replace(taken[rank].member, rank=place, port=0) for place, rank in enumerate(sorted(taken))
-        )
+        members = tuple(replace(taken[rank].member, rank=place) for place, rank in enumerate(sorted(taken)))
         generation = 0 if self._latest is None else self._latest.generation + 1
         self._lost.clear()
         self._forming_since = None

@@ -1,4 +1,4 @@
-"""Several tensors as one flat one, so that they travel in one operation."""
+"""What can travel, and several tensors as one flat one, so that they travel in one operation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,33 @@ from torch import Tensor
 from collectives.communicator import Tensors
 from collectives.transports.arithmetic import DTYPES
 from collectives.transports.base import ReduceOp
+
+
+def checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
+    """The tensors as a list, without gradients of their own.
+
+    Raises:
+        ValueError: they cannot travel in one bucket, or the operation is not defined for them.
+    """
+    listed = [tensor.detach() for tensor in ([tensors] if isinstance(tensors, Tensor) else tensors)]
+    if op not in get_args(ReduceOp):
+        raise ValueError(f"op={op!r}: use one of {', '.join(get_args(ReduceOp))}")
+    for tensor in listed:
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ValueError(f"a tensor of {tensor.dtype}: members exchange {known}")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it"
+            )
+        if (tensor.dtype, tensor.device) != (listed[0].dtype, listed[0].device):
+            raise ValueError(
+                f"tensors of {listed[0].dtype} on {listed[0].device} and {tensor.dtype} on {tensor.device} "
+                "do not fit one bucket: reduce them apart"
+            )
+    if op == "mean" and listed and not listed[0].is_floating_point():
+        raise ValueError(f"the mean of {listed[0].dtype} is not one of its values: use 'sum'")
+    return listed
 
 
 def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -40,30 +67,3 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy each source to its target, in one call."""
     torch._foreach_copy_(list(targets), list(sources))
-
-
-def checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
-    """The tensors as a list, without gradients of their own.
-
-    Raises:
-        ValueError: they cannot travel in one bucket, or the operation is not defined for them.
-    """
-    listed = [tensor.detach() for tensor in ([tensors] if isinstance(tensors, Tensor) else tensors)]
-    if op not in get_args(ReduceOp):
-        raise ValueError(f"op={op!r}: use one of {', '.join(get_args(ReduceOp))}")
-    for tensor in listed:
-        if tensor.dtype not in DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise ValueError(f"a tensor of {tensor.dtype}: members exchange {known}")
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} is not contiguous: reduce a copy of it"
-            )
-        if (tensor.dtype, tensor.device) != (listed[0].dtype, listed[0].device):
-            raise ValueError(
-                f"tensors of {listed[0].dtype} on {listed[0].device} and {tensor.dtype} on {tensor.device} "
-                "do not fit one bucket: reduce them apart"
-            )
-    if op == "mean" and listed and not listed[0].is_floating_point():
-        raise ValueError(f"the mean of {listed[0].dtype} is not one of its values: use 'sum'")
-    return listed

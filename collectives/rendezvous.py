@@ -35,7 +35,7 @@ class Member:
     device: str | None = None
     """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
     port: int = 0
-    """There, the TCP port of its ``Liveness``; 0 where it has none yet."""
+    """There, the TCP port of its process's ``Door``; 0 where it is not known yet."""
 
     @property
     def process(self) -> tuple[str, int]:
@@ -60,7 +60,7 @@ class Attendance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roster:
-    """Who belongs to a generation, by rank. Their ports are 0: each says its own when it meets the others."""
+    """Who belongs to a generation, by rank."""
 
     generation: int
     members: tuple[Member, ...]

@@ -159,14 +159,15 @@ class Wires:
     def _store(self, members: Sequence[Member], index: int, key: str) -> GlooStore:
         timeout_s = self._meeting.timeout_s
         if index > 0:
-            return GlooStore.connect(self._endpoint(members[0], key), members[index].rank, timeout_s)
+            endpoint = self._endpoint(members[0], key)
+            return GlooStore.connect(endpoint, members[index].rank, timeout_s, self._check)
         store = GlooStore.host(members, timeout_s)
         self._publish(key, store.endpoint)
         return store
 
     def _check(self) -> None:
-        """Called during waits; the communicator adds what it was waiting for."""
-        self._meeting.liveness.check("an operation")
+        """Called during waits. An operation that it interrupts is named by the communicator."""
+        self._meeting.liveness.check("connect")
 
     def _publish(self, key: str, endpoint: str) -> None:
         self._meeting.rendezvous.publish(self._meeting.generation, key, endpoint)

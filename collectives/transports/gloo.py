@@ -24,10 +24,13 @@ from collectives.rendezvous import Member
 from collectives.shares import shares
 from collectives.transports.arithmetic import combine
 from collectives.transports.base import ReduceOp
+from collectives.transports.gloo_mesh import connected_mesh
 
 _LOOPBACK = "127.0.0.1"
 _CHECK_INTERVAL = timedelta(milliseconds=50)
 """How often a wait looks whether the others are still there."""
+_ATTEMPT_S = 1.0
+"""Torch tries to reach a store until its time limit, and cannot be interrupted."""
 _GRACE_S = 1.0
 """Gloo's own time limit comes after ours, which says more."""
 
@@ -77,23 +80,31 @@ class GlooStore:
         return cls(store, address, port)
 
     @classmethod
-    def connect(cls, endpoint: str, rank: int, timeout_s: float) -> Self:
-        """Reach the store that rank 0 hosts at ``host:port``.
+    def connect(
+        cls, endpoint: str, rank: int, timeout_s: float, check: Callable[[], None] = lambda: None
+    ) -> Self:
+        """Reach the store that rank 0 hosts at ``host:port``. ``check`` is called between attempts; it may raise.
 
         Raises:
             CommunicatorError: it cannot be reached within ``timeout_s``.
         """
         host, _, port = endpoint.rpartition(":")
         begin = time.monotonic()
-        try:
-            store = dist.TCPStore(
-                host, int(port), timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-            )
-        except RuntimeError as error:
-            raise CommunicatorError(
-                "connect", rank, f"rank 0's store at {endpoint}", time.monotonic() - begin, str(error)
-            ) from error
-        return cls(store, host, int(port))
+        while True:
+            left_s = timeout_s - (time.monotonic() - begin)
+            try:
+                attempt = timedelta(seconds=max(0.0, min(_ATTEMPT_S, left_s)))
+                store = dist.TCPStore(host, int(port), timeout=attempt, wait_for_workers=False)
+            except RuntimeError as error:
+                check()
+                waited_s = time.monotonic() - begin
+                if waited_s >= timeout_s:
+                    raise CommunicatorError(
+                        "connect", rank, f"rank 0's store at {endpoint}", waited_s, str(error)
+                    ) from error
+            else:
+                store.set_timeout(timedelta(seconds=timeout_s))
+                return cls(store, host, int(port))
 
 
 class GlooTransport:
@@ -121,6 +132,7 @@ class GlooTransport:
         self._timeout_s = timeout_s
         self._check = check
         self._store = store
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._broken: str | None = None
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
@@ -128,7 +140,7 @@ class GlooTransport:
         options._timeout = timedelta(seconds=timeout_s + _GRACE_S)
         begin = time.monotonic()
         try:
-            self._group: Any = gloo(store.store, rank, self.world_size, options)
+            self._group: Any = connected_mesh(store.store, rank, self.world_size, options, check)
         except RuntimeError as error:
             raise CommunicatorError(
                 "connect", self._me, self._others, time.monotonic() - begin, str(error).splitlines()[0]
@@ -137,19 +149,24 @@ class GlooTransport:
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place: each member its share, which it then sends to all."""
         with _on_host(tensor) as flat:
-            begin, end = self._reduce_share("all_reduce", flat, op)
-            if flat.numel():
-                copies = flat[begin:end].repeat(self.world_size)
-                self._exchange("all_reduce", copies, [end - begin] * self.world_size, flat, self._sizes(flat))
+            self._reduce_share("all_reduce", flat, op)
+            pieces = [flat[begin:end] for begin, end in shares(flat.numel(), self.world_size)]
+            self._run(
+                "all_reduce",
+                lambda group: [
+                    group.broadcast(_bytes(piece), rank) for rank, piece in enumerate(pieces) if piece.numel()
+                ],
+            )
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
         with _on_host(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
+            own = self._scratch_like(flat, end - begin).copy_(flat[begin:end])
             nothing = [0] * self.world_size
             into, sizes = (flat, self._sizes(flat)) if self.rank == 0 else (flat[:0], nothing)
             if flat.numel():
-                self._exchange("reduce", flat[begin:end].clone(), [end - begin, *nothing[1:]], into, sizes)
+                self._exchange("reduce", own, [end - begin, *nothing[1:]], into, sizes)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
@@ -161,18 +178,18 @@ class GlooTransport:
         own = tensor.detach().cpu().contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
-            self._run("all_gather", lambda group: group._allgather_base(_bytes(gathered), _bytes(own)))
+            self._run("all_gather", lambda group: [group._allgather_base(_bytes(gathered), _bytes(own))])
         return gathered.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
         if tensor.numel():
             with _on_host(tensor) as flat:
-                self._run("broadcast", lambda group: group.broadcast(_bytes(flat), source))
+                self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._run("barrier", lambda group: group.barrier())
+        self._run("barrier", lambda group: [group.barrier()])
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: Gloo sends from and receives into any."""
@@ -193,11 +210,9 @@ class GlooTransport:
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         if not tensor.numel():
             return begin, end
-        parts = torch.empty((self.world_size, end - begin), dtype=tensor.dtype)
-        self._exchange(
-            operation, tensor, self._sizes(tensor), parts.view(-1), [end - begin] * self.world_size
-        )
-        combine(parts.unbind(0), tensor[begin:end], op)
+        parts = self._scratch_like(tensor, self.world_size * (end - begin))
+        self._exchange(operation, tensor, self._sizes(tensor), parts, [end - begin] * self.world_size)
+        combine(parts.view(self.world_size, -1).unbind(0), tensor[begin:end], op)
         return begin, end
 
     def _exchange(
@@ -207,16 +222,25 @@ class GlooTransport:
         width = out.element_size()
         self._run(
             operation,
-            lambda group: group.alltoall_base(
-                _bytes(into),
-                _bytes(out),
-                [width * size for size in into_sizes],
-                [width * size for size in out_sizes],
-            ),
+            lambda group: [
+                group.alltoall_base(
+                    _bytes(into),
+                    _bytes(out),
+                    [width * size for size in into_sizes],
+                    [width * size for size in out_sizes],
+                )
+            ],
         )
 
-    def _run(self, operation: str, start: Callable[[Any], dist.Work]) -> None:
-        """Start an operation and wait for it within the time limit.
+    def _scratch_like(self, tensor: Tensor, numel: int) -> Tensor:
+        """Memory of the tensor's type that is used again: the steady state allocates nothing."""
+        size = numel * tensor.element_size()
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(max(size, 2 * self._scratch.numel()), dtype=torch.uint8)
+        return self._scratch[:size].view(tensor.dtype)
+
+    def _run(self, operation: str, start: Callable[[Any], Sequence[dist.Work]]) -> None:
+        """Start parts of an operation and wait for all within the time limit.
 
         Raises:
             CommunicatorError: it failed, took too long, or a member was lost; the transport is closed then.
@@ -225,11 +249,11 @@ class GlooTransport:
             raise CommunicatorError(operation, self._me, "nobody", 0.0, self._broken)
         begin = time.monotonic()
         try:
-            work = start(self._group)
-            while not self._ended(work):
-                self._check()
-                if time.monotonic() - begin >= self._timeout_s:
-                    raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
+            for work in start(self._group):
+                while not self._ended(work):
+                    self._check()
+                    if time.monotonic() - begin >= self._timeout_s:
+                        raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
         except (RuntimeError, TimeoutError) as error:
             detail = (self._broken or str(error)).splitlines()[0]
             self._broken = f"an earlier {operation} failed: {detail}"

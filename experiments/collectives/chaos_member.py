@@ -14,6 +14,7 @@ import torch
 
 from collectives.communicator import Communicator
 from collectives.connect import connect
+from collectives.door import door
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.membership import join, rejoin
 from collectives.rendezvous import Member, Roster, poll, this_member
@@ -23,6 +24,7 @@ from collectives.wires import TransportName
 NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""
 COMPUTE_S = 0.3
+_ADDRESS = "127.0.0.1"
 _SETTLE_S = 2.0
 """For threads of a closed communicator to end."""
 
@@ -86,7 +88,7 @@ def live(rendezvous: Any, settings: Settings, pipe: Any) -> None:
 class _ChaosMember:
     def __init__(self, rendezvous: Any, settings: Settings, pipe: Any) -> None:
         self._rendezvous, self._settings, self._pipe = rendezvous, settings, pipe
-        member = this_member(settings.rank)
+        member = this_member(settings.rank, _ADDRESS)
         self._me = replace(member, host_id=f"{member.host_id}/{settings.host}")
         self._order: Order | None = Order("reduce", settings.timeout_s)
         self._came = self._began = time.monotonic()
@@ -199,6 +201,7 @@ def _resources() -> Counter[str]:
         except FileNotFoundError:  # the one that listed them
             continue
         found[f"descriptor {target.split(':')[0]}"] += 1
+    found["descriptor socket"] -= door(_ADDRESS).num_guests  # of others, who watch this process
     found["thread"] = len(os.listdir("/proc/self/task"))
     return found
 

@@ -129,8 +129,9 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
 
 
 def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
-    with pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices"):
-        Session(spec(composition="hybrid:1"), factory=SumProgram())
+    refused = pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices")
+    with refused, Session(spec(composition="hybrid:1"), factory=SumProgram()):
+        pass
     assert comes_true(lambda: free_cpus() == 2.0)
 
 

@@ -17,11 +17,8 @@ from collectives.transports.shm.memory import HALVES, Region
 from collectives.transports.shm.reduction import Reduction
 
 _SMALL_BYTES = 2**15
-"""Up to here a barrier costs more than reducing everything on every member."""
-_FEW_MEMBERS = 3
-"""Among so many, reducing everything on every member moves no more bytes than shares do. Each member then reads and writes
-world_size + 3 times the tensor: it stages it (2), reads all parts (world_size) and writes the result (1). With shares it
-is 6: in (2), its share of all parts and results (2), out (2)."""
+"""Up to here a barrier costs more than reducing everything on every member; elsewhere than in registered memory, where
+two copies are saved besides, up to a chunk."""
 
 
 class Chunk(NamedTuple):
@@ -57,7 +54,7 @@ class Plans:
         self.share = lru_cache(maxsize=256)(self._share)
         """This member's chunks of the first elements of a region."""
         self.whole = lru_cache(maxsize=256)(self._whole)
-        """Every member's parts of the chunks of a half's first elements."""
+        """Every member's first elements of a half, by type, half, number of elements."""
         self._operators = lru_cache(maxsize=32)(self._operator)
 
     def clear(self) -> None:
@@ -68,8 +65,8 @@ class Plans:
     def _reduction(self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int) -> Plan:
         operator = self._operators(op, dtype)
         staged = place in (ON_HOST, ON_DEVICE)
-        whole = numel * dtype.itemsize <= _SMALL_BYTES and place != ON_DEVICE
-        whole |= call == "all_reduce" and place == ON_HOST and self._world_size <= _FEW_MEMBERS
+        small = operator.chunk if place == ON_HOST else _SMALL_BYTES // dtype.itemsize
+        whole = numel <= small and place != ON_DEVICE
         if call == "reduce":
             to = range(1)
         elif call == "reduce_scatter" and not staged:
@@ -78,6 +75,9 @@ class Plans:
             to = range(self._world_size)
         word = calls.encoded(call, calls.OPS.index(op), dtype, numel, place)
         return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank])
+
+    def _whole(self, dtype: torch.dtype, half: int, numel: int) -> tuple[Tensor, ...]:
+        return self._regions[half].views(numel, dtype)
 
     def _operator(self, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         return Reduction(op, dtype, self._world_size)
@@ -92,10 +92,6 @@ class Plans:
             )
             for chunk in reduction.chunks(*shares(numel, self._world_size)[self._rank])
         ]
-
-    def _whole(self, reduction: Reduction, half: int, numel: int) -> list[tuple[Tensor, ...]]:
-        members = self._regions[half].views(numel, reduction.dtype)
-        return [tuple(member[chunk] for member in members) for chunk in reduction.chunks(0, numel)]
 
 
 def region_of(place: int) -> int:

@@ -4,9 +4,9 @@ All-reduce of a registered buffer: arrive; each member reduces its share over al
 the chunk is in its cache, and writes the result into every member's buffer; arrive. Each member reads and writes as many
 bytes as the tensor has, which is what one memcpy of it moves.
 
-Other tensors pass through staging memory in pieces (``staging.py``). Where that moves no more bytes, every member reduces
-all of each piece straight into its own tensor: one barrier a piece. Otherwise each reduces its share of a piece within
-the staging memory of all, while it copies the piece before out and the piece after in; again one barrier a piece.
+Other tensors pass through staging memory in pieces (``staging.py``): each member reduces its share of a piece within the
+staging memory of all, while it copies the piece before out and the piece after in; one barrier a piece. Small tensors are
+staged and then reduced by every member alone, straight into its own tensor: one barrier in all.
 """
 
 from __future__ import annotations
@@ -203,18 +203,12 @@ class SharedMemoryTransport:
         return plan
 
     def _reduce_whole(self, plan: Plan, flat: Tensor) -> None:
-        """Everyone stages each piece; those that take the result reduce all of it straight into their tensors."""
-        queue = pieces(flat.numel(), flat.element_size())
-        for begin, end in queue:
-            half = self._staging.next_half()
-            self._staging.put(flat, (begin, end), half)
-            self._arrive(plan.word)
-            if self.rank in plan.to:
-                chunks = self._plans.whole(plan.reduction, half, end - begin)
-                out = flat if len(queue) == 1 else flat[begin:end]
-                outs = (out,) if len(chunks) == 1 else out.split(plan.reduction.chunk)
-                for parts, out in zip(chunks, outs, strict=False):  # nothing has no chunk
-                    plan.reduction(parts, out)
+        """Everyone stages its tensor; those that take the result reduce all of it straight into their tensors."""
+        half = self._staging.next_half()
+        self._staging.put(flat, (0, flat.numel()), half)
+        self._arrive(plan.word)
+        if self.rank in plan.to:
+            plan.reduction(self._plans.whole(flat.dtype, half, flat.numel()), flat)
 
     def _reduce_shares_staged(self, plan: Plan, flat: Tensor) -> None:
         """While a piece is reduced, the one before is copied out and the one after in: they use the other half."""

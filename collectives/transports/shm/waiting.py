@@ -25,11 +25,11 @@ _STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // _WORD_BYTES
 _ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
 """A member's words. Two for calls, by turns: a fast member's next does not overwrite the one that a slow one compares."""
 
-_SPINS = 400
-"""Looks at a counter where every member can have a core of its own; some 30 microseconds."""
-_SPINS_CROWDED = 10
-_OFFER_S = 300e-6
-"""How long the processor is offered to others before sleeping. To wake a sleeper costs it and its waker some 30
+_SPINS = 10
+"""Looks at a counter before anything else: what a member needs that is about to store it."""
+_OFFER_S = 200e-6
+"""How long the processor is then offered to others between looks. To whoever has it alone that costs a microsecond a
+look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
 microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
 
@@ -70,7 +70,6 @@ class Barrier:
         self._own = rank * _STRIDE
         self._others = [index * _STRIDE for index in range(len(members)) if index != rank]
         self._fence = threading.Lock()
-        self._spins = _SPINS if len(members) <= _cores(members) else _SPINS_CROWDED
         self._processes = Processes([member for index, member in enumerate(members) if index != rank])
 
     def arrive(self, call: int) -> None:
@@ -121,7 +120,7 @@ class Barrier:
 
     def _wait(self, words: memoryview, other: int, count: int, call: int) -> None:
         """Until the other's counter, at this word, has reached ``count``."""
-        for _ in range(self._spins):
+        for _ in range(_SPINS):
             if words[other] >= count:
                 return
         begin = time.monotonic()
@@ -195,17 +194,6 @@ class Processes:
         self._poll = select.poll()
         while self._pids:
             os.close(self._pids.popitem()[0])
-
-
-def _cores(members: Sequence[Member]) -> int:
-    """How many cores the members may use together."""
-    cores: set[int] = set()
-    for member in members:
-        try:
-            cores |= os.sched_getaffinity(member.pid)
-        except OSError:  # it has ended, which the first barrier will report
-            continue
-    return len(cores)
 
 
 def _sleep(address: int, seen: int) -> None:

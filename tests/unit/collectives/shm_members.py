@@ -12,7 +12,7 @@ import torch
 from collectives.rendezvous import this_member
 from collectives.transports.shm import Segment, SharedMemoryTransport
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])
 

@@ -14,6 +14,7 @@ from collectives.compositions import compose, names
 from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
 from collectives.reference import execute
+from collectives.rendezvous import poll
 from collectives.threads import ThreadGroup
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
@@ -260,8 +261,11 @@ def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after
 
 
 def test_close_interrupts_what_runs_and_gives_up_what_waits():
-    communicator = ThreadGroup.of(2, timeout_s=200.0).communicator(0)
+    group = ThreadGroup.of(2, timeout_s=200.0)
+    communicator = group.communicator(0)
     handles = [communicator.all_reduce_async(torch.ones(3)) for _ in range(3)]
+    shared = group.transport("ip", (0, 1))
+    assert poll(lambda: shared.deposits[0].numel() == 3 or None, 30.0)  # the first waits for rank 1
     communicator.close()
     communicator.close()
     for handle in handles:

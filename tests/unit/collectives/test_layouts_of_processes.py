@@ -196,11 +196,13 @@ def test_several_groups_in_a_process_reduce_side_by_side(transport):
 
 
 def close_while_others_are_awaited(communicator, done):
-    communicator.barrier()
     if communicator.rank == 1:
+        communicator.all_reduce(torch.ones(10))
         assert done.wait(30)
         return None
-    handle = communicator.all_reduce_async(torch.ones(10))
+    first, handle = (communicator.all_reduce_async(torch.ones(10)) for _ in range(2))
+    first.wait()
+    torch.ones(500, 500) @ torch.ones(500, 500)  # while the second begins to wait
     communicator.close()
     done.set()
     try:

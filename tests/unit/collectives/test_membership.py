@@ -13,6 +13,7 @@ from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.membership import join, rejoin
 from collectives.rendezvous import Attendance, Candidacy, Member, Roster, this_member
+from collectives.transports import gloo, gloo_mesh
 from tests.unit.collectives.rendezvous_processes import run_processes
 
 FOR_EVER_S = 1e9
@@ -294,3 +295,37 @@ def test_a_group_that_does_not_form_says_who_was_awaited_and_withdraws():
     ):
         join(collective, this_member(0), timeout_s=0.1)
     assert [other.pid for other in collective.enlist(candidacy(C)).present] == [os.getppid(), 3]
+
+
+def die():
+    os.kill(os.getpid(), 9)
+
+
+def die_before_it_has_an_address(rendezvous, rank, event):
+    if rank == 1:
+        gloo.connected_mesh = lambda *_: die()
+    return connect_by_gloo(rendezvous, rank)
+
+
+def die_after_it_has_an_address(rendezvous, rank, event):
+    if rank == 1:
+        gloo_mesh._WatchedStore.set = lambda self, key, value: (self._store.set(key, value), die())
+    return connect_by_gloo(rendezvous, rank)
+
+
+def connect_by_gloo(rendezvous, rank):
+    """Where the dead one was connected to in its last moment, the first operation finds out."""
+    with (
+        pytest.raises(MemberLostError) as caught,
+        connect(
+            rendezvous, this_member(rank), world_size=3, timeout_s=3600, transport="gloo"
+        ) as communicator,
+    ):
+        communicator.barrier()
+    return 1 in [member.rank for member in caught.value.lost]
+
+
+@pytest.mark.parametrize("task", [die_before_it_has_an_address, die_after_it_has_an_address])
+def test_a_death_after_the_meeting_and_before_all_are_connected_is_noticed(task):
+    answers = run_processes(3, task, world_size=3)
+    assert answers == [True, None, True]

