@@ -161,7 +161,7 @@ class Gmi:
         with self._leaving_on_error():
             try:
                 self._program = factory(context)
-            except Exception as error:
+            except (RuntimeError, AssertionError) as error:  # what torch raises where it finds no CUDA
                 if device.type == "cuda" and not torch.cuda.is_available():
                     raise no_cuda(self.identity.slice) from error
                 raise

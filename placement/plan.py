@@ -8,8 +8,10 @@ from math import floor
 from typing import Any, Literal
 
 from placement.backends import get_backend
+from placement.backends.base import SliceLimits
 from placement.choice import choose_backend
 from placement.errors import PlanError, counted
+from placement.foresight import foreseen
 from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
 from placement.unequal import cut_cores, cut_gpus, env_counts, refuse_counts
 
@@ -55,13 +57,25 @@ class Plan:
         return env_counts(self.num_envs, self.num_gmis, self.sizes)
 
     def memory_bytes(self, index: int) -> int:
-        """Even share of GMI ``index`` in its GPU's memory, or its node's without a GPU. Not a limit."""
+        """Memory for GMI ``index``: its limit on the GPU where it has one, else an even share of the GPU or node."""
         piece = self.slices[index]
         node = self.machine.node(piece.node)
         for gpu in node.gpus:
             if gpu.uuid == piece.gpu_uuid:
+                limit = self._limits(piece).memory_bytes
+                if limit is not None:
+                    return limit
                 return floor(gpu.memory_total_bytes * piece.gpu_fraction)
         return node.memory_total_bytes // sum(other.node == piece.node for other in self.slices)
+
+    def _limits(self, piece: Slice) -> SliceLimits:
+        """What was carved, or what will be."""
+        if piece.share is not None:
+            return get_backend(piece.backend).limits(piece)
+        beside = [
+            other for other in self.slices if (other.node, other.gpu_uuid) == (piece.node, piece.gpu_uuid)
+        ]
+        return foreseen(self.machine, beside)[beside.index(piece)]
 
     def bundles(self) -> list[dict[str, float]]:
         """What to ask Ray for: one bundle per GMI, in slice order."""
@@ -160,6 +174,7 @@ def make_plan(
         slices, how = _cut_gpus(machine, name, num_gmis, gmis_per_gpu, threads_per_gmi)
     sharing = get_backend(name)
     slices = [replace(piece, environment=sharing.environment(piece)) for piece in slices]
+    foreseen(machine, slices)  # what cannot be carved is refused here, not once everything has started
     return Plan(
         template=template,
         backend=name,

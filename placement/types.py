@@ -30,11 +30,11 @@ class MigInstance:
     """As CUDA_VISIBLE_DEVICES takes it: ``MIG-...``."""
     profile: str
     """As `nvidia-smi` names it: ``2g.10gb``, ``1g.10gb+me``; ``1c.3g.20gb`` for a part of a GPU instance."""
-    start: int
-    """First memory slice of the GPU that it occupies."""
-    size: int
-    """Memory slices that it occupies."""
     memory_bytes: int
+    start: int | None = None
+    """First memory slice of the GPU that it occupies; None where this process may not ask."""
+    size: int | None = None
+    """Memory slices that it occupies."""
     sm_count: int | None = None
     gpu_instance_id: int | None = None
     in_use: bool = False

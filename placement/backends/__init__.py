@@ -6,11 +6,13 @@ from placement.backends.base import Backend
 from placement.backends.cpu import CpuBackend
 from placement.backends.direct import DirectBackend
 from placement.backends.green import GreenBackend
+from placement.backends.mig import MigBackend
 from placement.backends.mps import MpsBackend
 from placement.errors import PlanError
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (CpuBackend(), DirectBackend(), MpsBackend(), GreenBackend())
+    backend.name: backend
+    for backend in (CpuBackend(), DirectBackend(), MpsBackend(), MigBackend(), GreenBackend())
 }
 
 

@@ -57,6 +57,14 @@ class Backend(Protocol):
         """Whether it can be used here, by what the inventory says. ``gpu``: None asks for the node without a GPU."""
         ...
 
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """What ``carve`` would give, by what the inventory says; one per size. By default: nothing is limited.
+
+        Raises:
+            PlanError: the GPU cannot be cut into these sizes; the text says what would fit.
+        """
+        return tuple(SliceLimits() for _ in sizes)
+
     def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Make one share per size, on the GPU's own host. Rolls back whatever it did when anything fails.
 

@@ -16,7 +16,7 @@ from placement.backends.base import (
     checked_sizes,
 )
 from placement.backends.direct import DirectBackend
-from placement.errors import CarvingError, SliceError
+from placement.errors import CarvingError, PlanError, SliceError
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
@@ -52,20 +52,21 @@ class GreenBackend(DirectBackend):
             )
         return Availability(usable=True, reason="the driver knows green contexts")
 
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """Whole groups of SMs; memory is not limited."""
+        if min(_sms(gpu, size) for size in sizes) == 0:
+            raise PlanError(*_too_small(gpu, min(sizes)))
+        return tuple(SliceLimits(sm_count=_sms(gpu, size)) for size in sizes)
+
     def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Numbers of SMs, rounded down to whole groups.
 
         Raises:
             CarvingError: a share is smaller than one group.
         """
-        group = _sms_per_group(gpu)
-        counts = [floor((gpu.sm_count or 0) * size / group) * group for size in checked_sizes(gpu, sizes)]
+        counts = [_sms(gpu, size) for size in checked_sizes(gpu, sizes)]
         if min(counts) == 0:
-            raise CarvingError(
-                f"{min(sizes):g} of the {gpu.sm_count} SMs of {gpu.uuid}",
-                f"green contexts have at least {group} SMs",
-                "Set gmis_per_gpu lower",
-            )
+            raise CarvingError(*_too_small(gpu, min(sizes)))
         return tuple(
             Share(kind="green", gpu_uuid=gpu.uuid, fraction=size, sm_count=count)
             for size, count in zip(sizes, counts, strict=True)
@@ -94,6 +95,20 @@ class GreenBackend(DirectBackend):
             self._context.set_context()
         except RuntimeError as error:
             raise SliceError(wanted, f"what CUDA says: {error}", "Use backend='mps' or 'direct'") from error
+
+
+def _sms(gpu: Gpu, size: float) -> int:
+    """SMs of a share, in whole groups."""
+    group = _sms_per_group(gpu)
+    return floor((gpu.sm_count or 0) * size / group) * group
+
+
+def _too_small(gpu: Gpu, size: float) -> tuple[str, str, str]:
+    return (
+        f"{size:g} of the {gpu.sm_count} SMs of {gpu.uuid}",
+        f"green contexts have at least {_sms_per_group(gpu)} SMs",
+        "Set gmis_per_gpu lower",
+    )
 
 
 def _sms_per_group(gpu: Gpu) -> int:

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import ceil, floor
+from math import floor
 from pathlib import Path
 
 from placement.backends.base import (
@@ -28,11 +28,15 @@ from placement.backends.mps_availability import mps_availability
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon
 from placement.backends.processes import comes_true
 from placement.errors import CarvingError, SliceError
+from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger, Owner, Step, all_ledgers, exclusive
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
 FOLDERS = Path("/tmp")
 """Where pipe directories are: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
+
+FIRST_STATIC = (13, 1)
+"""First CUDA with static SM partitions."""
 
 LEAVE_LIMIT_S = 10.0
 """For clients to leave by themselves before the daemon ends them."""
@@ -53,6 +57,13 @@ class MpsBackend(Backend):
         """From Volta on, where no other MPS has the GPU."""
         return mps_availability(node, gpu)
 
+    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """Whole chunks where the driver has static partitions, else caps."""
+        chunk = _chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
+        return tuple(
+            SliceLimits(sm_count=_sms(gpu, size, chunk), memory_bytes=_memory(gpu, size)) for size in sizes
+        )
+
     def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Start a daemon for the GPU, with a static partition per share where the GPU has them.
 
@@ -60,8 +71,8 @@ class MpsBackend(Backend):
             CarvingError: there is no daemon to start, it does not come up, or another run has the GPU.
         """
         checked = checked_sizes(gpu, sizes)
-        chunk = sms_per_chunk(gpu)
-        if chunk is not None and min(floor(size * (gpu.sm_count or 0) / chunk) for size in checked) >= 1:
+        chunk = _chunk_for(gpu, checked)
+        if chunk is not None:
             try:
                 return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, chunk))
             except DaemonSilentError:
@@ -132,16 +143,17 @@ class MpsBackend(Backend):
         os.environ.update(self.environment(piece))
 
     def verify(self, piece: Slice) -> None:
-        """The daemon lists this process as a client, and CUDA shows no more SMs than the share has."""
+        """The daemon lists this process as a client, NVML knows of some, and CUDA shows no more SMs than the share has."""
         import torch
 
         pid, share = os.getpid(), piece.share
         assert share is not None  # entered
         clients = MpsDaemon.at(share.pipe_directory or "").clients()
-        if pid not in clients:
+        # NVML may know processes by other numbers, as from inside a container: only that there are some counts.
+        if pid not in clients or mps_clients(share.gpu_uuid) == 0:
             raise SliceError(
                 f"process {pid} attached to the MPS daemon at {share.pipe_directory}",
-                f"clients {sorted(clients) or 'none'}",
+                f"clients {sorted(clients) or 'none'} by the daemon, {mps_clients(share.gpu_uuid)} by NVML",
                 "Something called CUDA before the slice was entered, or the process is in another PID namespace",
             )
         seen = torch.cuda.get_device_properties(0).multi_processor_count
@@ -187,10 +199,30 @@ class MpsBackend(Backend):
 
 
 def sms_per_chunk(gpu: Gpu) -> int | None:
-    """SMs of the smallest static partition; None where the GPU has none, or its SMs are not known."""
+    """SMs of the smallest static partition; None where the GPU has none (a MIG instance), or its SMs are not known."""
+    if gpu.uuid.startswith("MIG-"):
+        return None
     if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
         return None
     return 8 if gpu.compute_capability >= (9, 0) else 4
+
+
+def _chunk_for(gpu: Gpu, sizes: Sequence[float]) -> int | None:
+    """The chunk of which each share gets at least one; None where the GPU has no chunks, or too few."""
+    chunk = sms_per_chunk(gpu)
+    return chunk if chunk is not None and all(_sms(gpu, size, chunk) for size in sizes) else None
+
+
+def _sms(gpu: Gpu, size: float, chunk: int | None) -> int | None:
+    """SMs of a share, in whole chunks where there are some; None where the GPU's are not known."""
+    if gpu.sm_count is None:
+        return None
+    return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
+
+
+def _memory(gpu: Gpu, size: float) -> int:
+    """Bytes of a share, in whole MiB, the unit in which the limit is given."""
+    return floor(gpu.memory_total_bytes * size) // MIB * MIB
 
 
 def _carve(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
@@ -213,24 +245,24 @@ def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
-        sm_count=None if gpu.sm_count is None else ceil(gpu.sm_count * size),
-        memory_bytes=floor(gpu.memory_total_bytes * size) // MIB * MIB,
+        sm_count=_sms(gpu, size, None),
+        memory_bytes=_memory(gpu, size),
         pipe_directory=str(daemon.pipe),
         thread_percentage=round(100 * size, 2),
     )
 
 
 def _partitioned(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
-    chunks = floor(size * (gpu.sm_count or 0) / chunk)
+    sms = _sms(gpu, size, chunk) or 0
     # Partitions live in the daemon: they end with it, and need no step of their own in the ledger.
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
-        sm_count=chunks * chunk,
-        memory_bytes=floor(gpu.memory_total_bytes * size) // MIB * MIB,
+        sm_count=sms,
+        memory_bytes=_memory(gpu, size),
         pipe_directory=str(daemon.pipe),
-        sm_partition=daemon.add_partition(gpu.uuid, chunks),
+        sm_partition=daemon.add_partition(gpu.uuid, sms // chunk),
     )
 
 
@@ -241,7 +273,7 @@ def _undo(step: Step) -> None:
         return
     if not daemon.processes():
         return
-    with suppress(DaemonSilentError):  # then it has to be ended by signals
+    with suppress(CarvingError):  # a daemon that does not answer has to be ended by signals
         if not comes_true(lambda: not daemon.clients(), LEAVE_LIMIT_S):
             for client in daemon.clients():
                 daemon.terminate_client(client)

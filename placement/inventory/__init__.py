@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from placement.inventory.local import local_machine
-from placement.inventory.recorded import dump_machine, load_machine, machine_to_dict
+from placement.inventory.recorded import dump_machine, load_machine, machine_text, machine_to_dict
 
 if TYPE_CHECKING:
     from placement.types import Machine
@@ -20,4 +20,11 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
     return cluster.cluster_machine(timeout_s)
 
 
-__all__ = ["cluster_machine", "dump_machine", "load_machine", "local_machine", "machine_to_dict"]
+__all__ = [
+    "cluster_machine",
+    "dump_machine",
+    "load_machine",
+    "local_machine",
+    "machine_text",
+    "machine_to_dict",
+]

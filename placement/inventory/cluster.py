@@ -72,11 +72,14 @@ def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:
         taken = taken_cores.setdefault(host_id, set())
         own = tuple(core for core in node.cores if core not in taken)
         enough = len(own) >= len(node.usable_cores)
+        gpus = tuple(gpu for gpu in node.gpus if gpu.uuid not in taken_gpus)
+        uuids = {gpu.uuid for gpu in gpus}
         mine = replace(
             node,
             cores=own if enough else node.cores,
             pinnable=node.pinnable and enough,
-            gpus=tuple(gpu for gpu in node.gpus if gpu.uuid not in taken_gpus),
+            gpus=gpus,
+            gpu_links=tuple(link for link in node.gpu_links if uuids.issuperset(link.gpus)),
         )
         taken.update(mine.usable_cores)
         taken_gpus.update(gpu.uuid for gpu in mine.usable_gpus)

@@ -1,10 +1,12 @@
-"""What the kernel lets this process use: cores by affinity and quota, memory by size and control group."""
+"""What the kernel lets this process use: cores by affinity and quota, memory by size and control group, and more."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from placement.types import NumaNode
 
 ROOT = Path("/")
 
@@ -44,6 +46,40 @@ def memory_bytes(root: Path = ROOT) -> int:
             if words and words[0] != "max":
                 sizes.append(int(words[0]))
     return min(sizes)
+
+
+def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
+    """The host's NUMA nodes, by number; empty where the kernel does not list them."""
+    found = []
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        listed, meminfo = _words(folder / "cpulist"), _words(folder / "meminfo")
+        if "MemTotal:" in meminfo:
+            memory = int(meminfo[meminfo.index("MemTotal:") + 1]) * 1024
+            cores = _parse_ranges(listed[0]) if listed else ()
+            found.append(NumaNode(index=int(folder.name[4:]), cores=cores, memory_bytes=memory))
+    return tuple(sorted(found, key=lambda node: node.index))
+
+
+def may_configure_mig(root: Path = ROOT) -> bool:
+    """Whether this process may create and destroy MIG instances. [unverified on GPU]
+
+    The driver asks for the right to open a device file, whose number it writes under /proc (NVIDIA's MIG user guide,
+    device nodes and capabilities); drivers without it ask for root.
+    """
+    minors = _words(root / "proc/driver/nvidia/capabilities/mig/config")
+    if "DeviceFileMinor:" not in minors:
+        return os.geteuid() == 0
+    minor = minors[minors.index("DeviceFileMinor:") + 1]
+    return os.access(root / f"dev/nvidia-caps/nvidia-cap{minor}", os.R_OK)
+
+
+def _parse_ranges(listed: str) -> tuple[int, ...]:
+    """``0-3,8`` as numbers."""
+    cores: list[int] = []
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
 
 
 def _host_memory_bytes(root: Path) -> int:

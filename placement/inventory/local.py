@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 
-from placement.inventory.limits import allowed_cores, memory_bytes
-from placement.inventory.nvml import visible_gpus
+from placement.inventory.limits import allowed_cores, may_configure_mig, memory_bytes, numa_nodes
+from placement.inventory.nvml import read_driver
 from placement.types import Machine, Node
 
 
@@ -22,10 +23,17 @@ def local_node() -> Node:
     """The same as a node, as a cluster's tasks report it."""
     cores, pinnable = allowed_cores()
     memory = memory_bytes()
+    reading = read_driver(host_memory_bytes=memory)
     return Node(
         name=socket.gethostname(),
         cores=cores,
         pinnable=pinnable,
         memory_total_bytes=memory,
-        gpus=visible_gpus(host_memory_bytes=memory),
+        gpus=reading.gpus,
+        numa_nodes=numa_nodes(),
+        gpu_links=reading.gpu_links,
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        mps_control=shutil.which("nvidia-cuda-mps-control") is not None if reading.gpus else None,
+        may_configure_mig=may_configure_mig() if reading.gpus else None,
     )

@@ -1,17 +1,23 @@
-"""GPUs as NVML reports them. The only module that imports pynvml.
+"""GPUs as NVML reports them. The only module that imports pynvml: others get it, opened, from ``nvml_session``.
 
 No library and no driver mean no GPUs. A driver that answers with an error is an InventoryError: a broken GPU
-must not quietly become a run on the CPU.
+must not quietly become a run on the CPU. [unverified on GPU]
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from placement.errors import InventoryError
-from placement.types import Gpu
+from placement.inventory.nvml_links import read_links
+from placement.inventory.nvml_mig import mig_mode, read_instances
+from placement.inventory.nvml_queries import if_supported, read_processes, text
+from placement.mig_geometry import geometry_of
+from placement.types import ComputeMode, Gpu, GpuLink, GpuProcess, MigInstance
 
 WITHOUT_GPU = "Mend the driver, or set CUDA_VISIBLE_DEVICES= (empty) to go on without GPUs"
 
@@ -25,87 +31,226 @@ CORES_PER_SM = {
 """CUDA cores of one multiprocessor by compute capability, where not 128 (CUDA C++ programming guide,
 technical specifications per compute capability). NVML counts cores only."""
 
+COMPUTE_MODES: dict[int, ComputeMode] = {0: "default", 2: "prohibited", 3: "exclusive_process"}
+"""NVML_COMPUTEMODE_*. 1, exclusive thread, has been the same as exclusive process since CUDA 8."""
 
-def visible_gpus(*, host_memory_bytes: int) -> tuple[Gpu, ...]:
-    """GPUs that CUDA would see in this process, in NVML's order (by PCI bus).
+MAX_HOST_CORES = 1024
+"""Bits asked for in a set of cores, the size of Linux's own."""
+
+MPS_SERVER = "nvidia-cuda-mps-server"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverReading:
+    """What NVML says about this host."""
+
+    gpus: tuple[Gpu, ...] = ()
+    gpu_links: tuple[GpuLink, ...] = ()
+    driver_version: str | None = None
+    cuda_version: tuple[int, int] | None = None
+
+
+@contextmanager
+def nvml_session() -> Iterator[Any]:
+    """The module pynvml with an open session, closed again at the end; None without a library or a driver.
+
+    Raises:
+        InventoryError: the driver does not start.
+    """
+    try:
+        import pynvml  # here, since a machine without NVIDIA's package is a machine without GPUs
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        yield None
+        return
+    except pynvml.NVMLError as error:
+        raise InventoryError("NVML", f"the driver did not start: {error}", WITHOUT_GPU) from error
+    try:
+        yield pynvml
+    finally:
+        with suppress(pynvml.NVMLError):  # where the driver went away, what happened before is what counts
+            pynvml.nvmlShutdown()
+
+
+def read_driver(*, host_memory_bytes: int) -> DriverReading:
+    """GPUs that CUDA would see in this process, in NVML's order (by PCI bus), and how they are connected.
 
     Args:
         host_memory_bytes: taken as the GPU's memory where the two are one and NVML has no number of its own
 
     Raises:
-        InventoryError: the driver does not answer properly, or CUDA_VISIBLE_DEVICES names MIG instances.
+        InventoryError: the driver does not answer properly.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1"):
-        return ()
-    gpus = _all_gpus(host_memory_bytes)
-    return gpus if wanted is None else select_visible(gpus, wanted)
+        return DriverReading()
+    with nvml_session() as nvml:
+        if nvml is None:
+            return DriverReading()
+        reading = _read_all(nvml, host_memory_bytes)
+    if wanted is None:
+        return reading
+    gpus = select_visible(reading.gpus, wanted)
+    uuids = {gpu.uuid for gpu in gpus}
+    links = tuple(link for link in reading.gpu_links if uuids.issuperset(link.gpus))
+    return replace(reading, gpus=gpus, gpu_links=links)
 
 
 def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
-    """Apply CUDA_VISIBLE_DEVICES: indices or UUID prefixes. As in CUDA, the first that fits none ends it."""
-    chosen: list[Gpu] = []
+    """Apply CUDA_VISIBLE_DEVICES: indices, UUID prefixes, MIG instances. As in CUDA, the first that fits none ends it.
+
+    A MIG instance that is named counts as a GPU of its own: the smaller one that a process sees.
+    """
+    chosen: dict[str, Gpu] = {}
     for entry in (part.strip() for part in wanted.split(",")):
         if entry.startswith("MIG-"):
-            raise InventoryError(
-                f"CUDA_VISIBLE_DEVICES={wanted}",
-                "MIG instances cannot be planned for",
-                "Name whole GPUs by index or UUID",
-            )
-        found = [gpu for gpu in gpus if entry and (str(gpu.index) == entry or gpu.uuid.startswith(entry))]
-        if len(found) != 1 or found[0] in chosen:
+            found = [
+                as_gpu(gpu, one, index=len(chosen))
+                for gpu in gpus
+                for one in gpu.mig_instances
+                if one.uuid == entry
+            ]
+        else:
+            found = [gpu for gpu in gpus if entry and (str(gpu.index) == entry or gpu.uuid.startswith(entry))]
+        if len(found) != 1 or found[0].uuid in chosen:
             break
-        chosen.append(found[0])
-    return tuple(chosen)
+        chosen[found[0].uuid] = found[0]
+    return tuple(chosen.values())
 
 
-def _all_gpus(host_memory_bytes: int) -> tuple[Gpu, ...]:
-    try:
-        import pynvml  # here, since a machine without NVIDIA's package is a machine without GPUs
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return ()
-    except pynvml.NVMLError as error:
-        raise InventoryError("NVML", f"the driver did not start: {error}", WITHOUT_GPU) from error
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        return tuple(_read(pynvml, index, host_memory_bytes) for index in range(count))
-    except pynvml.NVMLError as error:
-        raise InventoryError("NVML", f"a GPU could not be read: {error}", WITHOUT_GPU) from error
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _read(nvml: Any, index: int, host_memory_bytes: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _if_supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    cores = _if_supported(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
-    capability = None if capability is None else (int(capability[0]), int(capability[1]))
-    return Gpu(
+def as_gpu(owner: Gpu, instance: MigInstance, *, index: int) -> Gpu:
+    """A MIG instance as the GPU that a process which is given only it sees."""
+    return replace(
+        owner,
         index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=instance.uuid,
+        name=f"{owner.name} MIG {instance.profile}",
+        memory_total_bytes=instance.memory_bytes,
+        memory_free_bytes=None,
+        sm_count=instance.sm_count,
+        mig_enabled=None,
+        mig_pending=None,
+        mig_instances=(),
+        processes=(),
+        mps_running=None,
+    )
+
+
+def _read_all(nvml: Any, host_memory_bytes: int) -> DriverReading:
+    where = "the driver"
+    try:
+        version = if_supported(nvml, nvml.nvmlSystemGetDriverVersion)
+        cuda = if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        handles, gpus = [], []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            where = f"GPU {index}"
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+            gpus.append(_read_gpu(nvml, handles[-1], index, host_memory_bytes))
+        where = "the links between the GPUs"
+        links = read_links(nvml, handles, [gpu.uuid for gpu in gpus])
+    except nvml.NVMLError as error:
+        raise InventoryError("NVML", f"{where} could not be read: {error}", WITHOUT_GPU) from error
+    return DriverReading(
+        gpus=tuple(gpus),
+        gpu_links=links,
+        driver_version=None if version is None else text(version),
+        cuda_version=None if cuda is None else (int(cuda) // 1000, int(cuda) % 1000 // 10),
+    )
+
+
+def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu:
+    memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = if_supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    cores = if_supported(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+    capability = None if capability is None else (int(capability[0]), int(capability[1]))
+    mode = mig_mode(nvml, handle) or (None, None)
+    compute_mode = if_supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
+    processes = read_processes(nvml, handle)
+    gpu = Gpu(
+        index=index,
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        name=text(nvml.nvmlDeviceGetName(handle)),
         memory_total_bytes=host_memory_bytes if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         sm_count=None
         if cores is None or capability is None
         else int(cores) // CORES_PER_SM.get(capability, 128),
         compute_capability=capability,
+        architecture=_architecture(nvml, handle),
+        mig_enabled=mode[0],
+        mig_pending=mode[1],
+        compute_mode=None if compute_mode is None else COMPUTE_MODES.get(int(compute_mode)),
+        processes=processes,
+        mps_running=_mps_running(nvml, handle, processes),
+        numa_node=_numa_node(nvml, handle),
+        cores=_near_cores(nvml, handle),
     )
+    if not gpu.mig_enabled:
+        return gpu
+    return replace(gpu, mig_instances=read_instances(nvml, handle, geometry_of(gpu)))
 
 
-def _if_supported(nvml: Any, query: Callable[[Any], Any], handle: Any) -> Any:
-    """The answer, or None where this device or driver does not know the question."""
-    try:
-        return query(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+def mps_clients(gpu_uuid: str) -> int | None:
+    """How many processes compute on a GPU through MPS; None where NVML does not tell, as for MIG instances."""
+    with nvml_session() as nvml:
+        if nvml is None or gpu_uuid.startswith("MIG-"):
+            return None
+        handle = if_supported(nvml, nvml.nvmlDeviceGetHandleByUUID, gpu_uuid)
+        found = (
+            None
+            if handle is None
+            else if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+        )
+        return None if found is None else len(found)
+
+
+def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> bool | None:
+    """Whether an MPS server has this GPU: it has clients, or it is itself among the processes.
+
+    A daemon that has not started a server yet is unknown to NVML.
+    """
+    clients = if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+    if clients is None:
         return None
+    return bool(clients) or any(_process_name(nvml, one.pid) == MPS_SERVER for one in processes)
 
 
-def _text(value: str | bytes) -> str:
-    """Older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+def _process_name(nvml: Any, pid: int) -> str | None:
+    try:
+        name = if_supported(nvml, nvml.nvmlSystemGetProcessName, pid)
+    except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):  # it has ended
+        return None
+    return None if name is None else os.path.basename(text(name))
+
+
+def _architecture(nvml: Any, handle: Any) -> str | None:
+    """The name of NVML's constant for it: NVML_DEVICE_ARCH_HOPPER is ``Hopper``."""
+    number = if_supported(nvml, nvml.nvmlDeviceGetArchitecture, handle)
+    prefix = "NVML_DEVICE_ARCH_"
+    names = [
+        name.removeprefix(prefix).capitalize()
+        for name in dir(nvml)
+        if name.startswith(prefix) and getattr(nvml, name) == number
+    ]
+    return next((name for name in names if name != "Unknown"), None)
+
+
+def _numa_node(nvml: Any, handle: Any) -> int | None:
+    """The host's NUMA node whose memory is nearest; None where the host has but one and does not say."""
+    masks = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
+    nodes = _bits(masks)
+    return nodes[0] if nodes else None
+
+
+def _near_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
+    return _bits(if_supported(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64))
+
+
+def _bits(masks: Any) -> tuple[int, ...]:
+    """Numbers of the bits that are set in 64-bit words, low word first."""
+    words = [] if masks is None else [int(word) for word in masks]
+    return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)

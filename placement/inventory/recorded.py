@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from placement.errors import InventoryError
-from placement.types import Gpu, Machine, Node
+from placement.inventory.decoding import DecodingError, decode, pretty
+from placement.types import Machine, Node
 
 SCHEMA = 1
-"""Version of the file's layout. Raise it when a field changes its meaning."""
+"""Version of the file's layout. Raise it when a field changes its meaning; a new field with a default needs no
+new version, since files written before it still say what they said."""
 
-WRITE_ANEW = "Write the file anew with placement.inventory.dump_machine"
+WRITE_ANEW = "Write the file anew with `rayagi info --json FILE`"
 
 
 def machine_to_dict(machine: Machine) -> dict[str, Any]:
@@ -23,9 +24,23 @@ def machine_to_dict(machine: Machine) -> dict[str, Any]:
     return {"schema": SCHEMA, "nodes": nodes}
 
 
+def machine_text(machine: Machine) -> str:
+    """The machine as the text of a JSON file."""
+    return pretty(json.loads(json.dumps(machine_to_dict(machine)))) + "\n"
+
+
 def dump_machine(machine: Machine, path: str | Path) -> None:
-    """Write the machine to a JSON file."""
-    Path(path).write_text(json.dumps(machine_to_dict(machine), indent=2) + "\n")
+    """Write the machine to a JSON file.
+
+    Raises:
+        InventoryError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(machine_text(machine))
+    except OSError as error:
+        raise InventoryError(
+            str(path), f"cannot be written ({error.strerror})", "Give a path in a folder that exists"
+        ) from error
 
 
 def load_machine(path: str | Path) -> Machine:
@@ -46,84 +61,30 @@ def load_machine(path: str | Path) -> Machine:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise InventoryError(source, f"has schema {found}, this version reads {SCHEMA}", WRITE_ANEW)
-    nodes = content.get("nodes")
-    if not isinstance(nodes, list) or not nodes:
+    entries = content.get("nodes")
+    if not isinstance(entries, list) or not entries:
         raise InventoryError(source, "has no list of nodes", WRITE_ANEW)
-    machine = Machine(
-        nodes=tuple(_node(source, f"nodes[{i}]", entry) for i, entry in enumerate(nodes)), origin=source
-    )
-    names = [node.name for node in machine.nodes]
+    try:
+        nodes = tuple(decode(Node, entry, f"nodes[{i}]") for i, entry in enumerate(entries))
+        for i, node in enumerate(nodes):
+            _check(node, f"nodes[{i}]")
+    except DecodingError as error:
+        raise InventoryError(source, str(error), WRITE_ANEW) from error
+    names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         raise InventoryError(source, f"has two nodes of one name among {', '.join(names)}", "Rename one")
-    return machine
+    return Machine(nodes=nodes, origin=source)
 
 
-def _node(source: str, where: str, entry: object) -> Node:
-    values = _checked(source, where, entry, Node)
-    cores = values["cores"]
-    if (
-        not isinstance(cores, list)
-        or any(type(core) is not int or core < 0 for core in cores)
-        or len(set(cores)) < len(cores)
-    ):
-        raise InventoryError(
-            source, f"{where}.cores is {cores!r}, not a list of different core ids", WRITE_ANEW
+def _check(node: Node, where: str) -> None:
+    """What types alone do not say."""
+    if any(core < 0 for core in node.cores) or len(set(node.cores)) < len(node.cores):
+        raise DecodingError(f"{where}.cores is {list(node.cores)!r}, not a list of different core ids")
+    uuids = [gpu.uuid for gpu in node.gpus]
+    if len(set(uuids)) < len(uuids):
+        raise DecodingError(f"{where}.gpus has two of one uuid among {', '.join(uuids)}")
+    strangers = {uuid for link in node.gpu_links for uuid in link.gpus} - set(uuids)
+    if strangers:
+        raise DecodingError(
+            f"{where}.gpu_links names GPUs that are not in it: {', '.join(sorted(strangers))}"
         )
-    gpus = values.get("gpus", [])
-    if not isinstance(gpus, list):
-        raise InventoryError(source, f"{where}.gpus is not a list", WRITE_ANEW)
-    values["cores"] = tuple(cores)
-    values["gpus"] = tuple(_gpu(source, f"{where}.gpus[{i}]", gpu) for i, gpu in enumerate(gpus))
-    return Node(**values)
-
-
-def _gpu(source: str, where: str, entry: object) -> Gpu:
-    values = _checked(source, where, entry, Gpu)
-    capability = values.get("compute_capability")
-    if capability is not None:
-        if not isinstance(capability, list) or [type(part) for part in capability] != [int, int]:
-            raise InventoryError(
-                source, f"{where}.compute_capability is {capability!r}, not [major, minor]", WRITE_ANEW
-            )
-        values["compute_capability"] = (capability[0], capability[1])
-    return Gpu(**values)
-
-
-SCALARS: Mapping[str, tuple[type, ...]] = {
-    "name": (str,),
-    "uuid": (str,),
-    "index": (int,),
-    "memory_total_bytes": (int,),
-    "memory_free_bytes": (int, type(None)),
-    "sm_count": (int, type(None)),
-    "pinnable": (bool,),
-    "ray_node_id": (str, type(None)),
-    "ray_cpus": (int, float, type(None)),
-    "ray_gpus": (int, float, type(None)),
-}
-"""Types of the fields that JSON holds as they are."""
-
-
-def _checked(source: str, where: str, entry: object, kind: type[Node] | type[Gpu]) -> dict[str, Any]:
-    """The entry's values, after its keys and simple types were checked against the dataclass."""
-    if not isinstance(entry, dict):
-        raise InventoryError(source, f"{where} is not an object", WRITE_ANEW)
-    known = {field.name for field in fields(kind)}
-    unknown = sorted(set(entry) - known)
-    if unknown:
-        raise InventoryError(
-            source, f"{where} has unknown keys {', '.join(unknown)}", f"Known are {', '.join(sorted(known))}"
-        )
-    needed = (
-        {"name", "cores", "memory_total_bytes"}
-        if kind is Node
-        else {"index", "uuid", "name", "memory_total_bytes"}
-    )
-    missing = sorted(needed - set(entry))
-    if missing:
-        raise InventoryError(source, f"{where} lacks {', '.join(missing)}", WRITE_ANEW)
-    for key, value in entry.items():
-        if key in SCALARS and type(value) not in SCALARS[key]:
-            wanted = " or ".join(one.__name__ for one in SCALARS[key])
-            raise InventoryError(source, f"{where}.{key} is {value!r}, not {wanted}", WRITE_ANEW)
-    return dict(entry)

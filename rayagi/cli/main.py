@@ -16,6 +16,7 @@ from rayagi.cli.parser import build_parser
 _COMMANDS = {
     "train": "rayagi.cli.train",
     "evaluate": "rayagi.cli.evaluate",
+    "info": "rayagi.cli.info",
     "plan": "rayagi.cli.plan",
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
@@ -24,7 +25,7 @@ _COMMANDS = {
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "plan", "report", "comm plan")
+_LISTINGS = ("envs", "info", "plan", "report", "comm plan")
 """Commands whose reader may leave early, such as `head`: they have done what was asked."""
 
 

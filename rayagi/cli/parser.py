@@ -33,6 +33,7 @@ after that quits at once.
 _EPILOG = """\
 start here:
   rayagi envs                      which tasks there are
+  rayagi info                      what this machine has, and how its GPUs may be shared
   rayagi plan Ant-v5               how this machine would be cut, without starting anything
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_evaluate(commands)
+    _add_info(commands)
     _add_plan(commands)
     _add_envs(commands)
     _add_report(commands)
@@ -125,6 +127,22 @@ def _add_evaluate(commands: Any) -> None:
     parser.add_argument(
         "--video", type=Path, metavar="FILE", help="also film one episode, e.g. out.mp4 or out.gif"
     )
+
+
+def _add_info(commands: Any) -> None:
+    examples = (
+        "examples:\n  rayagi info\n  rayagi info --json dgx.json      record it, to plan for it elsewhere\n"
+        "  rayagi info --cluster            every node of the Ray cluster\n"
+    )
+    parser = _command(commands, "info", "show what there is to plan for, and how it may be shared", examples)
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--cluster", action="store_true", help="the Ray cluster at RAY_ADDRESS, or the one of this machine"
+    )
+    source.add_argument("--machine", type=Path, metavar="FILE", help="a recorded machine (JSON)")
 
 
 def _add_plan(commands: Any) -> None:

@@ -78,7 +78,7 @@ class PPOConfig(RllibPPOConfig):
         """How the machine is cut; fields of rayagi.config.spec.GmiSpec.
 
         Args:
-            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs) or "auto"
+            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
             template: which roles share a GMI
             num_gmis: GMIs in all
             gmis_per_gpu: GMIs on each GPU

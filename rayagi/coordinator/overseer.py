@@ -120,7 +120,7 @@ class RunOverseer:
                 GmiHealth(
                     steps_per_s=tuple(speeds),
                     memory_bytes=tuple(memory),
-                    memory_limit_bytes=_memory_limit(plan, index),
+                    memory_limit_bytes=plan.memory_bytes(index),
                 )
                 for index, (speeds, memory) in enumerate(zip(self._speeds, self._memory, strict=True))
             ),
@@ -166,9 +166,3 @@ def _readings(results: Sequence[IterationResult], plan: Plan) -> list[tuple[floa
         )
         for result in results
     ]
-
-
-def _memory_limit(plan: Plan, index: int) -> int:
-    """What the slice is held to, or its even share."""
-    share = plan.slices[index].share
-    return plan.memory_bytes(index) if share is None or share.memory_bytes is None else share.memory_bytes

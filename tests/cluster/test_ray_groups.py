@@ -19,6 +19,7 @@ from placement.inventory import cluster_machine
 from placement.plan import Plan, make_plan
 from placement.ray_groups import Reservation, bind, current_reservation, release, reserve, scheduling, verify
 from placement.types import Machine, Node, Slice
+from rayagi.cli import main
 
 pytestmark = pytest.mark.cluster
 
@@ -75,6 +76,13 @@ def node_id() -> str:
 
 def pending_groups() -> list[dict]:
     return [group for group in placement_group_table().values() if group["state"] in ("PENDING", "CREATED")]
+
+
+def test_rayagi_info_shows_the_cluster(capsys):
+    assert main(["info", "--cluster"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Ray grants {NUM_CPUS} CPUs and 0 GPUs" in shown
+    assert f"node {cluster_machine().nodes[0].name}: " in shown
 
 
 def test_a_plan_that_fits_is_reserved_verified_and_released(hold):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -14,12 +15,16 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.carvers import Carvers
+from actors.gmi import Landing
 from placement.binding import with_given_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine
+from placement.ledger import all_ledgers
 from placement.plan import make_plan
 from placement.ray_groups import bind, release, reserve, scheduling, verify
 from placement.types import Gpu, Machine
+from tests.fakes.mps import path_with_fakes
 
 pytestmark = pytest.mark.cluster
 
@@ -27,9 +32,12 @@ LIMIT_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     # Workers cannot import this file: its functions travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PATH", path_with_fakes())
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2})
     try:
         cluster.add_node(num_cpus=1, num_gpus=2)
@@ -39,6 +47,7 @@ def machine() -> Iterator[Machine]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        patch.undo()
 
 
 def all_free() -> None:
@@ -165,3 +174,27 @@ class Tenant:
 
     def visible_gpus(self) -> tuple[str, list[str]]:
         return visible_gpus()
+
+
+def test_each_node_has_a_carver_of_its_own(machine):
+    made_up = with_made_up_gpus(machine)
+    plan = make_plan(made_up, backend="mps", gmis_per_gpu=2, num_envs=1, threads_per_gmi=1)
+    landings = [
+        Landing(index=index, node_id=made_up.node(piece.node).ray_node_id, hostname="", pid=0, cores=(),
+                num_threads=1, gpu_ids=())
+        for index, piece in enumerate(plan.slices)
+    ]  # fmt: skip
+    carvers = Carvers("two nodes")
+    try:
+        carved = carvers.carve(plan, landings)
+        ledgers, _ = all_ledgers()
+        assert len({ledger.owner.pid for ledger in ledgers}) == 2
+        gpus = {frozenset(step.gpu_uuid for step in ledger.steps()) for ledger in ledgers}
+        assert gpus == {frozenset(gpu.uuid for gpu in node.gpus) for node in made_up.nodes}
+        assert [piece.share.gpu_uuid for piece in carved.slices] == [piece.gpu_uuid for piece in plan.slices]
+        assert len({piece.share.pipe_directory for piece in carved.slices}) == 4
+        assert [health.state for health in carvers.health()] == ["ok"] * 8
+    finally:
+        carvers.restore()
+    assert all_ledgers() == ([], [])
+    assert not any(Path(piece.share.pipe_directory).exists() for piece in carved.slices)

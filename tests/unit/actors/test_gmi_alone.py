@@ -10,6 +10,7 @@ from actors.collective import Collective
 from actors.gmi import Gmi, GmiIdentity
 from actors.protocols import EvaluationResult, IterationResult
 from collectives.errors import CommunicatorError
+from placement.errors import SliceError
 from placement.types import Slice
 
 
@@ -93,6 +94,14 @@ def test_a_gmi_that_entered_its_slice_says_where_the_process_is():
     assert landing.pid == os.getpid()
     assert landing.num_threads == 1
     assert landing.cores == tuple(sorted(os.sched_getaffinity(0)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
+    piece = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    identity = GmiIdentity(index=0, num_gmis=1, slice=piece, roles=("trainer",), task="Ant-v5")
+    with pytest.raises(SliceError, match=r"Wanted 0.5 of a GPU; there is no CUDA device in process"):
+        Gmi(identity, "mps").build(lambda context: torch.zeros(1, device=context.device))
 
 
 def test_a_gmi_alone_iterates_evaluates_and_keeps_its_state():

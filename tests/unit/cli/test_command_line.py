@@ -50,7 +50,9 @@ def test_listing_environments_does_not_load_ray():
     assert "HalfCheetah-v5" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "plan", "envs", "report", "comm", "comm plan"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "info", "plan", "envs", "report", "cleanup", "comm", "comm plan"]
+)
 def test_every_command_explains_itself(command, capsys):
     assert run_cli(*command.split(), "--help") == 0
     assert "usage: rayagi" in capsys.readouterr().out

@@ -84,3 +84,13 @@ def test_no_node_at_all_is_said_so():
 def test_equal_bundles_are_counted():
     text = bundles_text([{"CPU": 1.0, "GPU": 0.5}, {"CPU": 2.0}, {"CPU": 1.0, "GPU": 0.5}])
     assert text == "2 x {1 CPU, 0.5 GPU} + 1 x {2 CPU}"
+
+
+def test_fractions_that_sum_up_but_do_not_pack_do_not_fit():
+    plan = make_plan(gpu_machine(2), num_envs=1, gmis_per_gpu=3, num_gmis=5, threads_per_gmi=1, backend="mps")
+    five = replace(plan, slices=tuple(replace(piece, gpu_fraction=0.4) for piece in plan.slices))
+    # 5 x 0.4 = 2 GPUs, of which each holds two: the fifth never gets a place.
+    nodes = [resources("n", CPU=64.0, GPU=2.0)]
+    assert not fits(five, nodes)
+    assert refusal(five, nodes, waited_s=0.0).would_fit == "4 GMIs of this size would fit: set num_gmis=4"
+    assert fits(replace(five, slices=five.slices[:4]), nodes)

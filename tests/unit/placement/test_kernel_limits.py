@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from placement.inventory.limits import allowed_cores, cpu_quota_cores, memory_bytes
+from placement.inventory.limits import (
+    allowed_cores,
+    cpu_quota_cores,
+    may_configure_mig,
+    memory_bytes,
+    numa_nodes,
+)
 from placement.inventory.local import local_machine
+from placement.types import NumaNode
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -100,3 +107,33 @@ def test_this_machine_is_one_node_within_this_process_affinity():
     assert set(node.cores) <= os.sched_getaffinity(0)
     assert node.cores
     assert node.memory_total_bytes > 2**20
+
+
+def test_numa_nodes_are_read_with_their_cores_and_memory(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "sys/devices/system/node/node1/cpulist": "4-6,9\n",
+            "sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:  2048 kB\nNode 1 MemFree: 5 kB\n",
+            "sys/devices/system/node/node0/cpulist": "\n",  # memory only
+            "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:  1024 kB\n",
+            "sys/devices/system/node/online": "0-1\n",
+        },
+    )
+    assert numa_nodes(root) == (
+        NumaNode(index=0, cores=(), memory_bytes=1024 * 1024),
+        NumaNode(index=1, cores=(4, 5, 6, 9), memory_bytes=2048 * 1024),
+    )
+    assert numa_nodes(tmp_path / "nowhere") == ()
+
+
+def test_who_may_open_the_drivers_device_file_may_configure_mig(tmp_path):
+    capability = {"proc/driver/nvidia/capabilities/mig/config": "DeviceFileMinor: 1\nDeviceFileMode: 256\n"}
+    assert not may_configure_mig(write(tmp_path, capability))
+    assert may_configure_mig(write(tmp_path, {"dev/nvidia-caps/nvidia-cap1": ""}))
+
+
+@pytest.mark.parametrize(("user", "may"), [(0, True), (1000, False)])
+def test_drivers_without_that_file_ask_for_root(user, may, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert may_configure_mig(tmp_path) is may

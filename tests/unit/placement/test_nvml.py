@@ -1,90 +1,19 @@
-"""The NVML inventory against a stand-in module with the answers of a driver; no GPU is needed."""
+"""The inventory through NVIDIA's own bindings, above a driver library with state; no GPU is needed."""
 
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
 from placement.errors import InventoryError
-from placement.inventory.nvml import select_visible, visible_gpus
-from placement.types import Gpu
+from placement.inventory.nvml import DriverReading, as_gpu, read_driver, select_visible
+from placement.types import Gpu, GpuLink, GpuProcess, MigInstance
+from tests.fakes.gpus import DRIVER_NOT_LOADED, GPU_IS_LOST, H100, UNKNOWN, FakeGpu, a_free_mig_gpu
+from tests.fakes.nvml import FakeDriver
 
 HOST_MEMORY = 64 * 2**30
-
-
-class DriverAnswers(ModuleType):
-    """The part of pynvml's surface that the inventory uses, answering from a list of devices."""
-
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_LibraryNotFound(NVMLError):
-        pass
-
-    class NVMLError_DriverNotLoaded(NVMLError):
-        pass
-
-    class NVMLError_NotSupported(NVMLError):
-        pass
-
-    class NVMLError_FunctionNotFound(NVMLError):
-        pass
-
-    class NVMLError_NoPermission(NVMLError):
-        pass
-
-    def __init__(self, devices: list[dict], init_error: type[Exception] | None = None):
-        super().__init__("pynvml")
-        self.devices = devices
-        self.init_error = init_error
-        self.open_sessions = 0
-
-    def nvmlInit(self):
-        if self.init_error is not None:
-            raise self.init_error("init")
-        self.open_sessions += 1
-
-    def nvmlShutdown(self):
-        self.open_sessions -= 1
-
-    def nvmlDeviceGetCount(self):
-        return len(self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def _answer(self, handle, key):
-        answer = self.devices[handle][key]
-        if isinstance(answer, type) and issubclass(answer, Exception):
-            raise answer(key)
-        return answer
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self._answer(handle, "uuid")
-
-    def nvmlDeviceGetName(self, handle):
-        return self._answer(handle, "name")
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return self._answer(handle, "memory")
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return self._answer(handle, "capability")
-
-    def nvmlDeviceGetNumGpuCores(self, handle):
-        return self._answer(handle, "cores")
-
-
-def a100(index: int) -> dict:
-    return {
-        "uuid": f"GPU-{index}",
-        "name": "NVIDIA A100-SXM4-40GB",
-        "memory": SimpleNamespace(total=40 * 2**30, free=39 * 2**30),
-        "capability": (8, 0),
-        "cores": 6912,
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -92,72 +21,165 @@ def _no_visible_devices_setting(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def gpus_from(monkeypatch, module) -> tuple[Gpu, ...]:
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return visible_gpus(host_memory_bytes=HOST_MEMORY)
+def read(monkeypatch, driver: FakeDriver) -> DriverReading:
+    driver.install(monkeypatch)
+    return read_driver(host_memory_bytes=HOST_MEMORY)
+
+
+def a100(index: int, **changes) -> FakeGpu:
+    return FakeGpu(**({"uuid": f"GPU-a100000{index}", "bus": index + 1} | changes))
 
 
 def test_no_library_means_no_gpus(monkeypatch):
-    assert gpus_from(monkeypatch, None) == ()  # None in sys.modules makes the import fail
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # None makes the import fail
+    assert read_driver(host_memory_bytes=HOST_MEMORY) == DriverReading()
 
 
-@pytest.mark.parametrize(
-    "error", [DriverAnswers.NVMLError_LibraryNotFound, DriverAnswers.NVMLError_DriverNotLoaded]
-)
-def test_no_driver_means_no_gpus(monkeypatch, error):
-    assert gpus_from(monkeypatch, DriverAnswers([], init_error=error)) == ()
+def test_no_driver_means_no_gpus(monkeypatch):
+    driver = FakeDriver(a100(0))
+    driver.init_code = DRIVER_NOT_LOADED
+    assert read(monkeypatch, driver) == DriverReading()
 
 
 def test_a_driver_that_fails_is_an_error_with_a_way_out(monkeypatch):
-    with pytest.raises(InventoryError, match=r"the driver did not start.*CUDA_VISIBLE_DEVICES="):
-        gpus_from(monkeypatch, DriverAnswers([], init_error=DriverAnswers.NVMLError))
+    driver = FakeDriver(a100(0))
+    driver.init_code = UNKNOWN
+    with pytest.raises(
+        InventoryError, match=r"the driver did not start: Unknown Error.*CUDA_VISIBLE_DEVICES="
+    ):
+        read(monkeypatch, driver)
 
 
 def test_two_gpus_are_read_and_nvml_is_closed(monkeypatch):
-    driver = DriverAnswers([a100(0), a100(1)])
-    gpus = gpus_from(monkeypatch, driver)
-    assert [gpu.uuid for gpu in gpus] == ["GPU-0", "GPU-1"]
+    driver = FakeDriver(a100(0), a100(1))
+    reading = read(monkeypatch, driver)
+    assert [gpu.uuid for gpu in reading.gpus] == ["GPU-a1000000", "GPU-a1000001"]
+    gpu = reading.gpus[0]
     # 6912 cores / 64 per multiprocessor (8.0) = 108
-    assert gpus[0].sm_count == 108
-    assert gpus[0].memory_total_bytes == 40 * 2**30
-    assert gpus[0].memory_free_bytes == 39 * 2**30
-    assert gpus[0].compute_capability == (8, 0)
+    assert gpu.sm_count == 108
+    assert (gpu.memory_total_bytes, gpu.memory_free_bytes) == (40 * 2**30, 39 * 2**30)
+    assert (gpu.compute_capability, gpu.architecture, gpu.compute_mode) == ((8, 0), "Ampere", "default")
+    assert (gpu.mig_enabled, gpu.mig_pending, gpu.mig_instances) == (False, False, ())
+    assert (gpu.processes, gpu.mps_running, gpu.numa_node, gpu.cores) == ((), False, None, ())
+    assert (reading.driver_version, reading.cuda_version) == ("580.65.06", (13, 1))
     assert driver.open_sessions == 0
 
 
-def test_names_in_bytes_become_text(monkeypatch):
-    gpus = gpus_from(monkeypatch, DriverAnswers([a100(0) | {"uuid": b"GPU-0", "name": b"NVIDIA A100"}]))
-    assert (gpus[0].uuid, gpus[0].name) == ("GPU-0", "NVIDIA A100")
+def test_what_a_device_does_not_tell_is_left_out(monkeypatch):
+    shared = a100(0, cuda_cores=None, memory=None, capability=None, mig_profiles=())
+    (gpu,) = read(monkeypatch, FakeDriver(shared)).gpus
+    assert (gpu.sm_count, gpu.compute_capability, gpu.mig_enabled, gpu.mig_pending) == (None,) * 4
+    assert (gpu.memory_total_bytes, gpu.memory_free_bytes) == (
+        HOST_MEMORY,
+        None,
+    )  # memory shared with the host
 
 
-def test_a_query_that_is_not_supported_leaves_that_value_out(monkeypatch):
-    gpus = gpus_from(monkeypatch, DriverAnswers([a100(0) | {"cores": DriverAnswers.NVMLError_NotSupported}]))
-    assert gpus[0].sm_count is None
-    assert gpus[0].compute_capability == (8, 0)
+def test_an_old_driver_leaves_out_what_it_cannot_answer(monkeypatch):
+    missing = (
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlDeviceGetMemoryAffinity",
+        "nvmlDeviceGetMigMode",
+    )
+    (gpu,) = read(monkeypatch, FakeDriver(a100(0, numa_node=1), missing=missing)).gpus
+    assert (gpu.architecture, gpu.mps_running, gpu.numa_node, gpu.mig_enabled) == (None,) * 4
 
 
-def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch):
-    gpus = gpus_from(monkeypatch, DriverAnswers([a100(0) | {"memory": DriverAnswers.NVMLError_NotSupported}]))
-    assert gpus[0].memory_total_bytes == HOST_MEMORY
-    assert gpus[0].memory_free_bytes is None
-
-
-def test_a_lost_gpu_is_an_error_and_nvml_is_closed(monkeypatch):
-    driver = DriverAnswers([a100(0), a100(1) | {"uuid": DriverAnswers.NVMLError}])
-    with pytest.raises(InventoryError, match="a GPU could not be read: uuid"):
-        gpus_from(monkeypatch, driver)
+def test_a_lost_gpu_is_an_error_that_names_it_and_nvml_is_closed(monkeypatch):
+    driver = FakeDriver(a100(0), a100(1))
+    read(monkeypatch, driver)
+    second = [i for i, name in enumerate(driver.calls, 1) if name == "nvmlDeviceGetHandleByIndex_v2"][1]
+    driver.begin({second + 2: ("error", GPU_IS_LOST)})
+    with pytest.raises(InventoryError, match="GPU 1 could not be read: GPU is lost"):
+        read_driver(host_memory_bytes=HOST_MEMORY)
     assert driver.open_sessions == 0
 
 
 @pytest.mark.parametrize("value", ["", "-1", " "])
 def test_hidden_gpus_are_not_asked_for(monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert gpus_from(monkeypatch, DriverAnswers([], init_error=DriverAnswers.NVMLError)) == ()
+    driver = FakeDriver(a100(0))
+    driver.init_code = UNKNOWN
+    assert read(monkeypatch, driver) == DriverReading()
 
 
-def test_the_environment_chooses_among_the_gpus(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.index for gpu in gpus_from(monkeypatch, DriverAnswers([a100(0), a100(1)]))] == [1]
+def test_the_environment_chooses_among_the_gpus_and_their_links(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    reading = read(monkeypatch, FakeDriver(a100(0), a100(1), a100(2)))
+    assert [gpu.index for gpu in reading.gpus] == [2, 1]
+    assert [link.gpus for link in reading.gpu_links] == [("GPU-a1000001", "GPU-a1000002")]
+
+
+def test_processes_and_the_mps_server_are_seen(monkeypatch):
+    driver = FakeDriver(
+        a100(0, pids={41: 3 * 2**30, 42: None}), a100(1, pids={43: 1}), a100(2, mps_pids=[44])
+    )
+    driver.process_names = {41: "python", 43: "/usr/bin/nvidia-cuda-mps-server"}
+    first, second, third = read(monkeypatch, driver).gpus
+    assert first.processes == (GpuProcess(pid=41, memory_used_bytes=3 * 2**30), GpuProcess(pid=42))
+    assert (first.mps_running, second.mps_running, third.mps_running) == (False, True, True)
+
+
+def test_near_cores_and_numa_nodes_are_read(monkeypatch):
+    (gpu,) = read(monkeypatch, FakeDriver(a100(0, near_cores=(0, 63, 64, 130), numa_node=1))).gpus
+    assert (gpu.cores, gpu.numa_node) == ((0, 63, 64, 130), 1)
+
+
+def test_links_count_those_between_two_gpus(monkeypatch):
+    # 0 and 1: four links between them, one NUMA node; 2 is alone on another
+    driver = FakeDriver(
+        a100(0, numa_node=0, nvlinks=["GPU-a1000001"] * 4),
+        a100(1, numa_node=0, nvlinks=["GPU-a1000000"] * 4),
+        a100(2, numa_node=1),
+    )
+    assert read(monkeypatch, driver).gpu_links == (
+        GpuLink(gpus=("GPU-a1000000", "GPU-a1000001"), nvlinks=4, path="PHB"),
+        GpuLink(gpus=("GPU-a1000000", "GPU-a1000002"), nvlinks=0, path="SYS"),
+        GpuLink(gpus=("GPU-a1000001", "GPU-a1000002"), nvlinks=0, path="SYS"),
+    )
+
+
+def test_through_a_switch_every_pair_has_all_links(monkeypatch):
+    reading = read(monkeypatch, FakeDriver(*(a100(i, nvlinks=["switch"] * 18) for i in range(3))))
+    assert [link.nvlinks for link in reading.gpu_links] == [18, 18, 18]
+
+
+def test_mig_instances_are_read_over_gaps(monkeypatch):
+    gpu = a_free_mig_gpu(memory=(40 * 2**30, 0))
+    gpu.make(9, 4, pids=(77,))
+    hidden = gpu.make(19, 0)
+    double = gpu.make(15, 2)
+    del gpu.instances[2]  # a gap between the first and the third
+    (read_gpu,) = read(monkeypatch, FakeDriver(gpu)).gpus
+    assert hidden not in [one.uuid for one in read_gpu.mig_instances]
+    three, ten = read_gpu.mig_instances
+    assert (three.profile, three.start, three.size, three.sm_count, three.in_use) == (
+        "3g.20gb",
+        4,
+        4,
+        42,
+        True,
+    )
+    # one compute slice like 1g.5gb, but 9984 MiB: the one with double memory
+    assert (ten.uuid, ten.profile, ten.start, ten.size, ten.in_use) == (double, "1g.10gb", 2, 2, False)
+    assert ten.memory_bytes == 9984 * 2**20
+
+
+def test_a_user_without_permission_is_not_told_where_instances_lie(monkeypatch):
+    gpu = a_free_mig_gpu()
+    gpu.make(14, 2)
+    (read_gpu,) = read(monkeypatch, FakeDriver(gpu, privileged=False)).gpus
+    (instance,) = read_gpu.mig_instances
+    assert (instance.profile, instance.start, instance.size) == ("2g.10gb", None, None)
+
+
+def test_a_compute_instance_that_does_not_fill_its_gpu_instance_says_so(monkeypatch):
+    gpu = a_free_mig_gpu(mig_profiles=H100, name="NVIDIA H100 80GB HBM3", memory=(80 * 2**30, 0))
+    gpu.make(9, 0, compute=False)
+    gpu.fill(gpu.instances[1], 1)
+    (read_gpu,) = read(monkeypatch, FakeDriver(gpu)).gpus
+    assert [one.profile for one in read_gpu.mig_instances] == ["1c.3g.40gb"]
 
 
 FOUR = tuple(Gpu(index=i, uuid=f"GPU-{i}{i}ab", name="fake", memory_total_bytes=1) for i in range(4))
@@ -172,12 +194,19 @@ FOUR = tuple(Gpu(index=i, uuid=f"GPU-{i}{i}ab", name="fake", memory_total_bytes=
         ("1,7,2", [1]),  # CUDA stops at the first that does not exist
         ("GPU-", []),  # ambiguous
         ("1,1,2", [1]),
+        ("MIG-1234", []),
     ],
 )
 def test_visible_devices_are_chosen_as_cuda_does(wanted, indices):
     assert [gpu.index for gpu in select_visible(FOUR, wanted)] == indices
 
 
-def test_mig_instances_are_refused_by_name():
-    with pytest.raises(InventoryError, match="MIG instances cannot be planned for"):
-        select_visible(FOUR, "MIG-1234")
+def test_mig_instances_that_are_named_count_as_gpus_of_their_own():
+    one, two = (
+        MigInstance(uuid=f"MIG-{i}", profile="3g.20gb", memory_bytes=20 * 2**30, sm_count=42) for i in (1, 2)
+    )
+    owner = replace(FOUR[0], mig_enabled=True, mig_instances=(one, two), compute_capability=(8, 0))
+    seen = select_visible((owner, *FOUR[1:]), "MIG-2,MIG-1,MIG-1")
+    assert seen == (as_gpu(owner, two, index=0), as_gpu(owner, one, index=1))
+    assert (seen[0].uuid, seen[0].name, seen[0].sm_count) == ("MIG-2", "fake MIG 3g.20gb", 42)
+    assert (seen[0].memory_total_bytes, seen[0].compute_capability) == (20 * 2**30, (8, 0))

@@ -38,7 +38,7 @@ def machines(draw: st.DrawFn) -> Machine:
 counts = st.none() | st.integers(1, 40)
 requests = st.fixed_dictionaries(
     {
-        "backend": st.sampled_from(["auto", "cpu", "direct"]),
+        "backend": st.sampled_from(["auto", "cpu", "direct", "mps", "green"]),
         "num_gmis": counts,
         "gmis_per_gpu": st.none() | st.integers(1, 5),
         "threads_per_gmi": st.none() | st.integers(1, 6),

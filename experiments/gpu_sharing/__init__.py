@@ -1,0 +1,1 @@
+"""MPS shares against plain sharing and a single process, on the same work."""

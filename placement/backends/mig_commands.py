@@ -1,0 +1,37 @@
+"""What a human would have to run for MIG: the exact commands, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from placement.mig_geometry import Placed
+from placement.types import Gpu
+
+FIRST_WITHOUT_RESET = (9, 0)
+"""From Hopper on, a change of MIG mode takes effect without a reset of the GPU."""
+
+
+def mode_problem(enabled: bool | None, pending: bool | None) -> str | None:
+    """Why no instance can be made in this state of MIG mode; None where it is on."""
+    if enabled and pending is not False:
+        return None
+    if enabled:
+        return "MIG mode is on, but is to be off after the reset that is due"
+    if pending:
+        return "MIG mode is to be on, but the GPU was not reset yet"
+    return "MIG mode is off" if enabled is False else "it is not known whether MIG mode is on"
+
+
+def mode_commands(gpu: Gpu) -> str:
+    """How an administrator switches MIG mode on, nobody using the GPU."""
+    switch = f"`sudo nvidia-smi -i {gpu.uuid} -mig 1`"
+    if gpu.compute_capability is not None and gpu.compute_capability >= FIRST_WITHOUT_RESET:
+        return f"{switch} while nobody uses the GPU"
+    return f"{switch}, then `sudo nvidia-smi --gpu-reset -i {gpu.uuid}`, while nobody uses the GPU"
+
+
+def create_command(gpu: Gpu, placed: Sequence[Placed]) -> str:
+    """How an administrator creates these instances, each with its compute instance."""
+    by_size = sorted(placed, key=lambda one: (-one.profile.size, one.start))
+    specifiers = ",".join(f"{one.profile.profile_id}:{one.start}" for one in by_size)
+    return f"`sudo nvidia-smi mig -i {gpu.uuid} -cgi {specifiers} -C`"

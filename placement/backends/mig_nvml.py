@@ -1,0 +1,247 @@
+"""MIG instances of one GPU through NVML: list, create, destroy; errors in our terms. [unverified on GPU]
+
+NVML comes from the inventory's session, its one door. Numbers of calls, their order and their errors are those of
+NVIDIA's documentation of NVML, multi instance GPU management.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from placement.errors import CarvingError, InventoryError
+from placement.inventory.nvml import nvml_session
+from placement.inventory.nvml_mig import MIB, mig_devices, read_instances
+from placement.inventory.nvml_queries import read_processes, text
+from placement.mig_geometry import Geometry, Placed, Placement
+from placement.types import MigInstance
+
+PROFILE_INFO_VERSION = 1
+"""Of NVML's answer on profiles; every driver that knows MIG has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuInstance:
+    """A GPU instance that exists, with or without compute instances."""
+
+    id: int
+    profile_id: int
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeInstance:
+    """What a process can be given: a MIG device."""
+
+    id: int
+    uuid: str
+    sm_count: int
+    memory_bytes: int
+
+
+class MigGpu:
+    """One GPU while a session with NVML is open."""
+
+    def __init__(self, nvml: Any, handle: Any, uuid: str) -> None:
+        self._nvml, self._handle, self.uuid = nvml, handle, uuid
+
+    def mode(self) -> tuple[bool, bool] | None:
+        """Whether MIG is on, and whether it will be after the next reset; None where the GPU has none."""
+        with self._told("read the MIG mode"):
+            try:
+                current, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
+            except self._nvml.NVMLError_NotSupported:
+                return None
+        return bool(current), bool(pending)
+
+    def set_mode(self, enabled: bool) -> None:
+        """Switch MIG mode.
+
+        Raises:
+            CarvingError: it did not take effect at once; the mode that is due after a reset may have changed.
+        """
+        with self._told("switch MIG mode"):
+            status = self._nvml.nvmlDeviceSetMigMode(self._handle, int(enabled))
+            # Not raised by NVML: the call went well, the change did not.
+            if status != self._nvml.NVML_SUCCESS:
+                raise self._nvml.NVMLError(status)
+
+    def permitted_instances(self) -> list[GpuInstance] | None:
+        """As ``instances``; None where this process may not list them, as only those may that may change them."""
+        try:
+            return self.instances()
+        except CarvingError as error:
+            if isinstance(error.__cause__, self._nvml.NVMLError_NoPermission):
+                return None
+            raise
+
+    def instances(self) -> list[GpuInstance]:
+        """Every GPU instance, whoever made it."""
+        found = []
+        with self._told("list the GPU instances"):
+            for info in self._profiles():
+                # pynvml fills what it is given; a profile has never more instances than this.
+                array = (self._nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
+                count = ctypes.c_uint(0)
+                self._nvml.nvmlDeviceGetGpuInstances(self._handle, info.id, array, ctypes.byref(count))
+                found += [self._described(array[i]) for i in range(count.value)]
+        return sorted(found, key=lambda one: one.id)
+
+    def devices(self, geometry: Geometry | None) -> tuple[MigInstance, ...]:
+        """What processes can be given, as everybody may see it."""
+        with self._told("list the MIG devices"):
+            return read_instances(self._nvml, self._handle, geometry)
+
+    def profile_id(self, placed: Placed) -> int:
+        """The driver's id of a profile."""
+        with self._told(f"look up the MIG profile {placed.profile.name}"):
+            info = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo(
+                self._handle, placed.profile.nvml_profile, version=PROFILE_INFO_VERSION
+            )
+        return int(info.id)
+
+    def create(self, profile_id: int, placement: Placement) -> int:
+        """Create a GPU instance; returns its id."""
+        with self._told(f"create a GPU instance of profile {profile_id} at memory slice {placement.start}"):
+            place = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+            instance = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                self._handle, profile_id, ctypes.byref(place)
+            )
+            return int(self._nvml.nvmlGpuInstanceGetInfo(instance).id)
+
+    def fill(self, instance_id: int) -> int:
+        """Create the compute instance that takes all of a GPU instance; returns its id."""
+        with self._told(f"create a compute instance in GPU instance {instance_id}"):
+            instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
+            largest = max(self._compute_profiles(instance), key=lambda info: int(info.sliceCount))
+            made = self._nvml.nvmlGpuInstanceCreateComputeInstance(instance, largest.id)
+            return int(self._nvml.nvmlComputeInstanceGetInfo(made).id)
+
+    def compute_instances(self, instance_id: int) -> list[ComputeInstance]:
+        """The compute instances of a GPU instance."""
+        with self._told(f"list the compute instances of GPU instance {instance_id}"):
+            instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
+            return [self._device_of(one) for one in self._compute_handles(instance)]
+
+    def processes(self, uuid: str) -> list[int]:
+        """Processes that run on the MIG device of that UUID; none where there is no such device."""
+        with self._told(f"list the processes of {uuid}"):
+            for device in mig_devices(self._nvml, self._handle):
+                if text(self._nvml.nvmlDeviceGetUUID(device)) == uuid:
+                    return [one.pid for one in read_processes(self._nvml, device)]
+        return []
+
+    def destroy_compute_instance(self, instance_id: int, compute_id: int) -> None:
+        """Destroy one compute instance. Drivers do so under running processes too: ask before."""
+        with self._told(f"destroy compute instance {compute_id} of GPU instance {instance_id}"):
+            instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
+            made = self._nvml.nvmlGpuInstanceGetComputeInstanceById(instance, compute_id)
+            self._nvml.nvmlComputeInstanceDestroy(made)
+
+    def destroy(self, instance_id: int) -> None:
+        """Destroy a GPU instance whose compute instances are gone."""
+        with self._told(f"destroy GPU instance {instance_id}"):
+            self._nvml.nvmlGpuInstanceDestroy(
+                self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
+            )
+
+    def _profiles(self) -> Iterator[Any]:
+        for constant in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                yield self._nvml.nvmlDeviceGetGpuInstanceProfileInfo(
+                    self._handle, constant, version=PROFILE_INFO_VERSION
+                )
+            except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
+                continue  # not on this model, or not known to this driver
+
+    def _compute_profiles(self, instance: Any) -> list[Any]:
+        found = []
+        for constant in range(self._nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            try:
+                found.append(
+                    self._nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                        instance,
+                        constant,
+                        self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+                        version=PROFILE_INFO_VERSION,
+                    )
+                )
+            except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
+                continue
+        return found
+
+    def _compute_handles(self, instance: Any) -> Iterator[Any]:
+        for info in self._compute_profiles(instance):
+            array = (self._nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))()
+            count = ctypes.c_uint(0)
+            self._nvml.nvmlGpuInstanceGetComputeInstances(instance, info.id, array, ctypes.byref(count))
+            yield from (array[i] for i in range(count.value))
+
+    def _described(self, instance: Any) -> GpuInstance:
+        info = self._nvml.nvmlGpuInstanceGetInfo(instance)
+        placement = Placement(int(info.placement.start), int(info.placement.size))
+        return GpuInstance(id=int(info.id), profile_id=int(info.profileId), placement=placement)
+
+    def _device_of(self, compute_instance: Any) -> ComputeInstance:
+        info = self._nvml.nvmlComputeInstanceGetInfo(compute_instance)
+        attributes = self._nvml.nvmlDeviceGetAttributes_v2(info.device)
+        return ComputeInstance(
+            id=int(info.id),
+            uuid=text(self._nvml.nvmlDeviceGetUUID(info.device)),
+            sm_count=int(attributes.multiprocessorCount),
+            memory_bytes=int(attributes.memorySizeMB) * MIB,
+        )
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """NVML's errors as ours, with the way out of each."""
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            way_out = self._ways_out().get(error.value, "See `nvidia-smi` and the kernel's log (`dmesg`)")
+            raise CarvingError(f"MIG on {self.uuid}", f"could not {doing}: {error}", way_out) from error
+
+    def _ways_out(self) -> dict[int, str]:
+        nvml, uuid = self._nvml, self.uuid
+        return {
+            nvml.NVML_ERROR_NO_PERMISSION: "Run as root, have an administrator cut the GPU, or use backend='mps'",
+            nvml.NVML_ERROR_IN_USE: "Something still uses the GPU: end the processes that "
+            f"`nvidia-smi -i {uuid}` and `fuser -v /dev/nvidia*` list, then try again",
+            nvml.NVML_ERROR_RESET_REQUIRED: "Once nothing uses the GPU, "
+            f"run `sudo nvidia-smi --gpu-reset -i {uuid}`, then try again",
+            nvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "Somebody else may have cut the GPU in the meantime: "
+            f"see `sudo nvidia-smi mig -lgi -i {uuid}`, then try again",
+            nvml.NVML_ERROR_GPU_IS_LOST: "The GPU fell off the bus: reset it or restart the host, "
+            "then run `rayagi cleanup`",
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "The driver is too old for MIG: update it to 450 or newer "
+            "(H100 and later need 525), or use backend='mps'",
+            nvml.NVML_ERROR_NOT_SUPPORTED: "This GPU or driver cannot do it: use backend='mps'",
+        }
+
+
+@contextmanager
+def mig_gpu(uuid: str) -> Iterator[MigGpu]:
+    """A GPU of this host by its UUID, for as long as the block lasts.
+
+    Raises:
+        CarvingError: no driver answers, or it has no such GPU.
+    """
+    with ExitStack() as session:
+        try:
+            nvml = session.enter_context(nvml_session())
+        except InventoryError as error:
+            raise CarvingError(f"MIG on {uuid}", error.problem, error.way_out) from error
+        if nvml is None:
+            raise CarvingError(f"MIG on {uuid}", "no NVIDIA driver answers", "See `nvidia-smi` on that host")
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError as error:
+            raise CarvingError(
+                f"MIG on {uuid}",
+                f"the driver does not give the GPU: {error}",
+                "See `nvidia-smi -L`; a GPU that is lost needs a reset or a restart of the host",
+            ) from error
+        yield MigGpu(nvml, handle, uuid)

@@ -1,0 +1,118 @@
+"""What carving by MIG does step by step, and how each step is undone, also by another process. [unverified on GPU]"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from placement.backends.mig_nvml import GpuInstance, MigGpu
+from placement.errors import CarvingError
+from placement.ledger import Ledger, Step, all_ledgers
+from placement.mig_geometry import Placed, Placement, geometry_of
+from placement.mig_planner import choose_existing
+from placement.types import Gpu, MigInstance, Share
+
+
+def create(
+    device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], placed: tuple[Placed, ...], ledger: Ledger
+) -> tuple[Share, ...]:
+    """New instances, the ledger written before each, in the order of the sizes.
+
+    Raises:
+        CarvingError: the driver refuses one; those before it are in the ledger.
+    """
+    made: dict[int, Share] = {}
+    # The largest first, as `nvidia-smi` users must: then a refusal comes before anything small is in the way.
+    for index in sorted(range(len(placed)), key=lambda i: (-placed[i].profile.size, placed[i].start)):
+        place, profile_id = placed[index].placement, device.profile_id(placed[index])
+        where = {"profile_id": profile_id, "start": place.start, "size": place.size}
+        step = ledger.record("mig", gpu.uuid, "gpu_instance", where)
+        instance_id = device.create(profile_id, place)
+        step = ledger.amend(step, instance_id=instance_id)
+        device.fill(instance_id)
+        (part,) = device.compute_instances(instance_id)
+        ledger.amend(step, uuid=part.uuid)  # so that no other run takes it for an idle one
+        made[index] = Share(
+            kind="mig",
+            gpu_uuid=gpu.uuid,
+            fraction=sizes[index],
+            sm_count=part.sm_count,
+            memory_bytes=part.memory_bytes,
+            mig_uuid=part.uuid,
+        )
+    return tuple(made[index] for index in range(len(sizes)))
+
+
+def borrow(device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) -> tuple[Share, ...]:
+    """Idle instances that no other run of ours has; noted, so that no other run takes them.
+
+    Raises:
+        PlanError: they do not give these sizes.
+    """
+    claimed = {
+        step.undo.get("uuid")
+        for other in all_ledgers(ledger.path.parent)[0]
+        if other.owner.state() != "dead"
+        for step in other.steps(gpu.uuid, "mig")
+    }
+    there: tuple[MigInstance, ...] = device.devices(geometry_of(gpu))
+    unclaimed = tuple(one for one in there if one.uuid not in claimed)
+    chosen = choose_existing(replace(gpu, mig_instances=unclaimed), sizes)
+    for one in chosen:
+        ledger.record("mig", gpu.uuid, "borrowed", {"uuid": one.uuid})
+    return tuple(
+        Share(
+            kind="mig",
+            gpu_uuid=gpu.uuid,
+            fraction=size,
+            sm_count=one.sm_count,
+            memory_bytes=one.memory_bytes,
+            mig_uuid=one.uuid,
+        )
+        for size, one in zip(sizes, chosen, strict=True)
+    )
+
+
+def undo(step: Step, device: MigGpu) -> None:
+    """Take back what a step made, where it is still there.
+
+    Raises:
+        CarvingError: a process uses it, or the driver refuses.
+    """
+    if step.made == "borrowed":
+        return
+    mode = device.mode()
+    if step.made == "mode":
+        if mode is not None and any(mode):
+            device.set_mode(False)
+        return
+    if mode is not None and not mode[0]:
+        return  # instances end with the mode, and with a restart of the host
+    instance = _ours(step, device)
+    if instance is None:
+        return
+    parts = device.compute_instances(instance.id)
+    pids = [pid for part in parts for pid in device.processes(part.uuid)]
+    if pids:
+        if "instance_id" not in step.undo:
+            return  # we ended before we knew it: who runs in it made it
+        raise CarvingError(
+            f"MIG instance {', '.join(part.uuid for part in parts)}",
+            f"still used by process {', '.join(map(str, pids))}",
+            "End that process, then run `rayagi cleanup` on this host",
+        )
+    for part in parts:
+        device.destroy_compute_instance(instance.id, part.id)
+    device.destroy(instance.id)
+
+
+def _ours(step: Step, device: MigGpu) -> GpuInstance | None:
+    """What the step made. Ids are used again: what lies elsewhere, or is another size, is somebody else's.
+
+    Where the process ended before it could note the id, what lies in the place that was free before is ours.
+    """
+    known = step.undo.get("instance_id")
+    place = Placement(int(step.undo["start"] or 0), int(step.undo["size"] or 0))
+    for one in device.instances():
+        if (one.placement, one.profile_id) == (place, step.undo["profile_id"]) and known in (None, one.id):
+            return one
+    return None

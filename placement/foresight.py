@@ -1,0 +1,31 @@
+"""What slices will be limited to once their GPUs are carved, by what the inventory says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from placement.backends import get_backend
+from placement.backends.base import SliceLimits
+from placement.types import Machine, Slice
+
+
+def foreseen(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:
+    """The limits of each slice, in order. Slices that share a GPU must all be among them.
+
+    Raises:
+        PlanError: a GPU cannot be cut into these sizes; the text says what would fit.
+    """
+    by_gpu: dict[tuple[str, str], list[int]] = {}
+    for index, piece in enumerate(slices):
+        if piece.gpu_uuid is not None:
+            by_gpu.setdefault((piece.node, piece.gpu_uuid), []).append(index)
+    limits = [SliceLimits() for _ in slices]
+    for (node_name, uuid), indices in by_gpu.items():
+        node = machine.node(node_name)
+        backend = get_backend(slices[indices[0]].backend)
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                sizes = [slices[index].gpu_fraction for index in indices]
+                for index, limit in zip(indices, backend.foresee(node, gpu, sizes), strict=True):
+                    limits[index] = limit
+    return tuple(limits)

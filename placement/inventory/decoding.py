@@ -1,0 +1,114 @@
+"""JSON to frozen dataclasses and back to text: the types of the fields are the schema."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+LINE_WIDTH = 110
+"""Values that fit are written on one line: a list of 192 cores is for machines, the rest is for people."""
+
+
+class DecodingError(ValueError):
+    """A value that is not what its field says, as a sentence that names the place."""
+
+
+def decode(kind: type[T], value: object, where: str) -> T:
+    """An instance of a dataclass from JSON-ready values.
+
+    Args:
+        kind: the dataclass; its fields may be scalars, literals, unions, tuples and other dataclasses
+        value: what JSON gave
+        where: its place in the file, for messages
+
+    Raises:
+        DecodingError: a field is missing, unknown or of another type.
+    """
+    if not isinstance(value, dict):
+        raise DecodingError(f"{where} is not an object")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(value) - set(known))
+    if unknown:
+        raise DecodingError(
+            f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    needed = {
+        name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING
+    }
+    missing = sorted(needed - set(value))
+    if missing:
+        raise DecodingError(f"{where} lacks {', '.join(missing)}")
+    hints = get_type_hints(kind)
+    return kind(**{key: _decode(hints[key], one, f"{where}.{key}") for key, one in value.items()})
+
+
+def _decode(hint: Any, value: object, where: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _decode_optional(hint, value, where)
+    if origin is tuple:
+        return _decode_tuple(hint, value, where)
+    if is_dataclass(hint):
+        return decode(hint, value, where)  # type: ignore[arg-type]
+    fits = value in get_args(hint) if origin is Literal else type(value) in _accepted(hint)
+    if not fits:
+        raise DecodingError(f"{where} is {value!r}, not {_text(hint)}")
+    return value
+
+
+def _decode_optional(hint: Any, value: object, where: str) -> Any:
+    if value is None:
+        return None
+    (inner,) = (one for one in get_args(hint) if one is not type(None))
+    try:
+        return _decode(inner, value, where)
+    except DecodingError as error:
+        raise DecodingError(f"{error} or null") from None
+
+
+def _decode_tuple(hint: Any, value: object, where: str) -> tuple[Any, ...]:
+    inner = get_args(hint)
+    if not isinstance(value, list):
+        raise DecodingError(f"{where} is {value!r}, not {_text(hint)}")
+    if inner[-1] is Ellipsis:
+        return tuple(_decode(inner[0], one, f"{where}[{i}]") for i, one in enumerate(value))
+    if len(value) != len(inner):
+        raise DecodingError(f"{where} is {value!r}, not {_text(hint)}")
+    pairs = zip(inner, value, strict=True)
+    return tuple(_decode(one, part, f"{where}[{i}]") for i, (one, part) in enumerate(pairs))
+
+
+def _accepted(hint: Any) -> tuple[type, ...]:
+    """JSON writes 4.0 and 4 alike: a float may be a whole number. A bool is no number."""
+    return (float, int) if hint is float else (hint,)
+
+
+def _text(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        return "a list" if inner[-1] is Ellipsis else f"a list of {len(inner)}"
+    return str(hint.__name__)
+
+
+def pretty(value: Any, indent: str = "") -> str:
+    """JSON text, indented by 2, in which what fits on a line is on a line, and lists of plain values always."""
+    line = json.dumps(value)
+    plain = not isinstance(value, dict | list) or (
+        isinstance(value, list) and not any(isinstance(one, dict | list) for one in value)
+    )
+    if plain or (indent and len(indent) + len(line) <= LINE_WIDTH):
+        return line
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {pretty(one, deeper)}" for key, one in value.items()]
+        opening, closing = "{", "}"
+    else:
+        parts, opening, closing = [pretty(one, deeper) for one in value], "[", "]"
+    body = ",\n".join(deeper + part for part in parts)
+    return f"{opening}\n{body}\n{indent}{closing}"

@@ -1,0 +1,253 @@
+"""From requested sizes to legal MIG placements beside what exists, or to the reason why not and what would fit.
+
+A GPU has a few hundred layouts at most, so that all are looked at: a fit is found whenever there is one, the best one
+is the best, and the same arguments always give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+from placement.errors import PlanError, counted
+from placement.mig_geometry import Geometry, Layout, Placed, Placement, geometry_of, layouts
+from placement.types import Gpu, MigInstance, core_ranges
+
+Request = float | str
+"""A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
+
+LEAST_GRANTED = 0.5
+"""MIG's sizes are coarse: 2 x 0.5 gives each 3 of 7 compute slices. Below this part of what was asked, a cut is
+another one than was asked for: an error, not an approximation."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Parts of the whole GPU, each in (0, 1]."""
+
+    name: str
+    compute: float
+    memory: float
+
+    def granted(self, fraction: float) -> float:
+        """How much of a wished fraction this is, by its scarcer resource; at most 1."""
+        return min(1.0, self.compute / fraction, self.memory / fraction)
+
+
+def plan_instances(
+    gpu: Gpu, requests: Sequence[Request], taken: Iterable[Placement] | None = None
+) -> tuple[Placed, ...]:
+    """New instances for the requests, in their order, beside what is taken.
+
+    Among the layouts in which the poorest fraction gets most of what it asked, the one that takes least.
+
+    Args:
+        gpu: what is cut
+        requests: what is wanted
+        taken: placements of what exists; None: as far as the inventory could read them
+
+    Raises:
+        PlanError: the GPU has no MIG, or no legal layout beside what exists gives this; the text says what would.
+    """
+    geometry = required_geometry(gpu)
+    _check(geometry, requests)
+    occupied = frozenset(known_placements(gpu) if taken is None else taken)
+
+    def best(some: Sequence[Request]) -> tuple[Placed, ...] | None:
+        return _best_layout(geometry, layouts(geometry, occupied), some)
+
+    return best(requests) or _refuse(gpu, geometry, requests, occupied, best)
+
+
+def choose_existing(gpu: Gpu, requests: Sequence[Request]) -> tuple[MigInstance, ...]:
+    """Instances that exist and that nobody uses, for the requests, in their order.
+
+    Raises:
+        PlanError: they do not give this; the text says what is there.
+    """
+    geometry = required_geometry(gpu)
+    _check(geometry, requests)
+    free = [one for one in gpu.mig_instances if not one.in_use]
+    chosen = _best_layout_of(free, lambda one: _size_of(gpu, geometry, one), requests)
+    if chosen is None:
+        there = Counter(one.profile for one in free)
+        raise PlanError(
+            f"{_text(requests)} on {_name(gpu)}",
+            f"of its {counted(len(gpu.mig_instances), 'MIG instance')}, free are {_counts(there)}",
+            "Ask for sizes that are there, or have an administrator cut it anew",
+        )
+    return chosen
+
+
+def required_geometry(gpu: Gpu) -> Geometry:
+    """The geometry of a GPU.
+
+    Raises:
+        PlanError: it has no MIG that is known here.
+    """
+    geometry = geometry_of(gpu)
+    if geometry is None:
+        raise PlanError(
+            f"MIG on {_name(gpu)}",
+            "its MIG geometry is not known, or it has no MIG",
+            "Use backend='mps' or 'direct'",
+        )
+    return geometry
+
+
+def known_placements(gpu: Gpu) -> tuple[Placement, ...]:
+    """Where the instances of a GPU lie, as far as the inventory could read it."""
+    return tuple(
+        Placement(one.start, one.size)
+        for one in gpu.mig_instances
+        if one.start is not None and one.size is not None
+    )
+
+
+def size_of(geometry: Geometry, placed: Placed) -> Size:
+    """The parts of the GPU that an instance has."""
+    profile = placed.profile
+    return Size(
+        profile.name, profile.compute_slices / geometry.compute_slices, profile.size / geometry.memory_slices
+    )
+
+
+def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> Size:
+    """By its profile where the table has it; a part of a GPU instance has the memory, but fewer SMs."""
+    whole = geometry.profiles[-1].sm_count
+    profile = geometry.profile(instance.profile.removesuffix("+me"))
+    if profile is not None:
+        compute = profile.compute_slices / geometry.compute_slices
+    else:
+        compute = 0.0 if whole is None or instance.sm_count is None else instance.sm_count / whole
+    return Size(instance.profile, compute, min(1.0, instance.memory_bytes / gpu.memory_total_bytes))
+
+
+def _best_layout(geometry: Geometry, among: Iterable[Layout], requests: Sequence[Request]) -> Layout | None:
+    ranked = []
+    for layout in among:
+        if len(layout) != len(requests):
+            continue
+        matched = _match(layout, lambda one: size_of(geometry, one), requests)
+        if matched is not None:
+            (granted, spent), order = matched
+            ranked.append(((-granted, spent, [one.start for one in order]), order))
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def _best_layout_of(
+    pieces: Sequence[T], size: Callable[[T], Size], requests: Sequence[Request]
+) -> tuple[T, ...] | None:
+    """The best choice among pieces that exist: any subset of as many as are asked for."""
+    ranked = []
+    for index, subset in enumerate(combinations(pieces, len(requests))):
+        matched = _match(subset, size, requests)
+        if matched is not None:
+            (granted, spent), order = matched
+            ranked.append(((-granted, spent, index), order))
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def _match(
+    pieces: Sequence[T], size: Callable[[T], Size], requests: Sequence[Request]
+) -> tuple[tuple[float, float], tuple[T, ...]] | None:
+    """Hand each request one piece: names exactly, of fractions the larger the larger.
+
+    Returns:
+        (part that the poorest fraction gets, what is taken of the GPU), and the pieces in the order of the requests
+    """
+    left = list(pieces)
+    given: dict[int, T] = {}
+    for index, request in enumerate(requests):
+        if isinstance(request, str):
+            named = next((one for one in left if size(one).name == request), None)
+            if named is None:
+                return None
+            left.remove(named)
+            given[index] = named
+    fractions = sorted(
+        ((request, -index) for index, request in enumerate(requests) if not isinstance(request, str)),
+        reverse=True,
+    )
+    left.sort(
+        key=lambda one: (size(one).compute, size(one).memory), reverse=True
+    )  # stable: the first place first
+    granted = 1.0
+    for (fraction, minus_index), piece in zip(fractions, left, strict=True):
+        given[-minus_index] = piece
+        granted = min(granted, size(piece).granted(fraction))
+    if granted < LEAST_GRANTED:
+        return None
+    spent = sum(size(one).compute + size(one).memory for one in pieces)
+    return (granted, spent), tuple(given[index] for index in range(len(requests)))
+
+
+def _check(geometry: Geometry, requests: Sequence[Request]) -> None:
+    names = [profile.name for profile in geometry.profiles]
+    for request in requests:
+        if isinstance(request, str) and request not in names:
+            raise PlanError(
+                f"MIG profile {request!r}", f"the {geometry.model} has {', '.join(names)}", "Use one of them"
+            )
+        if not isinstance(request, str) and not 0 < request <= 1:
+            raise PlanError(f"a share of {request:g}", "a share is in (0, 1]", "Ask for a part of one GPU")
+    if not requests:
+        raise PlanError("no MIG instance", "at least one is needed", "Ask for one")
+
+
+def _refuse(
+    gpu: Gpu,
+    geometry: Geometry,
+    requests: Sequence[Request],
+    occupied: frozenset[Placement],
+    best: Callable[[Sequence[Request]], Layout | None],
+) -> tuple[Placed, ...]:
+    possible = layouts(geometry, occupied)
+    most = max(len(layout) for layout in possible)
+    slices = core_ranges(slot for one in occupied for slot in range(one.start, one.end))
+    beside = f" with memory slices {slices} taken" if occupied else ""
+    if most == 0:
+        limit = f"no instance fits{beside}"
+    elif len(requests) > most:
+        limit = f"it holds at most {counted(most, 'MIG instance')}{beside}"
+    else:
+        alone = [
+            profile.name
+            for profile in geometry.profiles
+            if any(one.profile is profile for layout in possible for one in layout)
+        ]
+        limit = (
+            f"no legal placement on its {geometry.memory_slices} memory slices{beside}; "
+            f"alone would fit any of {', '.join(alone)}"
+        )
+    raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _way_out(geometry, requests, best))
+
+
+def _way_out(
+    geometry: Geometry, requests: Sequence[Request], best: Callable[[Sequence[Request]], Layout | None]
+) -> str:
+    """The most of the requests that does fit, the earlier ones first."""
+    for count in range(min(len(requests) - 1, geometry.memory_slices), 0, -1):
+        for part in combinations(requests, count):
+            layout = best(part)
+            if layout is not None:
+                made = _counts(Counter(one.profile.name for one in layout))
+                return f"{_text(part)} would fit as {made}"
+    return "Use another GPU, have its instances destroyed by who made them, or use backend='mps'"
+
+
+def _text(requests: Sequence[Request]) -> str:
+    return _counts(Counter(one if isinstance(one, str) else f"{one:.3g}" for one in requests))
+
+
+def _counts(names: Counter[str]) -> str:
+    return " + ".join(f"{count} x {name}" for name, count in names.items()) or "none"
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.name})"

@@ -1,0 +1,53 @@
+"""``rayagi info``: what there is to plan for, and which ways of sharing it are open."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from placement.backends import BACKENDS
+from placement.inventory import cluster_machine, dump_machine, load_machine, local_machine, machine_text
+from placement.inventory.describing import describe, table
+from placement.types import Machine
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the machine, or record it; returns the exit code."""
+    machine = _machine(arguments)
+    if arguments.json == "-":
+        print(machine_text(machine), end="")
+    elif arguments.json is not None:
+        dump_machine(machine, arguments.json)
+        print(
+            f"Recorded in {arguments.json}. `rayagi plan TASK --machine {arguments.json}` plans for it anywhere."
+        )
+    else:
+        print("\n".join([describe(machine), "", *_backend_lines(machine)]))
+    return 0
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    if arguments.machine is not None:
+        return load_machine(arguments.machine)
+    if not arguments.cluster:
+        return local_machine()
+    # Imported here: without a cluster there is no need to wait for Ray.
+    from rayagi.coordinator.cluster import connected
+
+    with connected(os.environ.get("RAY_ADDRESS") or "auto"):
+        return cluster_machine()
+
+
+def _backend_lines(machine: Machine) -> list[str]:
+    """Each backend on each node: on its first GPU, and on others where they differ."""
+    rows: list[tuple[str, ...]] = [("node", "backend", "usable", "why")]
+    for node in machine.nodes:
+        for name, backend in BACKENDS.items():
+            answers: dict[str, tuple[str, str]] = {}
+            for gpu in (None,) if name == "cpu" or not node.gpus else node.gpus:
+                found = backend.availability(node, gpu)
+                why = f"{found.reason}. {found.way_out}" if found.way_out else found.reason
+                general = why if gpu is None else why.replace(gpu.uuid, "GPU")
+                answers.setdefault(general, ("yes" if found.usable else "no", why))
+            rows += [(node.name, name, usable, why) for usable, why in answers.values()]
+    return table(rows)

@@ -1,0 +1,282 @@
+"""Fractions of GPUs from Ray to the share that a GMI enters: eight logical GPUs, and a stand-in of the MPS daemon.
+
+No CUDA call is made: what runs in the GMIs only says what it was given.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from actors.carvers import Carvers
+from actors.groups import GmiLostError
+from actors.protocols import EvaluationResult, IterationResult
+from placement.backends.mps_control import MpsDaemon
+from placement.cleanup import left_behind
+from placement.errors import CarvingError, ReservationError
+from placement.inventory import cluster_machine
+from placement.ledger import Ledger, all_ledgers, start_ticks
+from placement.plan import make_plan
+from placement.ray_groups import reserve
+from rayagi.cli import main
+from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator import Session
+from tests.fakes.mps import gpu, path_with_fakes
+
+pytestmark = pytest.mark.cluster
+
+NUM_GPUS = 8
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_SM_PARTITION",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Says what its process was given; misbehaves when told to."""
+
+    raise_in_build: bool = False
+    die: bool = False
+    never_close: bool = False
+
+    def __call__(self, context):
+        if self.raise_in_build:
+            raise LookupError("no such environment")
+        return _Reporting(self, context)
+
+
+class _Reporting:
+    def __init__(self, program, context):
+        self.program, self.context = program, context
+
+    def iterate(self):
+        if self.program.die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.context.communicator.barrier()
+        return IterationResult(iteration=1, metrics={})
+
+    def evaluate(self, num_episodes, seed):
+        return EvaluationResult(episode_returns=[], episode_lengths=[])
+
+    def state_dict(self):
+        given = {name: os.environ.get(name) for name in VARIABLES}
+        return {"shared": {}, "local": given | {"device": str(self.context.device)}}
+
+    def close(self):
+        if self.program.never_close and self.context.identity.index == 1:
+            threading.Event().wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    here = Path(__file__).resolve()
+    path = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    with pytest.MonkeyPatch.context() as patch:
+        # Of the carvers too, which inherit them from Ray.
+        patch.setenv("PATH", path_with_fakes())
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        patch.setenv("PYTHONPATH", path)
+        ray.init(
+            address="local", num_cpus=40, num_gpus=NUM_GPUS, include_dashboard=False, log_to_driver=False,
+            object_store_memory=100 * 2**20,
+        )  # fmt: skip
+        yield
+        ray.shutdown()
+
+
+def with_gpus(machine):
+    """The GPUs that Ray only counts, with the names that a driver would give them."""
+    gpus = tuple(gpu(f"GPU-{index}", index=index) for index in range(NUM_GPUS))
+    (node,) = machine.nodes
+    return replace(machine, nodes=(replace(node, cores=tuple(range(40)), pinnable=False, gpus=gpus),))
+
+
+@pytest.fixture
+def machine(cluster, monkeypatch):
+    """This host as Ray has it, with the GPUs that Ray believes in."""
+    found = with_gpus(cluster_machine())
+    monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", lambda timeout_s: found)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+    return found
+
+
+def until(condition, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition did not come true within {limit_s} s"
+        time.sleep(0.05)
+
+
+def spec(**gmi):
+    settings = {"num_gmis": 2, "gmis_per_gpu": 2, "num_envs": 4, "threads_per_gmi": 1, **gmi}
+    return RunSpec(env=EnvSpec(id="Ant-v5"), gmi=GmiSpec(**settings))
+
+
+def alone():
+    """One GMI that has a whole GPU through MPS: processes are what takes time here."""
+    return spec(num_gmis=1, gmis_per_gpu=1, backend="mps")
+
+
+def daemons_of(session):
+    return {piece.share.gpu_uuid: MpsDaemon.at(piece.share.pipe_directory) for piece in session.plan.slices}
+
+
+def nothing_is_left(daemons):
+    assert not any(daemon.folder.exists() or daemon.processes() for daemon in daemons.values())
+    assert all_ledgers() == ([], [])
+
+
+def test_gmis_enter_shares_of_the_gpus_that_ray_gave_and_all_is_undone(machine):
+    with Session(spec(num_gmis=3), factory=Report()) as session:
+        assert session.plan.backend == "mps"
+        assert "mps for training" in session.plan.reason
+        daemons = daemons_of(session)
+        assert len(daemons) == 2
+        locals_ = session.state_dict()["local"]
+        for piece, landing, given in zip(session.plan.slices, session.landings, locals_, strict=True):
+            assert landing.gpu_ids == (piece.gpu_uuid.removeprefix("GPU-"),)
+            assert given == {
+                "CUDA_VISIBLE_DEVICES": piece.gpu_uuid,
+                "CUDA_MPS_PIPE_DIRECTORY": str(daemons[piece.gpu_uuid].pipe),
+                "CUDA_MPS_SM_PARTITION": piece.share.sm_partition,
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40960M",
+                "device": "cuda:0",
+            }
+        assert len({piece.share.sm_partition for piece in session.plan.slices}) == 3
+        assert [health.state for health in session.health()] == ["ok"] * 3
+        (ledger,), _ = all_ledgers()
+        assert {step.gpu_uuid for step in ledger.steps()} == set(daemons)
+        session.train(1)
+    nothing_is_left(daemons)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
+    seen = {}
+    real = Session._join_and_build
+
+    def join_and_build(session, group):
+        seen.update(daemons_of(session))
+        real(session, group)
+
+    monkeypatch.setattr(Session, "_join_and_build", join_and_build)
+    with pytest.raises(LookupError, match="no such environment"):
+        Session(alone(), factory=Report(raise_in_build=True)).__enter__()
+    assert len(seen) == 1
+    nothing_is_left(seen)
+
+
+def test_a_gmi_that_is_lost_with_its_daemon_says_so(machine):
+    with Session(alone(), factory=Report(die=True)) as session:
+        daemons = daemons_of(session)
+        (daemon,) = daemons.values()
+        (daemon.pipe / "behave").write_text("fault")
+        with pytest.raises(GmiLostError, match=r"GMI 0/1 mps\[GPU-\d x1.00\]") as caught:
+            session.train(1)
+        assert any("is in FAULT" in note for note in caught.value.__notes__)
+    nothing_is_left(daemons)
+
+
+def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine):
+    other = Ledger.open("another run")
+    steps = [
+        other.record("mps", one.uuid, "folder", {"folder": "/tmp/none"}) for one in machine.nodes[0].gpus
+    ]
+    try:
+        with pytest.raises(CarvingError, match=r"GPU-\d on .* is cut by run another run \(process \d+\)"):
+            Session(alone(), factory=Report()).__enter__()
+        (ledger,), _ = all_ledgers()
+        assert ledger.run == "another run"
+    finally:
+        for step in steps:
+            other.erase(step)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def test_a_gmi_that_does_not_close_is_detached_by_the_daemon_before_it_is_killed(machine, monkeypatch):
+    monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 3.0)
+    evicted = []
+    real = Carvers.evict
+
+    def evict(carvers, index):
+        real(carvers, index)
+        if index == 1:
+            until(lambda: start_ticks(session.landings[1].pid) is None)
+        evicted.append(index)
+
+    monkeypatch.setattr(Carvers, "evict", evict)
+    with Session(spec(), factory=Report(never_close=True)) as session:
+        daemons = daemons_of(session)
+        (daemon,) = daemons.values()
+        (daemon.pipe / "clients").write_text(str(session.landings[1].pid))
+    # The stand-in ends a client by SIGKILL: it was gone before Ray was asked to kill it.
+    assert 1 in evicted
+    nothing_is_left(daemons)
+
+
+DRIVER = """
+import signal, sys
+import rayagi.coordinator.session as module
+from placement.inventory import cluster_machine
+from test_gpu_placement import Report, alone, with_gpus
+
+module.cluster_machine = lambda timeout_s: with_gpus(cluster_machine(timeout_s))
+with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
+    print("carved", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machine, ending):
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as driver:
+        assert driver.stdout.readline() == "carved\n"
+        (ledger,), _ = all_ledgers()
+        daemons = {step.gpu_uuid: MpsDaemon(Path(step.undo["folder"])) for step in ledger.steps()}
+        driver.send_signal(ending)
+        driver.wait(60)
+    if ending == signal.SIGKILL:
+        until(left_behind)  # Ray ends the carver with its driver, and gives it no time
+        assert main(["cleanup"]) == 0
+    nothing_is_left(daemons)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def fractional(machine, num_gmis, fraction):
+    plan = make_plan(machine, backend="mps", num_gmis=num_gmis, gmis_per_gpu=3, threads_per_gmi=1, num_envs=1)
+    return replace(plan, slices=tuple(replace(piece, gpu_fraction=fraction) for piece in plan.slices))
+
+
+def test_fractions_that_do_not_pack_are_refused_at_once_with_what_would_fit(machine):
+    started = time.monotonic()
+    # Two of 0.4 fit on a GPU, so 16 on eight, though 17 x 0.4 is less than 8.
+    with pytest.raises(ReservationError, match="16 GMIs of this size would fit: set num_gmis=16") as caught:
+        reserve(fractional(machine, 17, 0.4), 10.0)
+    assert time.monotonic() - started < 10.0
+    assert caught.value.asked == "17 x {1 CPU, 0.4 GPU}"
+
+
+def test_fractions_that_do_not_pack_beside_others_are_refused_within_the_limit(machine):
+    others = placement_group([{"GPU": 7}])
+    try:
+        assert others.wait(10)
+        with pytest.raises(ReservationError, match="2 GMIs of this size would fit now") as caught:
+            reserve(fractional(machine, 3, 0.4), 2.0)
+        assert caught.value.waited_s < 10.0
+    finally:
+        remove_placement_group(others)

@@ -1,0 +1,119 @@
+"""MPS with the real daemon: what shares a process sees, what it may not exceed, and that nothing is left."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from placement.backends import get_backend
+from placement.backends.mps_control import MpsDaemon
+from placement.inventory import local_machine
+from placement.ledger import Ledger, all_ledgers
+from placement.types import Slice
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.coordinator import Session
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing here was verified"),
+    pytest.mark.skipif(
+        shutil.which("nvidia-cuda-mps-control") is None,
+        reason="no nvidia-cuda-mps-control: nothing here was verified",
+    ),
+]
+
+INSIDE = """
+import json, sys, torch
+from placement.backends import get_backend
+from placement.types import Share, Slice
+
+share = Share(**json.loads(sys.argv[1]))
+piece = Slice(node="here", backend="mps", gpu_uuid=share.gpu_uuid, gpu_fraction=share.fraction, share=share)
+backend = get_backend("mps")
+backend.enter(piece)
+matrix = torch.randn(2048, 2048, device="cuda:0")
+torch.cuda.synchronize()
+backend.verify(piece)
+seen = torch.cuda.get_device_properties(0).multi_processor_count
+try:
+    torch.empty(int(share.memory_bytes * 1.05), dtype=torch.uint8, device="cuda:0")
+    refused = False
+except torch.OutOfMemoryError:
+    refused = True
+print(json.dumps({"sms": seen, "refused": refused, "finite": bool((matrix @ matrix).isfinite().all())}), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def carved(tmp_path):
+    gpu = local_machine().nodes[0].gpus[0]
+    backend, ledger = get_backend("mps"), Ledger.open("test", tmp_path)
+    shares = backend.carve(gpu, (0.5, 0.25), ledger)
+    yield gpu, shares
+    backend.restore(gpu.uuid, ledger)
+    assert ledger.steps() == ()
+    assert not MpsDaemon.at(shares[0].pipe_directory).folder.exists()
+
+
+def enter(share):
+    """A process in the share; it stays until its input ends."""
+    fields = json.dumps({name: getattr(share, name) for name in share.__slots__})
+    return subprocess.Popen(
+        [sys.executable, "-c", INSIDE, fields],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_processes_are_held_to_their_shares_side_by_side(carved):
+    gpu, shares = carved
+    processes = [enter(share) for share in shares]
+    try:
+        found = [json.loads(process.stdout.readline()) for process in processes]
+        clients = MpsDaemon.at(shares[0].pipe_directory).clients()
+        assert {process.pid for process in processes} <= set(clients)
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=60)
+    for share, one in zip(shares, found, strict=True):
+        assert one["finite"]
+        assert one["refused"], "more memory than the share's was granted"
+        assert one["sms"] < (gpu.sm_count or 0)
+        assert one["sms"] <= share.sm_count + 8
+
+
+def test_a_killed_client_leaves_its_neighbour_working(carved):
+    _, shares = carved
+    victim, neighbour = (enter(share) for share in shares)
+    try:
+        assert victim.stdout.readline()
+        piece = Slice(node="here", backend="mps", gpu_uuid=shares[0].gpu_uuid, share=shares[0])
+        get_backend("mps").evict(piece, victim.pid)
+        victim.kill()
+        victim.wait()
+        assert json.loads(neighbour.stdout.readline())["finite"]
+        assert get_backend("mps").health(replace(piece, share=shares[1])).state == "ok"
+    finally:
+        neighbour.communicate("\n", timeout=60)
+
+
+def test_two_gmis_train_on_mps_shares_and_nothing_is_left():
+    spec = RunSpec(
+        env=EnvSpec(id="InvertedPendulum-v5"),
+        gmi=GmiSpec(gmis_per_gpu=2, num_gmis=2, num_envs=4),
+        network=NetworkSpec(hidden=(16,)),
+        ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+    )
+    with Session(spec) as session:
+        assert session.plan.backend == "mps"
+        assert [health.state for health in session.health()] == ["ok", "ok"]
+        session.train(2)
+    assert all_ledgers() == ([], [])

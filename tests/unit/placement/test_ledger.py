@@ -1,0 +1,129 @@
+"""The ledger of what was made on a host's GPUs, and who made it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placement.errors import CarvingError, LedgerError
+from placement.ledger import Ledger, Owner, all_ledgers, default_directory, exclusive, start_ticks
+
+
+def test_a_step_is_on_the_disk_before_it_is_done_and_the_file_goes_with_the_last(tmp_path):
+    ledger = Ledger.open("run", tmp_path)
+    assert not list(tmp_path.iterdir())
+    one = ledger.record("mps", "GPU-1", "folder", {"folder": "/tmp/x"})
+    two = ledger.record("mig", "GPU-2", "gpu_instance", {"start": 0})
+    two = ledger.amend(two, instance=7)
+    read = Ledger.load(ledger.path)
+    assert read.steps() == (two, one) == ledger.steps()
+    assert two.undo == {"start": 0, "instance": 7}
+    assert read.steps("GPU-1") == (one,)
+    assert read.steps(backend="mig") == (two,)
+    assert read.steps("GPU-1", "mig") == ()
+    assert (read.run, read.owner) == ("run", Owner.here())
+    ledger.erase(one)
+    ledger.erase(one)
+    assert Ledger.load(ledger.path).steps() == (two,)
+    ledger.erase(two)
+    assert not list(tmp_path.iterdir())
+
+
+names = st.text(min_size=1, max_size=8)
+undo = st.dictionaries(names, st.none() | st.text(max_size=20) | st.integers(), max_size=3)
+
+
+@settings(max_examples=20, deadline=None)  # every step waits for the disk
+@given(st.lists(st.tuples(st.sampled_from(["mps", "mig"]), names, names, undo), max_size=6))
+def test_what_was_written_is_read(tmp_path_factory, steps):
+    ledger = Ledger.open("run", tmp_path_factory.mktemp("ledgers"))
+    for step in steps:
+        ledger.record(*step)
+    if steps:
+        assert Ledger.load(ledger.path).steps() == ledger.steps()
+    assert [(s.backend, s.gpu_uuid, s.made, s.undo) for s in reversed(ledger.steps())] == steps
+
+
+def test_a_disk_that_takes_nothing_stops_the_step_and_changes_nothing(tmp_path, monkeypatch):
+    ledger = Ledger.open("run", tmp_path)
+    one = ledger.record("mps", "GPU-1", "folder")
+    before = ledger.path.read_text()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CarvingError, match=r"could not be written \(No space left on device\)"):
+        ledger.record("mps", "GPU-1", "daemon")
+    assert ledger.steps() == (one,)
+    assert ledger.path.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == [ledger.path.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is not a ledger"),
+        ("[]", "is not a ledger"),
+        ('{"schema": 1}', "is not a ledger"),
+        ('{"schema": 99}', "has schema 99"),
+    ],
+)
+def test_a_file_that_is_no_ledger_is_named_and_the_others_are_read(tmp_path, text, problem):
+    good = Ledger.open("run", tmp_path)
+    good.record("mps", "GPU-1", "folder")
+    (tmp_path / "bad.json").write_text(text)
+    ledgers, (error,) = all_ledgers(tmp_path)
+    assert [ledger.path for ledger in ledgers] == [good.path]
+    assert isinstance(error, LedgerError)
+    assert problem in str(error)
+    assert "bad.json" in str(error)
+
+
+def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_another():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = replace(Owner.here(), pid=process.pid, start_ticks=start_ticks(process.pid))
+    assert owner.state() == "alive"
+    assert replace(owner, start_ticks=owner.start_ticks - 1).state() == "dead"  # the number was given anew
+    assert replace(owner, boot_id="before the last boot").state() == "dead"
+    assert replace(owner, host="elsewhere").state() == "elsewhere"
+    assert replace(owner, pid_namespace="pid:[1]").state() == "elsewhere"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert owner.state() == "dead"  # not yet reaped by its parent
+    process.wait()
+    assert owner.state() == "dead"
+
+
+def test_one_process_at_a_time_has_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr("placement.ledger.LOCK_LIMIT_S", 0.2)
+    with (
+        exclusive(tmp_path),
+        pytest.raises(CarvingError, match="another process has held it for"),
+        exclusive(tmp_path),
+    ):
+        pass
+    with exclusive(tmp_path):
+        pass
+
+
+def test_the_cache_s_place_is_the_desktop_standard_s(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_directory() == tmp_path / "rayagi" / "carvings"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert str(default_directory()) == "/home/someone/.cache/rayagi/carvings"
+
+
+def test_the_file_names_the_process_and_how_to_undo(tmp_path):
+    ledger = Ledger.open("Ant-v5", tmp_path)
+    step = ledger.record("mps", "GPU-1", "daemon", {"folder": "/tmp/rayagi-mps-1"})
+    content = json.loads(ledger.path.read_text())
+    assert content["owner"]["pid"] == os.getpid()
+    assert content["steps"][0]["undo"] == {"folder": "/tmp/rayagi-mps-1"}
+    assert str(step) == "mps daemon on GPU-1 (folder=/tmp/rayagi-mps-1)"

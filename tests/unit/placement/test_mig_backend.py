@@ -1,0 +1,494 @@
+"""Carving and restoring through NVIDIA's own bindings, above a driver library with state that fails where told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placement.backends import get_backend
+from placement.backends.base import SliceLimits
+from placement.backends.mig import MigBackend
+from placement.errors import CarvingError, PlanError, SliceError
+from placement.inventory import load_machine
+from placement.inventory.nvml import read_driver
+from placement.ledger import Ledger
+from placement.plan import make_plan
+from placement.types import Gpu, Machine, MigInstance, Node, Share, Slice
+from tests.fakes.gpus import (
+    A30,
+    GPU_IS_LOST,
+    IN_USE,
+    INSUFFICIENT_RESOURCES,
+    NO_PERMISSION,
+    RESET_REQUIRED,
+    UNKNOWN,
+    FakeGpu,
+    a_free_mig_gpu,
+)
+from tests.fakes.nvml import FakeDriver
+from tests.fakes.nvml_library import ProcessKilled
+
+BACKEND = MigBackend()
+MACHINES = Path(__file__).parents[2] / "data" / "machines"
+
+
+@pytest.fixture(autouse=True)
+def _no_visible_devices_setting(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def installed(driver: FakeDriver, monkeypatch) -> Gpu:
+    """The driver in place of the library; returns the inventory's first GPU."""
+    driver.install(monkeypatch)
+    gpu = read_driver(host_memory_bytes=1).gpus[0]
+    driver.begin()
+    return gpu
+
+
+def state(fake: FakeGpu) -> tuple:
+    """All that a carving could change: whose instances with which parts, and the mode."""
+    return tuple(fake.mig), {
+        one.id: (one.profile.profile_id, one.start, sorted(part.uuid for part in one.compute.values()))
+        for one in fake.instances.values()
+    }
+
+
+def steps_left(directory: Path) -> int:
+    return sum(len(Ledger.load(path).steps()) for path in directory.glob("*.json"))
+
+
+def test_shares_are_instances_with_their_own_sms_and_memory(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    ledger = Ledger.open("a run", tmp_path)
+    gpu = installed(FakeDriver(fake), monkeypatch)
+    shares = BACKEND.carve(gpu, (0.5, 0.25, 0.125), ledger)
+    # 1/2: 4 of 7 compute and 4 of 8 memory slices; 1/4: 2g; 1/8: 1g, which has 1/7 and 1/8
+    assert [(share.sm_count, share.memory_bytes) for share in shares] == [
+        (56, 20096 * 2**20),
+        (28, 9984 * 2**20),
+        (14, 4864 * 2**20),
+    ]
+    assert [share.fraction for share in shares] == [0.5, 0.25, 0.125]
+    made = {part.uuid: one.start for one in fake.instances.values() for part in one.compute.values()}
+    assert [made[share.mig_uuid] for share in shares] == [0, 4, 6]
+    BACKEND.restore(gpu.uuid, ledger)
+    assert fake.instances == {}
+    assert list(tmp_path.glob("*.json")) == []
+    BACKEND.restore(gpu.uuid, ledger)  # twice is once
+
+
+def test_what_others_made_stays_and_is_cut_around(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    fake.make(9, 0, pids=(7,))
+    fake.make(19, 6, compute=False)  # occupies, though no MIG device shows it
+    before = state(fake)
+    ledger = Ledger.open("a run", tmp_path)
+    gpu = installed(FakeDriver(fake), monkeypatch)
+    (share,) = BACKEND.carve(gpu, (0.25,), ledger)
+    assert fake.layout() >= {(14, 4, 2, (2,))}
+    assert share.sm_count == 28
+    BACKEND.restore(gpu.uuid, ledger)
+    assert state(fake) == before
+
+
+SCENARIOS = {
+    "A100 beside others": (lambda: _beside_others(), (0.25, 0.125), False),
+    "empty A30": (lambda: _a30(), (0.5,), False),
+    "mode off, asked to switch it on": (lambda: a_free_mig_gpu(mig=[0, 0]), (0.5,), True),
+}
+
+
+def _beside_others() -> FakeGpu:
+    fake = a_free_mig_gpu()
+    fake.make(9, 0, pids=(7,))
+    fake.make(19, 6)
+    return fake
+
+
+def _a30() -> FakeGpu:
+    return a_free_mig_gpu(name="NVIDIA A30", memory=(24 * 2**30, 0), mig_profiles=A30)
+
+
+FAILURES = (("error", UNKNOWN), ("lost", 0), ("killed before", 0), ("killed after", 0))
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda one: one[0])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure, monkeypatch, tmp_path):
+    """restore(carve(x)) = x: after success, after a failure of any call of carve, and after one of any of restore."""
+    make, sizes, enable = SCENARIOS[scenario]
+    backend = MigBackend(enable=enable)
+    monkeypatch.setattr(
+        "placement.ledger.os.fsync", lambda descriptor: None
+    )  # the disk is not what is tested
+    driver = FakeDriver(make())
+    gpu = installed(driver, monkeypatch)
+    before = state(driver.gpus[0])
+    ends = []
+    for call in range(1, 1000):
+        fake = make()
+        driver.gpus = [fake]
+        driver.begin({call: failure})
+        ledger = Ledger.open("a run", tmp_path)
+        try:
+            backend.carve(gpu, sizes, ledger)
+            backend.restore(gpu.uuid, ledger)
+            ends.append("done")
+        except (CarvingError, ProcessKilled) as error:
+            ends.append(type(error).__name__)
+        reached = len(driver.calls) >= call
+        driver.begin()
+        if ledger.path.exists():  # another process mends what this one left
+            BACKEND.restore(gpu.uuid, Ledger.load(ledger.path))
+        assert state(fake) == before, f"{failure} at call {call}"
+        assert steps_left(tmp_path) == 0, f"{failure} at call {call}"
+        if not reached:
+            break
+    assert ends[-1] == "done"  # the plan came after the last call
+    assert len(ends) > 50
+    assert "done" not in ends[:-1]
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, INSUFFICIENT_RESOURCES, IN_USE])
+def test_a_failed_carve_rolls_back_by_itself(code, monkeypatch, tmp_path):
+    """A driver that refuses once, at any call of carve, leaves nothing for anybody to mend."""
+    driver = FakeDriver(a_free_mig_gpu())
+    gpu = installed(driver, monkeypatch)
+    BACKEND.carve(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path / "counted"))
+    for call in range(1, len(driver.calls) + 1):
+        driver.gpus = [a_free_mig_gpu()]
+        driver.begin({call: ("error", code)})
+        with pytest.raises(CarvingError):
+            BACKEND.carve(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path))
+        assert driver.gpus[0].instances == {}, call
+        assert steps_left(tmp_path) == 0, call
+
+
+PLACES = [(19, start) for start in range(7)] + [(15, 0), (15, 4), (14, 0), (14, 2), (9, 0), (9, 4), (5, 0)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    others=st.lists(st.tuples(st.sampled_from(PLACES), st.booleans(), st.booleans()), max_size=4),
+    sizes=st.lists(st.sampled_from([0.1, 0.125, 0.14, 0.2, 0.25, 0.33, 0.5, 0.7]), min_size=1, max_size=4),
+    failure=st.sampled_from(
+        (
+            *FAILURES,
+            *(("error", code) for code in (IN_USE, INSUFFICIENT_RESOURCES, NO_PERMISSION, GPU_IS_LOST)),
+        )
+    ),
+    call=st.integers(1, 200),
+)
+def test_restore_undoes_carve_on_any_gpu_of_any_state(others, sizes, failure, call):
+    if sum(sizes) > 1:
+        sizes = [size / sum(sizes) for size in sizes]
+    fake = a_free_mig_gpu()
+    taken: set[int] = set()
+    for (profile_id, start), compute, busy in others:
+        profile = next(one for one in fake.mig_profiles if one.profile_id == profile_id)
+        wanted = set(range(start, start + profile.size))
+        if not wanted & taken:
+            taken |= wanted
+            fake.make(profile_id, start, compute=compute, pids=(9,) if busy else ())
+    with pytest.MonkeyPatch.context() as monkeypatch, TemporaryDirectory() as folder:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("placement.ledger.os.fsync", lambda descriptor: None)
+        driver = FakeDriver(fake)
+        gpu = installed(driver, monkeypatch)
+        before = state(fake)
+        ledger = Ledger.open("a run", Path(folder))
+        driver.begin({call: failure})
+        try:
+            shares = BACKEND.carve(gpu, sizes, ledger)
+            assert len({share.mig_uuid for share in shares}) == len(sizes)
+            occupied = [slot for one in fake.instances.values() for slot in one.occupied]
+            assert len(set(occupied)) == len(occupied) <= 8
+        except (CarvingError, ProcessKilled):
+            pass
+        driver.begin()
+        if ledger.path.exists():
+            BACKEND.restore(gpu.uuid, Ledger.load(ledger.path))
+        assert state(fake) == before
+        assert steps_left(Path(folder)) == 0
+
+
+# One message each, with the way out, and nothing left behind.
+
+
+def refusal(monkeypatch, tmp_path, driver: FakeDriver, sizes=(0.5,), backend: MigBackend = BACKEND) -> str:
+    before = [state(fake) for fake in driver.gpus]
+    gpu = installed(driver, monkeypatch)
+    with pytest.raises(CarvingError) as caught:
+        backend.carve(gpu, sizes, Ledger.open("a run", tmp_path))
+    driver.begin()
+    assert [state(fake) for fake in driver.gpus] == before
+    assert steps_left(tmp_path) == 0
+    return str(caught.value)
+
+
+UUID = "GPU-a1000000-0000-4000-8000-000000000000"
+
+
+def test_without_permission_and_instances_the_exact_command_is_said(monkeypatch, tmp_path):
+    driver = FakeDriver(a_free_mig_gpu(), privileged=False)
+    assert refusal(monkeypatch, tmp_path, driver, (0.5, 0.5)) == (
+        f"MIG on {UUID}: this user may not create instances, and those that exist do not do: 2 x 0.5 on GPU 0 "
+        "(NVIDIA A100-SXM4-40GB): of its no MIG instances, free are none. Ask for sizes that are there, or have an "
+        "administrator cut it anew. Run as root, or have an administrator run "
+        f"`sudo nvidia-smi mig -i {UUID} -cgi 9:0,9:4 -C`."
+    )
+
+
+def test_mode_off_is_never_switched_on_unasked(monkeypatch, tmp_path):
+    driver = FakeDriver(a_free_mig_gpu(mig=[0, 0]))
+    assert refusal(monkeypatch, tmp_path, driver) == (
+        f"MIG on {UUID}: MIG mode is off. Run `sudo nvidia-smi -i {UUID} -mig 1`, then "
+        f"`sudo nvidia-smi --gpu-reset -i {UUID}`, while nobody uses the GPU."
+    )
+    assert "nvmlDeviceSetMigMode" not in driver.calls
+
+
+def test_a_reset_that_is_due_is_said(monkeypatch, tmp_path):
+    message = refusal(monkeypatch, tmp_path, FakeDriver(a_free_mig_gpu(mig=[0, 1])))
+    assert "MIG mode is to be on, but the GPU was not reset yet" in message
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "way_out"),
+    [
+        (IN_USE, "could not switch MIG mode", "Something still uses the GPU: end the processes"),
+        (RESET_REQUIRED, "could not switch MIG mode: GPU requires restart", f"--gpu-reset -i {UUID}"),
+    ],
+)
+def test_a_mode_that_is_accepted_but_not_active_is_taken_back(
+    status, problem, way_out, monkeypatch, tmp_path
+):
+    driver = FakeDriver(a_free_mig_gpu(mig=[0, 0], mode_change=status))
+    message = refusal(monkeypatch, tmp_path, driver, backend=MigBackend(enable=True))
+    assert problem in message
+    assert way_out in message
+
+
+def test_a_driver_without_mig_is_too_old(monkeypatch, tmp_path):
+    driver = FakeDriver(a_free_mig_gpu(), missing=("nvmlDeviceGetMigMode",))
+    message = refusal(monkeypatch, tmp_path, driver)
+    assert "Function Not Found. The driver is too old for MIG: update it to 450 or newer" in message
+
+
+def test_a_gpu_without_mig_is_said(monkeypatch, tmp_path):
+    driver = FakeDriver(FakeGpu(name="Tesla V100-SXM2-16GB", mig_profiles=()))
+    assert "Tesla V100-SXM2-16GB has no MIG. Use backend='mps'" in refusal(monkeypatch, tmp_path, driver)
+
+
+def test_a_lost_gpu_stays_in_the_ledger_until_it_is_back(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    driver = FakeDriver(fake)
+    gpu = installed(driver, monkeypatch)
+    ledger = Ledger.open("a run", tmp_path)
+    BACKEND.carve(gpu, (0.5,), ledger)
+    fake.lost = True
+    with pytest.raises(
+        CarvingError, match=r"GPU is lost. See `nvidia-smi -L`; a GPU that is lost needs a reset"
+    ):
+        BACKEND.restore(gpu.uuid, ledger)
+    assert steps_left(tmp_path) == 1
+    fake.lost = False
+    BACKEND.restore(gpu.uuid, ledger)
+    assert fake.instances == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        # slices 4, 5, 6 can begin an instance; the poorest gets one slice whatever the others get
+        (
+            (0.25,) * 4,
+            "it holds at most 3 MIG instances with memory slices 0-3 taken. "
+            "3 x 0.25 would fit as 3 x 1g.5gb.",
+        ),
+        # 2g at 4 leaves two memory slices and one compute slice, 1/7 < 0.3 / 2
+        (
+            (0.3,) * 2,
+            "no legal placement on its 8 memory slices with memory slices 0-3 taken; alone would fit any of 1g.5gb, "
+            "1g.10gb, 2g.10gb, 3g.20gb. 1 x 0.3 would fit as 1 x 3g.20gb.",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_say_what_would(sizes, text, monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    fake.make(9, 0, pids=(7,))
+    assert text in refusal(monkeypatch, tmp_path, FakeDriver(fake), sizes)
+
+
+def test_an_instance_in_use_is_not_pulled_away(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    gpu = installed(FakeDriver(fake), monkeypatch)
+    ledger = Ledger.open("a run", tmp_path)
+    BACKEND.carve(gpu, (0.5,), ledger)
+    (instance,) = fake.instances.values()
+    (part,) = instance.compute.values()
+    part.pids = [4711]
+    with pytest.raises(
+        CarvingError, match=r"still used by process 4711. End that process, then run `rayagi clean"
+    ):
+        BACKEND.restore(gpu.uuid, ledger)
+    assert list(instance.compute) == [part.id]
+    part.pids = []
+    BACKEND.restore(gpu.uuid, ledger)
+    assert fake.instances == {}
+
+
+def test_a_reused_id_elsewhere_is_not_ours(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    gpu = installed(FakeDriver(fake), monkeypatch)
+    ledger = Ledger.open("a run", tmp_path)
+    BACKEND.carve(gpu, (0.5,), ledger)
+    fake.instances.clear()  # an administrator cleared the GPU, and somebody else got the same id
+    fake.make(19, 2)
+    BACKEND.restore(gpu.uuid, ledger)
+    assert fake.layout() == {(19, 2, 1, (1,))}
+    assert steps_left(tmp_path) == 0
+
+
+# Instances that exist.
+
+
+def test_without_permission_idle_instances_are_used_and_left(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    busy, small, large = fake.make(14, 0, pids=(7,)), fake.make(19, 2), fake.make(9, 4)
+    before = state(fake)
+    gpu = installed(FakeDriver(fake, privileged=False), monkeypatch)
+    ledger = Ledger.open("a run", tmp_path)
+    shares = BACKEND.carve(gpu, (0.1, 0.4), ledger)
+    assert [share.mig_uuid for share in shares] == [small, large]
+    assert busy not in [share.mig_uuid for share in shares]
+    second = Ledger.open("another run", tmp_path)
+    with pytest.raises(CarvingError, match="free are none"):
+        BACKEND.carve(gpu, (0.1,), second)  # what a living run has is not given twice
+    BACKEND.restore(gpu.uuid, ledger)
+    assert state(fake) == before
+    (again,) = BACKEND.carve(gpu, (0.1,), second)
+    assert again.mig_uuid == small
+
+
+def test_what_a_living_run_made_is_not_idle_for_another(monkeypatch, tmp_path):
+    gpu = installed(FakeDriver(a_free_mig_gpu()), monkeypatch)
+    BACKEND.carve(gpu, (1.0,), Ledger.open("a run", tmp_path))
+    with pytest.raises(CarvingError, match=r"no instance fits with memory slices 0-7 taken"):
+        BACKEND.carve(gpu, (0.5,), Ledger.open("another run", tmp_path))
+
+
+# What a plan says before anything is cut.
+
+
+def cut_machine(**changes) -> Machine:
+    node = load_machine(MACHINES / "a100_40x1.json").nodes[0]
+    gpu = replace(node.gpus[0], mig_enabled=True, mig_pending=True, **changes)
+    return Machine(nodes=(replace(node, gpus=(gpu,)),), origin="test")
+
+
+@pytest.mark.parametrize(("count", "gib"), [(1, 40), (2, 20), (3, 10), (4, 10), (7, 5)])
+def test_a_plan_shows_the_memory_that_instances_will_have(count, gib):
+    plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=count, num_envs=8)
+    assert [plan.memory_bytes(i) for i in range(count)] == [gib * 2**30] * count
+
+
+def test_a_plan_that_mig_cannot_cut_is_refused_before_anything_starts():
+    with pytest.raises(PlanError, match=r"at most 7 MIG instances. 7 x 0.125 would fit as 7 x 1g.5gb"):
+        make_plan(cut_machine(), backend="mig", gmis_per_gpu=8, num_envs=8)
+    already_cut = load_machine(MACHINES / "a100_40x1_mig_cut.json")
+    with pytest.raises(PlanError, match=r"of its 3 MIG instances, free are 1 x 2g.10gb \+ 1 x 1g.5gb"):
+        make_plan(already_cut, backend="mig", gmis_per_gpu=2, num_envs=8)
+
+
+def test_a_plan_uses_what_exists_where_it_may_not_create():
+    machine = load_machine(MACHINES / "a100_40x1_mig_cut.json")
+    (only,) = make_plan(machine, backend="mig", gmis_per_gpu=3, num_gmis=1, num_envs=8).slices
+    limits = BACKEND.foresee(machine.nodes[0], machine.nodes[0].gpus[0], [only.gpu_fraction])
+    assert limits == (SliceLimits(sm_count=28, memory_bytes=10 * 2**30),)
+
+
+def test_a_carved_slice_has_the_memory_of_its_share():
+    plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=2, num_envs=8)
+    carved = replace(plan, slices=tuple(replace(one, share=SHARE) for one in plan.slices))
+    assert carved.memory_bytes(1) == SHARE.memory_bytes
+
+
+# What a slice gives to a process.
+
+SHARE = Share(kind="mig", gpu_uuid=UUID, fraction=0.5, sm_count=42, memory_bytes=20 * 2**30, mig_uuid="MIG-1")
+
+
+def piece(share: Share | None) -> Slice:
+    return Slice(node="n", backend="mig", num_threads=2, gpu_uuid=UUID, gpu_fraction=0.5, share=share)
+
+
+def test_a_process_sees_its_instance_only():
+    assert get_backend("mig").environment(piece(SHARE))["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert "CUDA_VISIBLE_DEVICES" not in BACKEND.environment(piece(None))
+    limits = BACKEND.limits(piece(SHARE))
+    assert (limits.sm_count, limits.memory_bytes) == (42, 20 * 2**30)
+    assert BACKEND.device(piece(SHARE)) == "cuda:0"
+
+
+def test_an_uncarved_slice_cannot_be_entered():
+    with pytest.raises(SliceError, match="a slice that was not carved"):
+        BACKEND.enter(piece(None))
+
+
+def test_health_follows_the_instance(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    gpu = installed(FakeDriver(fake), monkeypatch)
+    (share,) = BACKEND.carve(gpu, (0.5,), Ledger.open("a run", tmp_path))
+    assert BACKEND.health(piece(share)).state == "ok"
+    fake.instances.clear()
+    assert BACKEND.health(piece(share)).state == "lost"
+    fake.lost = True
+    assert "GPU is lost" in BACKEND.health(piece(share)).text
+
+
+# Availability, from the inventory alone.
+
+
+def on_paper(**changes) -> Gpu:
+    return Gpu(
+        **{
+            "index": 0,
+            "uuid": UUID,
+            "name": "NVIDIA A100-SXM4-40GB",
+            "memory_total_bytes": 40 * 2**30,
+            "compute_capability": (8, 0),
+            "mig_enabled": True,
+            "mig_pending": True,
+        }
+        | changes
+    )
+
+
+IDLE = MigInstance(uuid="MIG-1", profile="3g.20gb", memory_bytes=20 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "may", "usable", "text"),
+    [
+        (on_paper(), True, True, "instances can be made"),
+        (on_paper(), False, False, "-cgi 9:0,9:4 -C"),
+        (on_paper(mig_instances=(IDLE,)), False, True, "idle instances exist: 3g.20gb"),
+        (on_paper(mig_enabled=False, mig_pending=False), True, False, "--gpu-reset"),
+        (on_paper(mig_enabled=False, mig_pending=False, compute_capability=(9, 0)), True, False, "-mig 1`"),
+        (on_paper(name="NVIDIA GeForce RTX 4090"), True, False, "has no MIG"),
+        (None, True, False, "there is no GPU"),
+    ],
+)
+def test_availability_says_why_and_what_to_run(gpu, may, usable, text):
+    node = Node(name="n", cores=(0,), memory_total_bytes=1, may_configure_mig=may)
+    answer = BACKEND.availability(node, gpu)
+    assert answer.usable is usable
+    assert text in f"{answer.reason} {answer.way_out}"
+    if gpu is not None and gpu.compute_capability == (9, 0):
+        assert "reset" not in answer.way_out  # Hopper needs none

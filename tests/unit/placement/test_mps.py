@@ -1,0 +1,344 @@
+"""The MPS backend against a stand-in of nvidia-cuda-mps-control: real processes, real sockets, no GPU."""
+
+import os
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.backends import mps, mps_control
+from placement.backends.mps import MpsBackend, sms_per_chunk
+from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
+from placement.errors import CarvingError, SliceError
+from placement.inventory.nvml import mps_clients
+from placement.ledger import Ledger
+from placement.types import Node, Share, Slice
+from tests.fakes.gpus import FakeGpu
+from tests.fakes.mps import NOTHING, client, gpu, surroundings
+from tests.fakes.nvml import FakeDriver
+
+VOLTA = {"capability": (7, 0), "sms": 80}
+
+
+@pytest.fixture
+def place(monkeypatch):
+    with surroundings(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def ledger(place):
+    return Ledger.open("Ant-v5", place.ledgers)
+
+
+def slice_of(share: Share) -> Slice:
+    return Slice(
+        node="n",
+        backend="mps",
+        gpu_uuid=share.gpu_uuid,
+        gpu_fraction=share.fraction,
+        num_threads=2,
+        share=share,
+    )
+
+
+def test_hopper_is_cut_into_static_partitions_of_whole_chunks(place, ledger):
+    half, third = MpsBackend().carve(gpu(), (0.5, 0.3333), ledger)
+    # 132 SMs: 66 and 43.99 are 8 and 5 chunks of 8
+    assert (half.sm_count, third.sm_count) == (64, 40)
+    assert half.sm_partition == "GPU-1/Dx4A0001"
+    assert third.sm_partition == "GPU-1/Dx4A0002"
+    assert half.memory_bytes == 40 * 2**30
+    assert half.pipe_directory == third.pipe_directory == str(place.daemons()[0].pipe)
+    MpsBackend().restore("GPU-1", ledger)
+    assert place.left() == NOTHING
+
+
+def test_the_other_printed_form_of_a_partition_is_understood(place, ledger, monkeypatch):
+    monkeypatch.setenv("FAKE_MPS", "created")
+    (share,) = MpsBackend().carve(gpu(), (1.0,), ledger)
+    assert share.sm_partition == "GPU-1/Dx4A0001"
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("GPU-7/Dx4AAB\n", "GPU-7/Dx4AAB"),
+        ("Partition GPU-7/Dx4AAB created\n", "GPU-7/Dx4AAB"),
+        ("Partition Dx4AAB created.\n", "GPU-7/Dx4AAB"),
+        ("Not enough free chunks\n", None),
+        ("Unknown command: sm_partition add GPU-7 4\n", None),
+        ("", None),
+    ],
+)
+def test_both_printed_forms_are_parsed_and_refusals_are_none(answer, name):
+    assert parse_partition(answer, "GPU-7") == name
+
+
+@pytest.mark.parametrize("behave", ["no_static", "full"])
+def test_without_static_partitions_shares_are_caps(place, ledger, monkeypatch, behave):
+    monkeypatch.setenv("FAKE_MPS", behave)
+    shares = MpsBackend().carve(gpu(), (0.5, 0.25), ledger)
+    assert [(share.thread_percentage, share.sm_count, share.sm_partition) for share in shares] == [
+        (50.0, 66, None),
+        (25.0, 33, None),
+    ]
+    assert len(place.daemons()) == 1
+
+
+def test_volta_has_caps_only():
+    assert sms_per_chunk(gpu(**VOLTA)) is None
+    assert sms_per_chunk(gpu(capability=(8, 0), sms=108)) == 4
+    assert sms_per_chunk(gpu()) == 8
+
+
+def test_two_gpus_have_a_daemon_each_and_are_undone_alone(place, ledger):
+    backend = MpsBackend()
+    (one,) = backend.carve(gpu("GPU-1", **VOLTA), (0.5,), ledger)
+    (two,) = backend.carve(gpu("GPU-2", **VOLTA), (0.5,), ledger)
+    assert one.pipe_directory != two.pipe_directory
+    backend.restore("GPU-1", ledger)
+    assert [str(daemon.pipe) for daemon in place.daemons()] == [two.pipe_directory]
+    assert MpsDaemon.at(two.pipe_directory).servers()
+    backend.restore("GPU-2", ledger)
+    backend.restore("GPU-2", ledger)
+    assert place.left() == NOTHING
+
+
+def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
+    (cap,) = MpsBackend().carve(gpu(**VOLTA), (0.25,), ledger)
+    variables = MpsBackend().environment(slice_of(cap))
+    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == cap.pipe_directory
+    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+    assert variables["OMP_NUM_THREADS"] == "2"
+    partition = Share(
+        kind="mps", gpu_uuid="G", fraction=1.0, memory_bytes=2**30, pipe_directory="/p", sm_partition="G/D"
+    )
+    variables = MpsBackend().environment(slice_of(partition))
+    assert variables["CUDA_MPS_SM_PARTITION"] == "G/D"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
+
+
+def test_a_slice_cannot_be_entered_before_it_is_carved():
+    piece = Slice(node="n", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    with pytest.raises(SliceError, match="a share of GPU-1; there is a slice that was not carved"):
+        MpsBackend().enter(piece)
+
+
+def test_a_process_that_did_not_attach_is_found_out(place, ledger):
+    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    with pytest.raises(SliceError, match=rf"process {os.getpid()} attached .* clients none"):
+        MpsBackend().verify(slice_of(share))
+
+
+@pytest.mark.parametrize(("seen", "inside"), [(40, True), (44, True), (80, False)])
+def test_an_attached_process_must_see_no_more_sms_than_its_share(place, ledger, monkeypatch, seen, inside):
+    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
+    properties = SimpleNamespace(multi_processor_count=seen)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    if inside:
+        MpsBackend().verify(slice_of(share))
+    else:
+        with pytest.raises(SliceError, match=r"at most 40 SMs in process .*; there is 80"):
+            MpsBackend().verify(slice_of(share))
+    (place.daemons()[0].pipe / "clients").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("behave", "text"),
+    [
+        ("refuse", "ended with exit code 1: Failed to start: permission denied"),
+        ("hang", "did not come up within"),
+        ("busy", "did not have an active server within"),
+        ("fault", "is in FAULT"),
+    ],
+)
+def test_a_daemon_that_does_not_come_up_is_an_error_and_leaves_nothing(
+    place, ledger, monkeypatch, behave, text
+):
+    monkeypatch.setenv("FAKE_MPS", behave)
+    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0)
+    monkeypatch.setattr(mps_control, "START_LIMIT_S", 2.0)
+    monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
+    with pytest.raises(CarvingError, match=text):
+        MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    assert place.left() == NOTHING
+
+
+def test_without_the_program_the_error_says_what_to_install(place, ledger, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CarvingError, match=r"nvidia-cuda-mps-control: is not on PATH. Install"):
+        MpsBackend().carve(gpu(), (0.5,), ledger)
+    assert place.left() == NOTHING
+
+
+def test_a_pipe_directory_that_is_too_long_for_a_socket_is_refused(place, ledger, monkeypatch):
+    monkeypatch.setattr(mps, "FOLDERS", place.folders / ("x" * 80))
+    with pytest.raises(CarvingError, match="is too long for a socket"):
+        MpsBackend().carve(gpu(), (0.5,), ledger)
+    assert place.left() == NOTHING
+
+
+def test_a_stale_pipe_is_a_daemon_that_is_gone(place):
+    daemon = MpsDaemon(place.folders / "stale")
+    daemon.make_folder()
+    (daemon.pipe / "control").touch()
+    with pytest.raises(DaemonSilentError, match="Cannot find MPS control daemon process"):
+        daemon.servers()
+    assert daemon.processes() == []
+
+
+def test_a_daemon_at_another_s_path_is_never_touched(place, ledger):
+    theirs = MpsDaemon(place.folders / "theirs")
+    theirs.make_folder()
+    theirs.start("GPU-1", static=False)
+    theirs.start_server()
+    before = theirs.servers(), theirs.processes()
+    backend = MpsBackend()
+    backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    backend.restore("GPU-1", ledger)
+    assert (theirs.servers(), theirs.processes()) == before
+
+
+def test_a_gpu_that_another_run_has_cut_is_refused(place, ledger):
+    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    other = Ledger.open("Humanoid-v5", place.ledgers)
+    with pytest.raises(
+        CarvingError, match=rf"GPU-1 on .* cut by run Ant-v5 \(process {os.getpid()}\). Wait for"
+    ):
+        MpsBackend().carve(gpu(**VOLTA), (0.5,), other)
+    assert place.daemons()[0].servers()
+    assert other.steps() == ()
+
+
+def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
+    backend = MpsBackend()
+    (share,) = backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    assert backend.health(slice_of(share)).state == "ok"
+    place.behave("busy")
+    assert backend.health(slice_of(share)).state == "degraded"
+    place.behave("fault")
+    fault = backend.health(slice_of(share))
+    assert fault.state == "lost"
+    assert "is in FAULT" in fault.text
+    for pid in place.daemons()[0].processes():
+        os.kill(pid, signal.SIGKILL)
+    gone = backend.health(slice_of(share))
+    assert gone.state == "lost"
+    assert "Cannot find MPS control daemon" in gone.text
+    # Recovered: undone, and cut anew.
+    backend.restore("GPU-1", ledger)
+    assert place.left() == NOTHING
+    (again,) = backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    assert backend.health(slice_of(again)).state == "ok"
+
+
+def test_clients_that_do_not_leave_are_ended_by_the_server_before_the_daemon(place, ledger):
+    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (daemon,) = place.daemons()
+    with client(daemon) as process:
+        MpsBackend().restore("GPU-1", ledger)
+        assert process.wait(5) == -signal.SIGKILL
+    assert place.left() == NOTHING
+
+
+def test_a_client_that_does_not_answer_is_detached_through_the_server(place, ledger):
+    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (daemon,) = place.daemons()
+    with client(daemon) as process:
+        MpsBackend().evict(slice_of(share), process.pid)
+        assert process.wait(5) == -signal.SIGKILL
+    MpsBackend().evict(slice_of(share), process.pid)  # gone already
+
+
+@pytest.mark.parametrize("behave", ["deaf", "hang"])
+def test_a_daemon_that_does_not_obey_is_ended_by_signals(place, ledger, monkeypatch, behave):
+    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    place.behave(behave)
+    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0)
+    monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
+    MpsBackend().restore("GPU-1", ledger)
+    assert place.left() == NOTHING
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (9, 0)])
+@pytest.mark.parametrize("failing", range(9))
+def test_a_failure_at_any_step_leaves_what_was_there_before(place, ledger, capability, failing):
+    """The steps are the writes of the ledger and the calls of the program; Ctrl-C stands for every failure."""
+    steps = iter(range(100))
+
+    def counted(step):
+        def call(*arguments, **options):
+            if next(steps) == failing:
+                raise KeyboardInterrupt
+            return step(*arguments, **options)
+
+        return call
+
+    backend = MpsBackend()
+    with pytest.MonkeyPatch.context() as failures:
+        failures.setattr(Ledger, "_write", counted(Ledger._write))
+        failures.setattr(mps_control, "_run", counted(mps_control._run))
+        try:
+            backend.carve(gpu(capability=capability), (0.5, 0.25), ledger)
+        except KeyboardInterrupt:
+            assert place.left() == NOTHING
+        else:
+            assert failing >= 6, "carving takes at least six steps"
+    backend.restore("GPU-1", ledger)
+    assert place.left() == NOTHING
+    assert ledger.steps() == ()
+
+
+sizes = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=12).filter(lambda found: sum(found) <= 1.0)
+
+
+@given(sizes, st.integers(8, 200), st.sampled_from([(7, 0), (8, 0), (9, 0)]), st.integers(2**30, 2**38))
+def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
+    whole = SimpleNamespace(uuid="G", sm_count=sms, compute_capability=capability, memory_total_bytes=memory)
+    daemon = SimpleNamespace(pipe="/p", add_partition=lambda uuid, chunks: f"{uuid}/{chunks}")
+    chunk = sms_per_chunk(whole)
+    shares = [mps._capped(whole, size, daemon) for size in found]
+    assert sum(share.memory_bytes for share in shares) <= memory
+    assert sum(share.thread_percentage for share in shares) <= 100 + 0.005 * len(shares)
+    if chunk is not None:
+        cut = [mps._partitioned(whole, size, daemon, chunk) for size in found]
+        assert sum(share.sm_count for share in cut) <= sms
+        assert all(share.sm_count % chunk == 0 for share in cut)
+
+
+@pytest.mark.parametrize("wanted", [(), (0.6, 0.6), (0.0,), (-0.1, 0.5), (1.1,), (float("nan"),)])
+def test_shares_that_are_no_shares_of_one_gpu_are_refused(place, ledger, wanted):
+    with pytest.raises(CarvingError, match=r"each must be in \(0, 1\]"):
+        MpsBackend().carve(gpu(), wanted, ledger)
+    assert place.left() == NOTHING
+
+
+def test_a_plan_foresees_what_carving_gives(place, ledger):
+    node = Node(name="n", cores=(0,), memory_total_bytes=1, cuda_version=(13, 1))
+    backend, wanted = MpsBackend(), (0.5, 0.3333)
+    carved = backend.carve(gpu(), wanted, ledger)
+    assert backend.foresee(node, gpu(), wanted) == tuple(backend.limits(slice_of(share)) for share in carved)
+    older = backend.foresee(replace(node, cuda_version=(12, 8)), gpu(), wanted)
+    assert [limits.sm_count for limits in older] == [66, 43]
+
+
+def test_an_attached_process_that_nvml_does_not_know_is_found_out(place, ledger, monkeypatch):
+    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
+    FakeDriver(FakeGpu(uuid="GPU-1")).install(monkeypatch)
+    with pytest.raises(SliceError, match=rf"clients \[{os.getpid()}\] by the daemon, 0 by NVML"):
+        MpsBackend().verify(slice_of(share))
+    (place.daemons()[0].pipe / "clients").write_text("")
+
+
+def test_the_clients_of_a_gpu_are_counted_where_nvml_tells(monkeypatch):
+    FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42])).install(monkeypatch)
+    assert mps_clients("GPU-1") == 2
+    assert mps_clients("MIG-1") is None
