@@ -161,10 +161,9 @@ def _drag(health: RunHealth, stragglers: set[int]) -> dict[Notice, str]:
     notice: Notice = ("drag", EVERYONE)
     if then < (NO_GAIN if notice in health.noticed else WORTH_IT) * now:
         return {}
-    return {
-        notice: f"leaving it out pays, with {then:,.0f} steps/s of work by {len(kept)} instead of {now:,.0f} "
-        f"by {len(speeds)}"
-    }
+    whom, count = "it" if len(stragglers) == 1 else "them", len(kept)
+    promise = f"{then:,.0f} steps/s of work by {count} instead of {now:,.0f} by {len(speeds)}"
+    return {notice: f"leaving {whom} out pays, with {promise}"}
 
 
 def _smaller(health: RunHealth) -> tuple[int, int, str]:

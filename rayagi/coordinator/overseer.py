@@ -41,7 +41,7 @@ class RunOverseer:
             reopen: opens a session of another spec
             tell: for the reader of the run
             keep: notes the spec of a new plan, once a checkpoint of it is there to go on from
-            planned_steps_per_s: all GMIs' steps per second that the plan promised; None where nobody predicted it
+            planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
             window: iterations that are judged together
         """
         self._spec, self._session = spec, session
@@ -82,6 +82,7 @@ class RunOverseer:
         if self._due is None:
             raise RuntimeError("nothing was decided")
         before = sum(self._session.plan.envs)
+        self._planned = None  # that was of the old plan
         self._spec = self._to_keep = replanned(self._spec, self._session.plan, self._due)
         self._session.close()
         self._session = self._reopen(self._spec)

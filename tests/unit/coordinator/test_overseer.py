@@ -109,6 +109,17 @@ def test_memory_near_the_even_share_halves_the_environments():
     assert "local" not in new.loaded  # of other environments
 
 
+def test_several_slow_gmis_are_left_out_together():
+    watch, session, told, _ = overseer(spec(replan=True))
+    for _ in range(3):
+        session.answer(1.0, 9.0, 8.0, 1.0)
+        watch.look(HERE)
+    assert "GMI 1 makes 11 steps" in told[0]
+    assert "GMI 2 makes 12 steps" in told[0]
+    assert "leaving them out pays, with 200 steps/s of work by 2 instead of 44 by 4" in told[0]
+    assert watch.replan({"shared": {}, "num_gmis": 4}).plan.num_gmis == 2
+
+
 def test_a_run_below_its_prediction_is_told():
     watch, session, told, _ = overseer(spec(replan=True), planned_steps_per_s=1000.0)
     for _ in range(3):
