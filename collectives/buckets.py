@@ -46,6 +46,8 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
 
     Tensors are contiguous and of one dtype and device.
     """
+    if len(tensors) == 1:
+        return tensors[0].view(-1)
     first, total = tensors[0], sum(tensor.numel() for tensor in tensors)
     storage = first.untyped_storage().data_ptr()
     for before, after in pairwise(tensors):

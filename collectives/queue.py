@@ -63,6 +63,8 @@ class OperationQueue:
         self._rank = rank
         self._line: deque[Handle] = deque()
         """The first is running, or about to; the others wait behind it."""
+        self._unawaited = Handle(lambda: None, beside=False)
+        """Stands in the line for an operation that begins at once: nobody waits for it but its caller."""
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -82,20 +84,17 @@ class OperationQueue:
 
     def call(self, operation: Callable[[], Result]) -> Result:
         """Do it in this thread, after everything that was called before."""
-        handle = Handle(operation, beside=False)
         with self._moved:
+            alone = not self._line
+            handle = self._unawaited if alone else Handle(operation, beside=False)
             self._join(handle)
-            try:
-                self._moved.wait_for(lambda: handle.done() or self._line[0] is handle)
-            except BaseException:  # Ctrl-C: those behind must not wait for its turn
-                self._line.remove(handle)
-                self._moved.notify_all()
-                raise
-        if not handle.done():  # close() may have given it up
-            handle.run()
+        if not alone:
+            result: Result = self._in_turn(handle)
+            return result
+        try:
+            return operation()
+        finally:
             self._leave()
-        result: Result = handle.result()
-        return result
 
     def close(self, interrupt: Callable[[], None], limit_s: float) -> None:
         """Give up what waits, interrupt what is running, and wait ``limit_s`` at most until it ended.
@@ -112,6 +111,20 @@ class OperationQueue:
         interrupt()
         with self._moved:
             self._moved.wait_for(lambda: not self._line, limit_s)
+
+    def _in_turn(self, handle: Handle) -> Any:
+        """Do what waits in the line when its turn comes."""
+        with self._moved:
+            try:
+                self._moved.wait_for(lambda: handle.done() or self._line[0] is handle)
+            except BaseException:  # Ctrl-C: those behind must not wait for its turn
+                self._line.remove(handle)
+                self._moved.notify_all()
+                raise
+        if not handle.done():  # close() may have given it up
+            handle.run()
+            self._leave()
+        return handle.result()
 
     def _join(self, handle: Handle) -> None:
         if self._closed:

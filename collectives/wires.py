@@ -51,7 +51,8 @@ class Meeting:
         try:
             self.liveness.check(error.operation, error.step, error.waited_s)
         except MemberLostError as loss:
-            return loss
+            reason = f"{loss.reason}; {error.detail}"  # who called something else may be gone by now, too
+            return MemberLostError(error.operation, error.rank, loss.lost, error.waited_s, error.step, reason)
         except CommunicatorError:
             pass
         return error

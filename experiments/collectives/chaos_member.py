@@ -208,5 +208,6 @@ def _resources() -> Counter[str]:
 
 def _left_behind(clean: Counter[str]) -> str:
     """What there is more than at the beginning, once threads have had the time to end."""
-    poll(lambda: _resources() <= clean or None, _SETTLE_S)
+    if poll(lambda: _resources() <= clean or None, _SETTLE_S):
+        return ""  # not looked at again: others come to and leave the door meanwhile
     return ", ".join(f"{count} {kind}" for kind, count in (_resources() - clean).items())

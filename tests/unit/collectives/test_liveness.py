@@ -39,8 +39,14 @@ def live(pipe, rank, host):
         pipe.send(liveness.me)
         liveness.watch(pipe.recv())
         pipe.send("watching")
-        while pipe.recv() == "who?":
-            pipe.send(liveness.lost())
+        while (asked := pipe.recv()) in ("who?", "fork"):
+            if asked == "fork":
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                pipe.send(child)
+            else:
+                pipe.send(liveness.lost())
     pipe.send("closed")
     pipe.recv()
 
@@ -199,6 +205,21 @@ def test_a_member_that_leaves_in_order_is_not_lost(host):
         dier.kill()
         losses.wait()
         assert losses.told == [dier.member]
+
+
+def test_a_forked_child_does_not_stand_for_its_parent():
+    losses = Losses()
+    with Other(1, "another") as other, Liveness(member(0), losses) as liveness:
+        other.pipe.send([])
+        assert other.ask() == "watching"
+        liveness.watch([other.member])
+        child = other.ask("fork")
+        try:
+            other.process.kill()
+            losses.wait()
+            assert losses.told == [other.member]
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_the_first_member_of_another_host_tells_of_the_others_there():
