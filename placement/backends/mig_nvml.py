@@ -103,14 +103,28 @@ class MigGpu:
             )
         return int(info.id)
 
-    def create(self, profile_id: int, placement: Placement) -> int:
-        """Create a GPU instance; returns its id."""
+    def create(self, profile_id: int, placement: Placement) -> Any:
+        """Create a GPU instance; returns its handle, which ``id_of`` takes."""
         with self._told(f"create a GPU instance of profile {profile_id} at memory slice {placement.start}"):
             place = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
-            instance = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            return self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                 self._handle, profile_id, ctypes.byref(place)
             )
+
+    def id_of(self, instance: Any) -> int:
+        """The id of a GPU instance that was just created."""
+        with self._told("read the id of the new GPU instance"):
             return int(self._nvml.nvmlGpuInstanceGetInfo(instance).id)
+
+    def was_refused(self, error: CarvingError) -> bool:
+        """Whether the driver said no, so that nothing was made; else it may have failed half-way."""
+        refusals = (
+            self._nvml.NVMLError_InsufficientResources,
+            self._nvml.NVMLError_NoPermission,
+            self._nvml.NVMLError_InvalidArgument,
+            self._nvml.NVMLError_NotSupported,
+        )
+        return isinstance(error.__cause__, refusals)
 
     def fill(self, instance_id: int) -> int:
         """Create the compute instance that takes all of a GPU instance; returns its id."""

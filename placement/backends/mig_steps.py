@@ -26,7 +26,13 @@ def create(
         place, profile_id = placed[index].placement, device.profile_id(placed[index])
         where = {"profile_id": profile_id, "start": place.start, "size": place.size}
         step = ledger.record("mig", gpu.uuid, "gpu_instance", where)
-        instance_id = device.create(profile_id, place)
+        try:
+            instance = device.create(profile_id, place)
+        except CarvingError as error:
+            if device.was_refused(error):  # what is there now is of who came first
+                ledger.erase(step)
+            raise
+        instance_id = device.id_of(instance)
         step = ledger.amend(step, instance_id=instance_id)
         device.fill(instance_id)
         (part,) = device.compute_instances(instance_id)

@@ -11,7 +11,6 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import floor
 from pathlib import Path
 
 from placement.backends.base import (
@@ -26,25 +25,21 @@ from placement.backends.base import (
 )
 from placement.backends.mps_availability import mps_availability
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon
+from placement.backends.mps_sizes import FIRST_STATIC, MIB, chunk_for, memory_of, sms_of
 from placement.backends.processes import comes_true
 from placement.errors import CarvingError, SliceError
 from placement.inventory.nvml import mps_clients
-from placement.ledger import Ledger, Owner, Step, all_ledgers, exclusive
+from placement.ledger import Ledger, Owner, Step, UndoValue, all_ledgers, exclusive
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
 FOLDERS = Path("/tmp")
 """Where pipe directories are: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
-
-FIRST_STATIC = (13, 1)
-"""First CUDA with static SM partitions."""
 
 LEAVE_LIMIT_S = 10.0
 """For clients to leave by themselves before the daemon ends them."""
 
 SM_ROUNDING = 8
 """SMs by which the driver may round a percentage up: it hands out whole groups of SMs."""
-
-MIB = 2**20
 
 
 class MpsBackend(Backend):
@@ -59,9 +54,10 @@ class MpsBackend(Backend):
 
     def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """Whole chunks where the driver has static partitions, else caps."""
-        chunk = _chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
+        chunk = chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
         return tuple(
-            SliceLimits(sm_count=_sms(gpu, size, chunk), memory_bytes=_memory(gpu, size)) for size in sizes
+            SliceLimits(sm_count=sms_of(gpu, size, chunk), memory_bytes=memory_of(gpu, size))
+            for size in sizes
         )
 
     def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
@@ -71,7 +67,7 @@ class MpsBackend(Backend):
             CarvingError: there is no daemon to start, it does not come up, or another run has the GPU.
         """
         checked = checked_sizes(gpu, sizes)
-        chunk = _chunk_for(gpu, checked)
+        chunk = chunk_for(gpu, checked)
         if chunk is not None:
             try:
                 return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, chunk))
@@ -83,16 +79,19 @@ class MpsBackend(Backend):
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
         """Wait until the clients have left, end the daemon, remove its folder."""
-        failures = []
+        failures: dict[UndoValue, CarvingError] = {}
         for step in ledger.steps(gpu_uuid, "mps"):
+            folder = step.undo["folder"]
+            if folder in failures:
+                continue  # the folder of a daemon that still lives
             try:
                 _undo(step)
             except CarvingError as error:
-                failures.append(error)
+                failures[folder] = error
             else:
                 ledger.erase(step)
         if failures:
-            raise failures[0]
+            raise next(iter(failures.values()))
 
     def environment(self, piece: Slice) -> dict[str, str]:
         """Thread counts; once carved, the daemon and the share. The GPU is named by its UUID, as to the daemon."""
@@ -140,6 +139,8 @@ class MpsBackend(Backend):
             )
         pin_to_cores(piece.cores)
         limit_torch_threads(piece.num_threads)
+        for name in [name for name in os.environ if name.startswith("CUDA_MPS_")]:
+            del os.environ[name]  # of another MPS, from the shell in which Ray was started
         os.environ.update(self.environment(piece))
 
     def verify(self, piece: Slice) -> None:
@@ -148,12 +149,12 @@ class MpsBackend(Backend):
 
         pid, share = os.getpid(), piece.share
         assert share is not None  # entered
-        clients = MpsDaemon.at(share.pipe_directory or "").clients()
+        clients, by_nvml = MpsDaemon.at(share.pipe_directory or "").clients(), mps_clients(share.gpu_uuid)
         # NVML may know processes by other numbers, as from inside a container: only that there are some counts.
-        if pid not in clients or mps_clients(share.gpu_uuid) == 0:
+        if pid not in clients or by_nvml == 0:
             raise SliceError(
                 f"process {pid} attached to the MPS daemon at {share.pipe_directory}",
-                f"clients {sorted(clients) or 'none'} by the daemon, {mps_clients(share.gpu_uuid)} by NVML",
+                f"clients {sorted(clients) or 'none'} by the daemon, {by_nvml} by NVML",
                 "Something called CUDA before the slice was entered, or the process is in another PID namespace",
             )
         seen = torch.cuda.get_device_properties(0).multi_processor_count
@@ -198,33 +199,6 @@ class MpsBackend(Backend):
             raise
 
 
-def sms_per_chunk(gpu: Gpu) -> int | None:
-    """SMs of the smallest static partition; None where the GPU has none (a MIG instance), or its SMs are not known."""
-    if gpu.uuid.startswith("MIG-"):
-        return None
-    if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
-        return None
-    return 8 if gpu.compute_capability >= (9, 0) else 4
-
-
-def _chunk_for(gpu: Gpu, sizes: Sequence[float]) -> int | None:
-    """The chunk of which each share gets at least one; None where the GPU has no chunks, or too few."""
-    chunk = sms_per_chunk(gpu)
-    return chunk if chunk is not None and all(_sms(gpu, size, chunk) for size in sizes) else None
-
-
-def _sms(gpu: Gpu, size: float, chunk: int | None) -> int | None:
-    """SMs of a share, in whole chunks where there are some; None where the GPU's are not known."""
-    if gpu.sm_count is None:
-        return None
-    return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
-
-
-def _memory(gpu: Gpu, size: float) -> int:
-    """Bytes of a share, in whole MiB, the unit in which the limit is given."""
-    return floor(gpu.memory_total_bytes * size) // MIB * MIB
-
-
 def _carve(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
     daemon = MpsDaemon(FOLDERS / f"rayagi-mps-{secrets.token_hex(4)}")
     where = {"folder": str(daemon.folder)}
@@ -245,22 +219,22 @@ def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
-        sm_count=_sms(gpu, size, None),
-        memory_bytes=_memory(gpu, size),
+        sm_count=sms_of(gpu, size, None),
+        memory_bytes=memory_of(gpu, size),
         pipe_directory=str(daemon.pipe),
         thread_percentage=round(100 * size, 2),
     )
 
 
 def _partitioned(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
-    sms = _sms(gpu, size, chunk) or 0
+    sms = sms_of(gpu, size, chunk) or 0
     # Partitions live in the daemon: they end with it, and need no step of their own in the ledger.
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
         sm_count=sms,
-        memory_bytes=_memory(gpu, size),
+        memory_bytes=memory_of(gpu, size),
         pipe_directory=str(daemon.pipe),
         sm_partition=daemon.add_partition(gpu.uuid, sms // chunk),
     )

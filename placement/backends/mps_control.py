@@ -38,6 +38,9 @@ INSTALL = (
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or use backend='direct'"
 )
 
+NO_DAEMON = "Cannot find MPS control daemon"
+"""What the program says where nothing listens."""
+
 ServerStatus = Literal["INITIALIZING", "ACTIVE", "FAULT"]
 
 
@@ -46,11 +49,7 @@ class DaemonSilentError(CarvingError):
 
 
 class MpsDaemon:
-    """One control daemon, known by its pipe directory; ours, since the folder has a name that nobody else knows.
-
-    Attributes:
-        folder: holds ``pipe`` (sockets) and ``log`` (what daemon and server write)
-    """
+    """One control daemon, known by its folder of ``pipe`` (sockets) and ``log``; ours, since nobody else knows its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -179,6 +178,7 @@ class MpsDaemon:
 
         Raises:
             DaemonSilentError: the daemon is gone or does not answer in time.
+            CarvingError: it does not know the command, or cannot do it.
         """
         result = _run(
             [CONTROL],
@@ -192,8 +192,11 @@ class MpsDaemon:
             problem = f"did not answer `{command}` within {ANSWER_LIMIT_S:.0f} s"
             raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
         if result.returncode != 0:
-            problem = f"does not take `{command}`: {last_line(result.stdout + result.stderr)}"
-            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+            said = last_line(result.stdout + result.stderr)
+            kind = DaemonSilentError if NO_DAEMON in said else CarvingError
+            raise kind(
+                f"the MPS daemon at {self.pipe}", f"does not take `{command}`: {said}", self._see_log()
+            )
         return [line.strip() for line in result.stdout.splitlines() if line.strip()]
 
     def end(self) -> None:
@@ -230,7 +233,7 @@ class MpsDaemon:
     def _answers(self) -> bool:
         try:
             self.servers()
-        except DaemonSilentError:
+        except CarvingError:
             return False
         return True
 

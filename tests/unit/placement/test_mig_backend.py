@@ -355,6 +355,23 @@ def test_a_reused_id_elsewhere_is_not_ours(monkeypatch, tmp_path):
     assert steps_left(tmp_path) == 0
 
 
+class Overtaken(FakeDriver):
+    """Somebody else creates the same instance in the same place just before us."""
+
+    def _nvmlDeviceCreateGpuInstanceWithPlacement(self, device, profile_id, placement, instance):
+        self.gpus[0].make(profile_id, placement._obj.start)
+        return super()._nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id, placement, instance)
+
+
+def test_who_overtakes_us_keeps_the_instance(monkeypatch, tmp_path):
+    fake = a_free_mig_gpu()
+    gpu = installed(Overtaken(fake), monkeypatch)
+    with pytest.raises(CarvingError, match=r"Somebody else may have cut the GPU in the meantime"):
+        BACKEND.carve(gpu, (0.4,), Ledger.open("a run", tmp_path))
+    assert fake.layout() == {(9, 0, 4, (3,))}
+    assert steps_left(tmp_path) == 0
+
+
 # Instances that exist.
 
 

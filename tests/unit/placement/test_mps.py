@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.backends import mps, mps_control
-from placement.backends.mps import MpsBackend, sms_per_chunk
+from placement.backends.mps import MpsBackend
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
+from placement.backends.mps_sizes import sms_per_chunk
 from placement.errors import CarvingError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
@@ -78,7 +79,7 @@ def test_both_printed_forms_are_parsed_and_refusals_are_none(answer, name):
     assert parse_partition(answer, "GPU-7") == name
 
 
-@pytest.mark.parametrize("behave", ["no_static", "full"])
+@pytest.mark.parametrize("behave", ["no_static", "full", "ignoring", "ignoring strict"])
 def test_without_static_partitions_shares_are_caps(place, ledger, monkeypatch, behave):
     monkeypatch.setenv("FAKE_MPS", behave)
     shares = MpsBackend().carve(gpu(), (0.5, 0.25), ledger)
@@ -130,6 +131,30 @@ def test_a_slice_cannot_be_entered_before_it_is_carved():
         MpsBackend().enter(piece)
 
 
+def test_entering_sets_the_share_and_drops_what_another_mps_had_set(monkeypatch):
+    monkeypatch.setattr(
+        os, "environ", {"CUDA_MPS_SM_PARTITION": "theirs", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}
+    )
+    monkeypatch.setattr(mps, "limit_torch_threads", lambda num_threads: None)
+    share = Share(
+        kind="mps",
+        gpu_uuid="G",
+        fraction=0.5,
+        memory_bytes=2**30,
+        pipe_directory="/p",
+        thread_percentage=50.0,
+    )
+    MpsBackend().enter(slice_of(share))
+    found = {name: value for name, value in os.environ.items() if name.startswith(("CUDA", "HOME"))}
+    assert found == {
+        "CUDA_VISIBLE_DEVICES": "G",
+        "CUDA_MPS_PIPE_DIRECTORY": "/p",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+        "HOME": "/",
+    }
+
+
 def test_a_process_that_did_not_attach_is_found_out(place, ledger):
     (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
     with pytest.raises(SliceError, match=rf"process {os.getpid()} attached .* clients none"):
@@ -163,8 +188,8 @@ def test_a_daemon_that_does_not_come_up_is_an_error_and_leaves_nothing(
     place, ledger, monkeypatch, behave, text
 ):
     monkeypatch.setenv("FAKE_MPS", behave)
-    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0)
-    monkeypatch.setattr(mps_control, "START_LIMIT_S", 2.0)
+    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0 if behave == "hang" else 5.0)
+    monkeypatch.setattr(mps_control, "START_LIMIT_S", {"hang": 2.0, "busy": 5.0}.get(behave, 10.0))
     monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
     with pytest.raises(CarvingError, match=text):
         MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
@@ -261,7 +286,7 @@ def test_a_client_that_does_not_answer_is_detached_through_the_server(place, led
 def test_a_daemon_that_does_not_obey_is_ended_by_signals(place, ledger, monkeypatch, behave):
     MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
     place.behave(behave)
-    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0)
+    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0 if behave == "hang" else 5.0)
     monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
     MpsBackend().restore("GPU-1", ledger)
     assert place.left() == NOTHING
