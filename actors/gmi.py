@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
+from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.rendezvous import Rendezvous, this_member
@@ -67,6 +67,14 @@ class ProgramFactory(Protocol):
         ...
 
 
+class WorkloadFactory(Protocol):
+    """Builds a workload of another kind inside a GMI's process; picklable."""
+
+    def __call__(self, context: GmiContext) -> Workload:
+        """Build the workload."""
+        ...
+
+
 class Gmi:
     """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
 
@@ -78,7 +86,7 @@ class Gmi:
         self.identity = identity
         self._backend = get_backend(backend_name)
         self._communicator: Communicator | None = None
-        self._program: Program | None = None
+        self._program: Program | Workload | None = None
 
     def land(self) -> Landing:
         """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
@@ -137,7 +145,7 @@ class Gmi:
         )
         return repr(self._communicator)
 
-    def build(self, factory: ProgramFactory) -> None:
+    def build(self, factory: ProgramFactory | WorkloadFactory) -> None:
         """Build the program on this slice.
 
         Raises:
@@ -165,14 +173,20 @@ class Gmi:
         with self._leaving_on_error():
             return [self._built().iterate() for _ in range(num_iterations)]
 
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a workload's ``gmi_run``; returns what it returns."""
+        with self._leaving_on_error():
+            return self._built().gmi_run(*args, **kwargs)
+
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Run whole episodes without learning."""
         with self._leaving_on_error():
-            return self._built().evaluate(num_episodes, seed)
+            result: EvaluationResult = self._built().evaluate(num_episodes, seed)
+            return result
 
     def state_dict(self, *, shared: bool = True) -> StateDict:
         """``{"shared": ..., "local": ...}``; without what all GMIs hold alike where that is not asked for."""
-        state = self._built().state_dict()
+        state: StateDict = self._built().state_dict()
         return state if shared else {"local": state["local"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,7 +205,8 @@ class Gmi:
         finally:
             self._leave()
 
-    def _built(self) -> Program:
+    def _built(self) -> Any:
+        """A Program, or a Workload where it is asked to ``run``: who opened the session knows which."""
         if self._program is None:
             raise RuntimeError(f"{self} has no program: it was not built yet, or is closed")
         return self._program

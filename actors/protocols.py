@@ -155,6 +155,18 @@ class Program(Protocol):
         ...
 
 
+class Workload(Protocol):
+    """What a GMI runs that is no reinforcement learning (actors.workload). Built by a ``WorkloadFactory``."""
+
+    def gmi_run(self, *args: Any, **kwargs: Any) -> Any:
+        """The main routine, called on every GMI at once."""
+        ...
+
+    def close(self) -> None:
+        """Release what the workload holds."""
+        ...
+
+
 class Policy(Protocol):
     """What an agent acts with. ``observe`` normalises; the same normalised tensor goes to the learner."""
 

@@ -28,7 +28,7 @@ class Handle(Protocol):
 
 
 class Communicator(Protocol):
-    """Collectives among ``world_size`` members. Every member calls the same operations in the same order.
+    """Collectives among ``world_size`` members, which all call them in the same order, and messages between two.
 
     Tensors are float32, bfloat16, float64 or int64. Results are bitwise equal on all members and from run to run; NaN and
     infinity travel: a NaN anywhere makes the result NaN, for max too. Operations raise
@@ -74,6 +74,19 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Wait until every member is here."""
+        ...
+
+    def send(self, tensor: Tensor, to: int) -> Handle:
+        """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
+
+        The message passes when the receiver is there, and waits for it as long as any operation may. Messages to one
+        member arrive in the order in which they were sent; they wait neither for other members nor for collectives.
+        Besides what can be reduced, float16, int32, int16, int8, uint8 and bool may be sent.
+        """
+        ...
+
+    def recv(self, source: int) -> Tensor:
+        """Wait for the next message of one member; a new tensor of the type and shape that was sent, on the host."""
         ...
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from collectives.buckets import adjacent, checked, copy_all, views
+from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.queue import Handle, OperationQueue
@@ -31,6 +32,14 @@ class Wiring(Protocol):
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The primitive among these ranks, of which this member is one.
+
+        Raises:
+            CommunicatorError, RendezvousError: they could not connect.
+        """
+        ...
+
+    def channel(self, direction: Direction) -> Transport:
+        """What messages from one rank to another travel by; this member is one of the two, and only they ask.
 
         Raises:
             CommunicatorError, RendezvousError: they could not connect.
@@ -74,6 +83,7 @@ class ComposedCommunicator:
         self._wiring = wiring
         self._broken: str | None = None
         self._queue = OperationQueue(rank)
+        self._channels = Channels(rank, self.world_size, wiring.channel, self._guarded)
         self._groups: list[Communicator] = []
         self._buckets: dict[torch.dtype, Tensor] = {}
         self._transports: dict[tuple[Primitive, tuple[int, ...]], Transport] = {}
@@ -129,6 +139,15 @@ class ComposedCommunicator:
         """Wait until every member is here."""
         self._call("barrier", self._whole.barrier)
 
+    def send(self, tensor: Tensor, to: int) -> Handle:
+        """Start to send to one member and return; the tensor belongs to the message until the handle's ``wait``."""
+        self._refuse_if_broken("send")
+        return self._channels.send(tensor, to)
+
+    def recv(self, source: int) -> Tensor:
+        """Wait for the next message of one member; its tensor, on the host."""
+        return self._channels.recv(source)
+
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory (numel,) that the schedule's first step through the host reads and writes where it is."""
         return self._call("buffer", lambda: self._registered(numel, dtype))
@@ -148,6 +167,7 @@ class ComposedCommunicator:
         self._broken = self._broken or "this communicator is closed"
         for group in self._groups:
             group.close()
+        self._channels.close(_CLOSE_LIMIT_S)
         self._queue.close(interrupt=self._release, limit_s=_CLOSE_LIMIT_S)
 
     def __repr__(self) -> str:
@@ -247,6 +267,7 @@ class ComposedCommunicator:
 
     def _release(self) -> None:
         """Leave every transport. Safe to call twice."""
+        self._channels.release()
         for transport in self._transports.values():
             transport.close()
         self._wiring.close()

@@ -46,6 +46,14 @@ class SoloCommunicator:
     def barrier(self) -> None:
         """Return at once."""
 
+    def send(self, tensor: Tensor, to: int) -> Handle:
+        """Refuse: there is nobody else."""
+        raise ValueError(f"to={to}: this member is alone")
+
+    def recv(self, source: int) -> Tensor:
+        """Refuse: there is nobody else."""
+        raise ValueError(f"source={source}: this member is alone")
+
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory."""
         return torch.zeros(numel, dtype=dtype)

@@ -23,6 +23,7 @@ class ThreadGroup:
         self.layout, self.timeout_s = layout, timeout_s
         self.schedule = compose(composition, layout)
         self._transports: dict[tuple[Primitive, tuple[int, ...]], InProcessGroup] = {}
+        self._channels: dict[tuple[int, int], InProcessGroup] = {}
         self._groups: dict[tuple[int, tuple[int, ...]], ThreadGroup] = {}
         self._lock = threading.Lock()
 
@@ -42,6 +43,11 @@ class ThreadGroup:
         with self._lock:
             new = InProcessGroup(len(ranks), self.timeout_s)
             return self._transports.setdefault((primitive, ranks), new)
+
+    def channel(self, direction: tuple[int, int]) -> InProcessGroup:
+        """What the sender and the receiver of a direction share."""
+        with self._lock:
+            return self._channels.setdefault(direction, InProcessGroup(2, self.timeout_s))
 
     def group(self, number: int, ranks: tuple[int, ...]) -> ThreadGroup:
         """What the members of the ``number``-th group that was asked for share: those of one node stay on one."""
@@ -64,6 +70,9 @@ class _Wires:
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         return self._owner.transport(primitive, ranks).transport(ranks.index(self._rank))
+
+    def channel(self, direction: tuple[int, int]) -> Transport:
+        return self._owner.channel(direction).transport(direction.index(self._rank))
 
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
         self._num_groups += 1

@@ -101,6 +101,12 @@ class Wires:
             return self._shared_memory(members, index, key)
         return self._gloo(members, index, key)
 
+    def channel(self, direction: tuple[int, int]) -> Transport:
+        """What messages from one rank to another travel by: shared memory inside a host, Gloo between hosts."""
+        source, to = direction
+        one_host = self._members[source].host_id == self._members[to].host_id
+        return self.apart(f"{source} to {to}").transport("ip" if one_host else "net", direction)
+
     def apart(self, name: str) -> Wires:
         """Wires of the same members whose transports are others, such as to try them."""
         return Wires(self._meeting, self._members, self._rank, f"{self._name}{name}: ")

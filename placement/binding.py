@@ -8,8 +8,8 @@ from math import fsum
 
 from placement.backends import get_backend
 from placement.errors import PlanError
-from placement.plan import FRACTION_STEP, Plan
-from placement.types import Gpu, Machine, Node, Slice, core_ranges
+from placement.plan import Plan
+from placement.types import FRACTION_STEP, Gpu, Machine, Node, Slice, core_ranges
 
 
 def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> Plan:

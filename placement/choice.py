@@ -25,7 +25,7 @@ def choose_backend(
     Args:
         machine: what there is
         asked: a backend's name, or ``auto``
-        roles: of each GMI; without a trainer it is serving
+        roles: of each GMI; without a trainer, or a program that may exchange as trainers do, it is serving
         gmis_per_gpu: how many share one GPU
 
     Raises:
@@ -39,7 +39,7 @@ def choose_backend(
     cut = all(gpu.mig_enabled for _, gpu in _gpus(machine))
     instances: list[Candidate] = [("mig", "mig since the GPUs are in MIG mode")] if cut else []
     plain: Candidate = ("direct", "direct: plain sharing")
-    if "trainer" not in roles:
+    if not {"trainer", "program"} & set(roles):
         return _first_usable(machine, [("mig", MIG_FOR_SERVING), ("mps", "mps for serving"), plain])
     if gmis_per_gpu == 1:
         return _first_usable(machine, [("direct", "direct: each GMI has a GPU to itself"), *instances])

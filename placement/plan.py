@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import floor
 from typing import Any, Literal
@@ -11,16 +12,18 @@ from placement.backends.base import SliceLimits
 from placement.choice import choose_backend
 from placement.errors import PlanError, counted
 from placement.foresight import foreseen
-from placement.types import BackendName, Machine, Node, Slice
+from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
+from placement.unequal import cut_cores, cut_gpus, env_counts, refuse_counts
 
-ROLES: dict[str, tuple[str, ...]] = {"dp_only": ("simulator", "agent", "trainer")}
-"""Which roles each GMI of a template hosts. dp_only: all of them (GMI-DRL §3.1.1, Figure 6b)."""
+ROLES: dict[str, tuple[str, ...]] = {
+    "dp_only": ("simulator", "agent", "trainer"),
+    "program": ("program",),
+}
+"""Which roles each GMI of a template hosts. dp_only: all of them (GMI-DRL §3.1.1, Figure 6b). program: a workload of the
+user's own (rayagi.programs), without environments."""
 
 MAX_DEFAULT_GMIS = 8
 """CPU GMIs when the user names no number: beyond this, gradient exchange eats what another process adds."""
-
-FRACTION_STEP = 1e-4
-"""Ray counts fractions of a GPU in steps of this size and refuses finer ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +34,12 @@ class Plan:
     backend: BackendName
     slices: tuple[Slice, ...]
     num_envs: int
-    """Environments of one GMI."""
+    """Environments of one GMI; the mean where GMIs are unequal."""
     reason: str
     """Why this backend and these numbers, as a sentence."""
     machine: Machine
+    sizes: tuple[float, ...] = ()
+    """Of unequal GMIs, as they were asked for: cores, or shares of a GPU. Empty: GMIs are equal."""
 
     @property
     def num_gmis(self) -> int:
@@ -45,6 +50,11 @@ class Plan:
     def roles(self) -> tuple[str, ...]:
         """Roles of every GMI."""
         return ROLES[self.template]
+
+    @property
+    def envs(self) -> tuple[int, ...]:
+        """Environments of each GMI."""
+        return env_counts(self.num_envs, self.num_gmis, self.sizes)
 
     def memory_bytes(self, index: int) -> int:
         """Memory for GMI ``index``: its limit on the GPU where it has one, else an even share of the GPU or node."""
@@ -84,8 +94,9 @@ class Plan:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        total = self.num_gmis * self.num_envs
-        summary = f"{counted(self.num_gmis, 'GMI')}, {counted(total, 'environment')}"
+        summary = counted(self.num_gmis, "GMI")
+        if self.template != "program":
+            summary += f", {counted(sum(self.envs), 'environment')}"
         lines.append(f"{self.template} on {self.backend}: {summary}. {self.reason}.")
         return "\n".join(lines)
 
@@ -98,7 +109,7 @@ class Plan:
             piece.node,
             piece.label(),
             roles,
-            str(self.num_envs),
+            "-" if self.template == "program" else str(self.envs[index]),
             str(piece.num_threads),
             memory,
         )
@@ -123,6 +134,7 @@ def make_plan(
     gmis_per_gpu: int | None = None,
     num_envs: int,
     threads_per_gmi: int | None = None,
+    sizes: Sequence[float] | None = None,
 ) -> Plan:
     """Cut ``machine`` into GMIs. The same arguments always give the same plan.
 
@@ -134,6 +146,7 @@ def make_plan(
         gmis_per_gpu: GMIs on one GPU; None: 1. GPUs are filled in order where ``num_gmis`` needs not all
         num_envs: environments of one GMI
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
+        sizes: of unequal GMIs, each one's cores on ``cpu``, its share of a GPU elsewhere; they decide how many there are
 
     Raises:
         PlanError: what was asked does not fit; the message says what does.
@@ -149,8 +162,13 @@ def make_plan(
             raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
     if template not in ROLES:
         raise PlanError(f"template={template!r}", f"the templates are {', '.join(ROLES)}", "Use one of them")
-    name, reason = choose_backend(machine, backend, roles=ROLES[template], gmis_per_gpu=gmis_per_gpu or 1)
-    if name == "cpu":
+    shares = (2 if min(sizes) < 1 else 1) if sizes else gmis_per_gpu or 1
+    name, reason = choose_backend(machine, backend, roles=ROLES[template], gmis_per_gpu=shares)
+    if sizes:
+        refuse_counts(counts, len(sizes), on_cores=name == "cpu")
+        cut = cut_cores(machine, sizes) if name == "cpu" else cut_gpus(machine, name, sizes, threads_per_gmi)
+        slices, how = cut
+    elif name == "cpu":
         slices, how = _cut_cores(machine, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
         slices, how = _cut_gpus(machine, name, num_gmis, gmis_per_gpu, threads_per_gmi)
@@ -164,6 +182,7 @@ def make_plan(
         num_envs=num_envs,
         reason=f"{reason}; {how}",
         machine=machine,
+        sizes=tuple(sizes or ()),
     )
 
 

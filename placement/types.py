@@ -14,6 +14,9 @@ into instances with SMs and memory of their own. ``green``: SM partitions inside
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 """How many contexts the driver lets into a GPU: any number, one process (with its MPS clients), none."""
 
+FRACTION_STEP = 1e-4
+"""Ray counts fractions of a GPU in steps of this size and refuses finer ones."""
+
 PciePath = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 """What lies between two GPUs on the host, as `nvidia-smi topo -m` names it: one PCIe switch, several, the host
 bridge, bridges of one NUMA node, the link between NUMA nodes."""

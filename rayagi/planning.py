@@ -31,6 +31,7 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         gmis_per_gpu=gmi.gmis_per_gpu,
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
+        sizes=gmi.slices,
     )
 
 

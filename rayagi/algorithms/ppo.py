@@ -52,7 +52,20 @@ class PPOLearner:
         spec: PPOSpec,
         communicator: Communicator,
         total_env_steps: int | None = None,
+        *,
+        weight: float = 1.0,
     ) -> None:
+        """Every trainer makes one.
+
+        Args:
+            model: alike everywhere after the broadcast here
+            spec: PPO's settings
+            communicator: of all trainers
+            total_env_steps: for the linear schedule
+            weight: samples of this trainer relative to the mean of all: where trainers are unequal, the mean of their
+                weighted means is the mean over all samples
+        """
+        self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
         self.flat = FlatParameters(model, communicator.buffer)
         self.optimiser = torch.optim.Adam(
@@ -127,8 +140,11 @@ class PPOLearner:
         return torch.cat((parts, norm.reshape(1)))
 
     def _reduce(self, tensor: Tensor) -> None:
+        """The mean over the samples of all trainers, in place, from the mean over this one's."""
         if self.communicator.world_size == 1:
             return
+        if self.weight != 1.0:
+            tensor.mul_(self.weight)
         started = time.perf_counter()
         self.communicator.all_reduce(tensor, "mean")
         self.sync_s += time.perf_counter() - started

@@ -32,12 +32,16 @@ class PPOTraining:
         communicator: Communicator,
         num_envs: int,
         first_env_index: int,
+        total_envs: int,
         seed: int,
         total_env_steps: int | None,
     ) -> None:
+        """``num_envs``: of this GMI, ``total_envs``: of all, in which GMIs need not be equal."""
         self.policy, self.spec, self.communicator = policy, spec, communicator
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
-        self.learner = PPOLearner(policy.model, spec, communicator, total_env_steps)
+        self.total_envs = total_envs
+        weight = num_envs * communicator.world_size / total_envs
+        self.learner = PPOLearner(policy.model, spec, communicator, total_env_steps, weight=weight)
         self.reward_scaler = RewardScaler(num_envs, spec.gamma) if spec.normalize_rewards else None
         self.sync_s = 0.0
         self.env_steps = 0
@@ -57,7 +61,7 @@ class PPOTraining:
             num_minibatches=self.spec.num_minibatches,
         ).to(batch.obs.device)
         metrics = self.learner.update(batch, orders, iteration + 1, self.env_steps)
-        self.env_steps += rollout.num_steps * self.num_envs * self.communicator.world_size
+        self.env_steps += rollout.num_steps * self.total_envs
         self.sync_s += self.learner.sync_s
         if self.policy.normaliser is not None:
             seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1]))

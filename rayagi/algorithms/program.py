@@ -18,6 +18,7 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
+from placement.unequal import env_counts
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.algorithms.policy import NetworkPolicy
@@ -52,8 +53,9 @@ class DpOnlyProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        num_envs = spec.gmi.envs
-        self.first_env_index = context.identity.index * num_envs
+        index = context.identity.index
+        counts = env_counts(spec.gmi.envs, context.identity.num_gmis, spec.gmi.slices or ())
+        num_envs, self.first_env_index = counts[index], sum(counts[:index])
         env = self._env(num_envs, self.first_env_index, spec.seed)
         # The same weights everywhere: seeded alike here, and broadcast by the learner.
         model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
@@ -70,6 +72,7 @@ class DpOnlyProgram:
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
+            total_envs=sum(counts),
             seed=spec.seed,
             total_env_steps=spec.total_env_steps,
         )

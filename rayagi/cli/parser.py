@@ -107,6 +107,12 @@ def _add_train(commands: Any) -> None:
         action="store_true",
         help="start Ray's dashboard with the local Ray, and say where it is",
     )
+    during.add_argument(
+        "--replan",
+        action="store_true",
+        help="if a GMI turns out too slow, or memory runs out, go on with another plan at the next checkpoint; the "
+        "total batch may change (default: say so only)",
+    )
     folder = parser.add_argument_group("where it goes")
     folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")

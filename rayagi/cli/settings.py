@@ -125,4 +125,6 @@ def _with_training_options(spec: RunSpec, arguments: argparse.Namespace) -> RunS
         spec = replace(spec, total_env_steps=arguments.env_steps)
     if getattr(arguments, "evaluate_every", None) is not None:
         spec = replace(spec, evaluation=replace(spec.evaluation, interval=arguments.evaluate_every))
+    if getattr(arguments, "replan", False):
+        spec = replace(spec, gmi=replace(spec.gmi, replan=True))
     return spec

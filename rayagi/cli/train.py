@@ -26,6 +26,7 @@ from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.expectation import expectation
+from rayagi.coordinator.overseer import RunOverseer
 from rayagi.coordinator.session import Session
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.run_exporting import RunExporter
@@ -192,14 +193,30 @@ def _opened(
     dashboard: bool,
 ) -> tuple[TrainingLoop, LiveProgress | PlainProgress]:
     """The loop, where it starts, and its screen; ``stack`` closes what they need."""
-    num_gmis = None if checkpoint is None else checkpoint.state["num_gmis"]
-    session = Session(
+
+    def open_session(own: RunSpec, num_gmis: int | None = None) -> Session:
+        session = Session(
+            own,
+            run_name=folder.path.name,
+            on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
+            dashboard=dashboard,
+        )
+        return stack.enter_context(session)
+
+    def tell(text: str) -> None:
+        folder.note(text)
+        say(text)
+
+    session = open_session(spec, None if checkpoint is None else checkpoint.state["num_gmis"])
+    expected = expectation(spec, session.plan)
+    overseer = RunOverseer(
         spec,
-        run_name=folder.path.name,
-        on_plan=lambda plan: _show_plan(folder, spec, plan, num_gmis),
-        dashboard=dashboard,
+        session,
+        reopen=open_session,
+        tell=tell,
+        keep=lambda own: folder.write_config(run_spec_to_dict(own)),
+        planned_steps_per_s=None if expected is None else expected.predicted_steps_per_s,
     )
-    stack.enter_context(session)
     if dashboard:
         _say_dashboard()
     position = None if checkpoint is None else position_of(checkpoint.counters)
@@ -208,7 +225,9 @@ def _opened(
     stack.callback(files.close)
     screen = _screen(folder, spec, settings)
     recorders = [files, screen, RunExporter(run=folder.path.name, task=spec.env.id)]
-    loop = TrainingLoop(session, folder.checkpoints, recorders, settings, interrupt=interrupt)
+    loop = TrainingLoop(
+        session, folder.checkpoints, recorders, settings, interrupt=interrupt, overseer=overseer
+    )
     if checkpoint is not None:
         loop.restore(checkpoint)
     return loop, screen

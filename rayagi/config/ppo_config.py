@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -70,6 +70,7 @@ class PPOConfig(RllibPPOConfig):
         gmis_per_gpu: int | str | None = NotProvided,
         num_envs: int | str = NotProvided,
         threads_per_gmi: int | None = NotProvided,
+        slices: Sequence[float] | None = NotProvided,
         transport: str = NotProvided,
         composition: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
@@ -84,6 +85,7 @@ class PPOConfig(RllibPPOConfig):
             gmis_per_gpu: GMIs on each GPU, or "auto"
             num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
+            slices: unequal GMIs: the cores of each, or its share of a GPU
             transport: what gradients travel by: "shm", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
@@ -96,6 +98,7 @@ class PPOConfig(RllibPPOConfig):
             gmis_per_gpu=gmis_per_gpu,
             num_envs=num_envs,
             threads_per_gmi=threads_per_gmi,
+            slices=slices,
             transport=transport,
             composition=composition,
             reserve_timeout_s=reserve_timeout_s,

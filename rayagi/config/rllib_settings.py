@@ -32,6 +32,7 @@ SPEC_PATHS: dict[str, tuple[str, str]] = {
     "gmis_per_gpu": ("gmi.gmis_per_gpu", "gmi(gmis_per_gpu=)"),
     "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
     "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
+    "slices": ("gmi.slices", "gmi(slices=)"),
     "transport": ("gmi.transport", "gmi(transport=)"),
     "composition": ("gmi.composition", "gmi(composition=)"),
     "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),

@@ -63,6 +63,15 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
         yield from _at_least_one(f"gmi.{name}", getattr(gmi, name))
     for name in ("reserve_timeout_s", "collective_timeout_s"):
         yield from _positive(f"gmi.{name}", getattr(gmi, name))
+    if gmi.template == "program":
+        yield ConfigError(
+            "gmi.template",
+            gmi.template,
+            "is for workloads of other kinds (rayagi.programs)",
+            "use 'dp_only' to train",
+        )
+    if gmi.slices is not None:
+        yield from _slices(gmi, gmi.slices)
     if gmi.num_gmis is not None and gmi.gmis_per_gpu is not None:
         yield ConfigError(
             "gmi.gmis_per_gpu",
@@ -77,6 +86,23 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
     if gmi.composition != "auto" and not is_name(gmi.composition):
         yield ConfigError(
             "gmi.composition", gmi.composition, "is not a composition", f"use auto, {KNOWN_NAMES}"
+        )
+
+
+def _slices(gmi: GmiSpec, slices: tuple[float, ...]) -> Iterator[ConfigError]:
+    if not slices or any(not math.isfinite(size) or size <= 0 for size in slices):
+        yield ConfigError(
+            "gmi.slices", slices, "must be a list of sizes greater than 0", "e.g. [3, 1] for 3 cores and 1"
+        )
+    for name, agreeing in (("num_gmis", len(slices)), ("gmis_per_gpu", None)):
+        value = getattr(gmi, name)
+        if value not in (None, agreeing):
+            yield ConfigError(
+                f"gmi.{name}", value, f"contradicts gmi.slices, which are {len(slices)} GMIs", "leave it out"
+            )
+    if gmi.num_envs == "auto":
+        yield ConfigError(
+            "gmi.num_envs", "auto", "is searched for equal GMIs only", "give a number with gmi.slices"
         )
 
 

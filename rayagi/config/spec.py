@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
-Template = Literal["dp_only"]
+Template = Literal["dp_only", "program"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine decides (rayagi.coordinator.auto)."""
@@ -35,7 +35,8 @@ class GmiSpec:
     backend: Backend = "auto"
     """auto: mps where GMIs share a GPU to train, mig to serve; direct for a GMI per GPU; cpu without a GPU."""
     template: Template = "dp_only"
-    """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b)."""
+    """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b). program: for
+    workloads of other kinds (rayagi.programs), not for training."""
     num_gmis: int | Auto | None = None
     """GMIs in all. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU. auto: as searched."""
     gmis_per_gpu: int | Auto | None = None
@@ -44,6 +45,11 @@ class GmiSpec:
     """Environments of one GMI (the papers' num_env). auto: as searched, and GMIs too where they are left open."""
     threads_per_gmi: int | None = None
     """Cores and threads of one GMI. None: the node's cores divided evenly."""
+    slices: tuple[float, ...] | None = None
+    """Unequal GMIs: the cores of each without a GPU, else its share of one; GPUs and nodes are filled in this order. They
+    get num_envs environments on average, in proportion to their sizes. None: GMIs are equal."""
+    replan: bool = False
+    """Whether a GMI that is too slow, or memory that runs out, changes the plan at a checkpoint (docs/coordinator.md)."""
     reserve_timeout_s: float = 10.0
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from actors.carvers import Carvers
-from actors.gmi import Landing, ProgramFactory
+from actors.gmi import Landing, ProgramFactory, WorkloadFactory
 from actors.groups import GmiGroup, GmiLostError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import Health
@@ -55,7 +55,7 @@ class Session:
         spec: RunSpec,
         *,
         ray_address: str | None = None,
-        factory: ProgramFactory | None = None,
+        factory: ProgramFactory | WorkloadFactory | None = None,
         run_name: str | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         dashboard: bool = False,
@@ -83,6 +83,7 @@ class Session:
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: Plan | None = None
         self._landings: tuple[Landing, ...] = ()
+        self._collected: tuple[tuple[IterationResult, ...], ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -95,6 +96,11 @@ class Session:
     def landings(self) -> tuple[Landing, ...]:
         """Where each GMI really is, by its own account."""
         return self._landings
+
+    @property
+    def collected(self) -> tuple[tuple[IterationResult, ...], ...]:
+        """What each GMI answered to the request that was collected last: ``[GMI][iteration]``."""
+        return self._collected
 
     @property
     def num_pending(self) -> int:
@@ -164,6 +170,7 @@ class Session:
             refs, f"{num_iterations} training iterations", limit_s
         )
         self._pending.popleft()
+        self._collected = tuple(map(tuple, per_gmi))
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
@@ -187,6 +194,16 @@ class Session:
             episode_lengths=[value for part in parts for value in part.episode_lengths],
         )
 
+    def run(self, *args: Any, timeout_s: float = ITERATION_TIMEOUT_S, **kwargs: Any) -> list[Any]:
+        """Call ``gmi_run`` of all GMIs' workloads at once (rayagi.programs); each one's answer, in GMI order.
+
+        Raises:
+            GmiLostError, GmiSilentError: a GMI is gone, or did not answer within ``timeout_s``. The session has ended.
+            Exception: what a workload raised, as itself. The session has ended.
+        """
+        refs = self._open().ask(lambda index, gmi: gmi.run.remote(args, kwargs))
+        return self._answers(refs, "its main routine", timeout_s)
+
     def state_dict(self) -> StateDict:
         """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
 
@@ -201,10 +218,10 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. From another number of GMIs only the shared part: environments start anew."""
+        """Go on from a saved state. Without ``local``, or from another number of GMIs, environments start anew."""
         group = self._open()
         states: list[StateDict] = [{"shared": state["shared"]} for _ in group.handles]
-        if state["num_gmis"] == len(states):
+        if "local" in state and state["num_gmis"] == len(states):
             states = [{**own, "local": local} for own, local in zip(states, state["local"], strict=True)]
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())

@@ -201,6 +201,15 @@ _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
 }
 
 
+def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
+    """Means over samples count each GMI by its own, which differ where GMIs are unequal."""
+    values = [result.metrics[metric.name] for result in results]
+    steps = [result.metrics.get("env_steps", 0.0) for result in results]
+    if metric.group == "learning" and metric.merge == "mean" and len(set(steps)) > 1:
+        return sum(value * own for value, own in zip(values, steps, strict=True)) / sum(steps)
+    return float(_MERGE[metric.merge](values))
+
+
 def merge(results: Sequence[IterationResult]) -> IterationResult:
     """One iteration's results of all GMIs as one; every GMI reports the same metric names.
 
@@ -211,9 +220,7 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
     if len(iterations) != 1:
         raise ValueError(f"GMIs are at different iterations: {sorted(iterations)}")
     merged = {
-        metric.name: float(_MERGE[metric.merge]([result.metrics[metric.name] for result in results]))
-        for metric in CATALOGUE
-        if metric.name in results[0].metrics
+        metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in results[0].metrics
     }
     return IterationResult(
         iteration=results[0].iteration,

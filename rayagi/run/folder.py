@@ -5,6 +5,7 @@ run.json                                        layout version, status, seed, li
 progress.csv evaluations.csv tensorboard/       numbers, by iteration
 checkpoints/                                    see rayagi.run.checkpoints
 report.html *.png                               see rayagi.monitoring.report
+notices.log                                     what was noticed while it ran, and what followed
 error.log                                       traceback of an unexpected end
 """
 
@@ -113,6 +114,16 @@ class RunFolder:
         record = replace(self.record, **changes)
         replace_json(self.path / "run.json", asdict(record))
         self.record = record
+
+    def note(self, text: str) -> None:
+        """Add a line to notices.log.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        path = self.path / "notices.log"
+        with disk_errors(path), path.open("a") as log:
+            log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {text}\n")
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write config.yaml."""

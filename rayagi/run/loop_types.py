@@ -34,6 +34,27 @@ class TrainingSession(Protocol):
         ...
 
 
+class Overseer(Protocol):
+    """What watches the GMIs for the loop, and may give it another session (rayagi.coordinator.overseer)."""
+
+    def look(self, position: Position, /) -> None:
+        """Judge what was collected last."""
+        ...
+
+    @property
+    def wants_to_replan(self) -> bool:
+        """Whether the loop is to go on in another session, once it has saved."""
+        ...
+
+    def replan(self, state: Mapping[str, Any], /) -> TrainingSession:
+        """End the session, and open one by the new plan that goes on from ``state``."""
+        ...
+
+    def saved(self) -> None:
+        """A checkpoint was written: it is of the present plan."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """How often to save: by iterations or by time; with neither, at the end only."""

@@ -18,7 +18,7 @@ from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Position, Stop, iterations_until, should_stop
-from rayagi.run.loop_types import LoopSettings, Outcome, TrainingSession
+from rayagi.run.loop_types import LoopSettings, Outcome, Overseer, TrainingSession
 from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
 from rayagi.run.window import EpisodeWindow
@@ -39,8 +39,10 @@ class TrainingLoop:
         settings: LoopSettings,
         *,
         interrupt: Interrupt,
+        overseer: Overseer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._overseer = overseer
         self._session, self._checkpoints, self._recorders = session, checkpoints, recorders
         self._settings, self._interrupt, self._clock = settings, interrupt, clock
         self._window = EpisodeWindow()
@@ -102,6 +104,8 @@ class TrainingLoop:
             self._session.submit(self._request_size())
         while waiting:
             rows = self._account(self._session.collect())
+            if self._overseer is not None:
+                self._overseer.look(self.position)
             stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
             waiting = not (
                 stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due()
@@ -131,7 +135,16 @@ class TrainingLoop:
             stop = stop or should_stop(self._settings.limits, self.position, self._settings.return_source)
         if self._checkpoint_due():
             self._save()
+            if stop is None and not self._interrupt.requested:
+                self._replan()
         return stop
+
+    def _replan(self) -> None:
+        """Go on in another session where the overseer wants it; what is saved stays as it is."""
+        if self._overseer is not None and self._overseer.wants_to_replan:
+            self._session = self._overseer.replan(self._session.state_dict())
+            self._tick()
+            self._iteration_s = 0.0  # of another plan: ask for one, and see
 
     def _request_size(self) -> int:
         """Iterations to ask for: about a report's worth, not past anything that is due."""
@@ -226,6 +239,8 @@ class TrainingLoop:
         self._checkpoints.save(state, self._counters(), best=best)
         self._tick()
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
+        if self._overseer is not None:
+            self._overseer.saved()
         for recorder in self._recorders:
             recorder.saved(self._name())
 

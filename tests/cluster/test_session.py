@@ -119,6 +119,11 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
     plans = []
     with Session(spec(transport=transport), factory=SumProgram(), on_plan=plans.append) as session:
         results = session.train(2)
+        # What each measured, before it was merged.
+        assert [[own.metrics["iteration_s"] for own in each] for each in session.collected] == [
+            [0.0] * 2,
+            [1.0] * 2,
+        ]
         assert len(plans) == 1
         assert session.plan.num_gmis == 2
     assert [result.iteration for result in results] == [1, 2]

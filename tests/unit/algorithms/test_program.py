@@ -104,7 +104,20 @@ def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():
         assert torch.equal(a, b)
 
 
-def test_training_does_not_depend_on_the_layout():
+def test_unequal_gmis_have_the_gradients_of_their_union():
+    # 3 and 1 cores share 2 x 4 environments as 6 and 2.
+    unequal = replace(SPEC, gmi=GmiSpec(num_envs=4, slices=(3.0, 1.0)))
+    whole = first_gradient(build(replace(SPEC, gmi=GmiSpec(num_envs=8))))
+    parts = run_gmis(unequal, 2, first_gradient)
+    scale = whole[0].abs().max()
+    assert torch.allclose(whole[0], parts[0][0], rtol=0, atol=2e-6 * float(scale))
+    assert torch.allclose(whole[-1], parts[0][-1], rtol=0, atol=1e-4 * float(scale))
+    for a, b in zip(parts[0], parts[1], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("slices", [None, (3.0, 1.0)])
+def test_training_does_not_depend_on_the_layout(slices):
     def three_iterations(program):
         results = [program.iterate() for _ in range(3)]
         return program.state_dict()["shared"], [
@@ -112,13 +125,14 @@ def test_training_does_not_depend_on_the_layout():
         ]
 
     whole, whole_returns = three_iterations(build(replace(SPEC, gmi=GmiSpec(num_envs=8))))
-    halves = run_gmis(SPEC, 2, three_iterations)
+    halves = run_gmis(replace(SPEC, gmi=GmiSpec(num_envs=4, slices=slices)), 2, three_iterations)
     for name, value in whole["learner"]["model"].items():
         assert torch.allclose(value, halves[0][0]["learner"]["model"][name], atol=2e-4), name
         assert torch.equal(halves[0][0]["learner"]["model"][name], halves[1][0]["learner"]["model"][name]), (
             name
         )
     assert whole["obs_normaliser"]["count"] == halves[0][0]["obs_normaliser"]["count"] == 3 * 8 * 8
+    assert whole["env_steps"] == halves[1][0]["env_steps"] == 3 * 8 * 8
     assert torch.allclose(whole["obs_normaliser"]["mean"], halves[0][0]["obs_normaliser"]["mean"], atol=1e-4)
     assert sorted(whole_returns) == pytest.approx(sorted(halves[0][1] + halves[1][1]), abs=1e-3)
 

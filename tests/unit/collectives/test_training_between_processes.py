@@ -1,5 +1,8 @@
 """The synchronous program in two processes over the transports that it has in a run."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from members import Failed, run_group
@@ -18,7 +21,8 @@ SPEC = RunSpec(
 )
 
 
-def train(communicator, done):
+def train(communicator, done, slices=None):
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, slices=slices))
     identity = GmiIdentity(
         index=communicator.rank,
         num_gmis=communicator.world_size,
@@ -27,7 +31,7 @@ def train(communicator, done):
         task="Point",
     )
     context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-    program = DpOnlyFactory(SPEC, make_point)(context)
+    program = DpOnlyFactory(spec, make_point)(context)
     start = program.training.learner.flat.parameters.clone()
     rewards = []
     for _ in range(3):
@@ -37,9 +41,10 @@ def train(communicator, done):
     return start, weights, torch.stack(rewards), program.state_dict()["shared"]
 
 
-@pytest.fixture(scope="module", params=["shm", "gloo"])
+@pytest.fixture(scope="module", params=[("shm", None), ("gloo", None), ("shm", (3.0, 1.0))])
 def trained(request):
-    answers = run_group(request.param, 2, train)
+    transport, slices = request.param
+    answers = run_group(transport, 2, partial(train, slices=slices))
     for answer in answers:
         if isinstance(answer, Failed):
             raise answer.error

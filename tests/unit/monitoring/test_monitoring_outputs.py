@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION
+from actors.protocols import IterationResult
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter
@@ -196,3 +197,15 @@ def test_a_terminal_that_closes_does_not_end_the_run(closed_after):
 def test_an_exporter_needs_every_tag():
     with pytest.raises(ValueError, match="must be"):
         Exporter(CATALOGUE, {"run": "r"})
+
+
+def test_means_over_samples_count_unequal_gmis_by_their_own():
+    def result(env_steps, update_s, policy_loss):
+        metrics = {"env_steps": env_steps, "update_s": update_s, "policy_loss": policy_loss}
+        return IterationResult(iteration=3, metrics=metrics)
+
+    merged = merge([result(600.0, 1.0, 0.2), result(200.0, 2.0, 0.6)]).metrics
+    # (3 x 0.2 + 0.6) / 4; times are of GMIs, not of samples.
+    assert merged == pytest.approx({"env_steps": 800.0, "update_s": 1.5, "policy_loss": 0.3})
+    equal = merge([result(400.0, 1.0, 0.2), result(400.0, 2.0, 0.6)]).metrics
+    assert equal["policy_loss"] == pytest.approx(0.4)

@@ -33,6 +33,8 @@ class FakeOpenSession(FakeSession):
     """The session as the command opens it."""
 
     events: ClassVar = {}
+    swell = staticmethod(lambda session: None)
+    """What an iteration of this session measures instead of the usual."""
 
     def __init__(self, spec, *, run_name, on_plan, dashboard):
         super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
@@ -46,8 +48,21 @@ class FakeOpenSession(FakeSession):
     def __exit__(self, *error):
         return None
 
+    def collect(self):
+        results = super().collect()
+        for result in results:
+            result.metrics.update(type(self).swell(self) or {})
+        self.collected = (tuple(results),) * self.plan.num_gmis
+        return results
+
     def state_dict(self):
         return super().state_dict() | {"num_gmis": self.plan.num_gmis}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({"local": [state["shared"]], **state})
+
+    def close(self):
+        pass
 
 
 @pytest.fixture
@@ -98,6 +113,34 @@ def test_a_run_leaves_everything_that_it_promises(fake, capsys):
     output = capsys.readouterr().out
     assert "Ends after 30 iterations." in output
     assert f"rayagi evaluate runs/{run.name}" in output
+
+
+def test_what_is_noticed_is_told_noted_and_with_replan_acted_on(fake, capsys):
+    def swell(session):
+        if session.plan.num_envs > 16:
+            return {"resident_bytes": 0.95 * session.plan.memory_bytes(0)}
+        return None
+
+    fake.swell = staticmethod(swell)
+    limits = ("--iterations", "90", "--checkpoint-every", "30", "--gmis", "1", "--num-envs", "32")
+    assert rayagi(TASK, *limits, "--name", "told") == 0
+    output = capsys.readouterr().out
+    assert "GMI 0 holds" in output
+    assert "start with --replan" in output
+    assert "Going on" not in output
+    assert "start with --replan" in Path("runs/told/notices.log").read_text()
+    assert open_run(Path("runs/told")).read_config()["gmi"]["num_envs"] == 32
+
+    assert rayagi(TASK, *limits, "--name", "acted", "--replan") == 0
+    output = capsys.readouterr().out
+    assert "At the next checkpoint the run goes on with 1 GMI with 16 environments each." in output
+    assert "1 GMI and 16 environments in all instead of 32: the batch is 0.5 times as large" in output
+    assert len(Path("runs/acted/notices.log").read_text().splitlines()) == 2
+    run = open_run(Path("runs/acted"))
+    assert run.read_config()["gmi"]["num_envs"] == 16
+    assert json.loads((run.path / "plan.json").read_text())["num_envs"] == 16
+    assert len(read_rows(run.progress_csv)) == 90
+    assert rayagi("--resume", "runs/acted", "--iterations", "100") == 0
 
 
 def test_without_a_limit_the_run_takes_ten_minutes_and_says_so(fake, capsys):

@@ -26,7 +26,7 @@ class Rows:
         self.checkpoints.append(checkpoint)
 
 
-def make_loop(tmp_path, session, *, interrupt=None, recorder=None, **settings):
+def make_loop(tmp_path, session, *, interrupt=None, recorder=None, overseer=None, **settings):
     settings.setdefault("checkpoint_every", Interval())
     return TrainingLoop(
         session,
@@ -34,6 +34,7 @@ def make_loop(tmp_path, session, *, interrupt=None, recorder=None, **settings):
         [recorder or Rows()],
         LoopSettings(seed=0, **settings),
         interrupt=interrupt or Interrupt(),
+        overseer=overseer,
         clock=session.clock,
     )
 
@@ -197,6 +198,49 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path):
     together = [[row[name] for name in counted] for row in first.rows + second.rows]
     assert together == [[row[name] for name in counted] for row in whole.rows]
     assert second.rows[0]["train_s"] == pytest.approx(1.6)
+
+
+class _Overseer:
+    """Wants another session after some iterations."""
+
+    def __init__(self, session, at):
+        self.session, self.at, self.looked, self.log = session, at, [], []
+        self.wants_to_replan = False
+
+    def look(self, position):
+        self.looked.append(position.iteration)
+        self.wants_to_replan |= position.iteration == self.at
+
+    def saved(self):
+        self.log.append("saved")
+
+    def replan(self, state):
+        assert self.session.in_flight is None
+        self.log.append(f"replanned at {state['shared']['iteration']}")
+        self.wants_to_replan = False
+        other = FakeSession(self.session.clock)
+        other.load_state_dict(state)
+        return other
+
+
+def test_another_session_goes_on_after_the_next_checkpoint_and_no_sooner(tmp_path):
+    session, rows = FakeSession(iteration_s=1.0), Rows()
+    overseer = _Overseer(session, at=3)
+    settings = {"limits": Limits(iterations=12), "checkpoint_every": Interval(iterations=5)}
+    outcome = make_loop(tmp_path, session, recorder=rows, overseer=overseer, **settings).run()
+    assert overseer.looked[:6] == [1, 2, 3, 4, 5, 6]
+    assert overseer.log == ["saved", "replanned at 5", "saved", "saved"]
+    assert session.iteration == 5  # the rest was asked of the other one
+    assert outcome.position.iteration == 12
+    assert [row["iteration"] for row in rows.rows] == list(range(1, 13))
+
+
+def test_a_run_that_ends_is_not_replanned(tmp_path):
+    session = FakeSession(iteration_s=1.0)
+    overseer = _Overseer(session, at=5)
+    settings = {"limits": Limits(iterations=5), "checkpoint_every": Interval(iterations=5)}
+    make_loop(tmp_path, session, overseer=overseer, **settings).run()
+    assert overseer.log == ["saved"]
 
 
 def test_first_non_finite_names_the_tensor():

@@ -1,0 +1,148 @@
+"""Unequal GMIs: slices of the sizes that were asked for, and environments in proportion to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor
+
+from placement.errors import PlanError, counted
+from placement.types import FRACTION_STEP, BackendName, Gpu, Machine, Node, Slice
+
+
+def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[int, ...]:
+    """Environments of each GMI: ``num_envs`` of every one, or as many in all in proportion to their sizes.
+
+    Shares are rounded by largest remainder, the earlier GMI on a tie, and nobody is left without one.
+    """
+    if not sizes:
+        return (num_envs,) * num_gmis
+    total = num_envs * num_gmis
+    quotas = [total * size / sum(sizes) for size in sizes]
+    counts = [floor(quota) for quota in quotas]
+    by_remainder = sorted(range(num_gmis), key=lambda i: (counts[i] - quotas[i], i))
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return tuple(counts)
+
+
+def refuse_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
+    """Refuse numbers that say something else than the sizes do.
+
+    Raises:
+        PlanError: names the first of them.
+    """
+    others = {"num_gmis": num_sizes, "gmis_per_gpu": None}
+    for name, agreeing in (others | {"threads_per_gmi": None} if on_cores else others).items():
+        if counts[name] not in (None, agreeing):
+            raise PlanError(
+                f"{name}={counts[name]} with slices for {counted(num_sizes, 'GMI')}",
+                "the slices say how many GMIs there are, and how large",
+                f"Leave {name} out",
+            )
+
+
+def cut_cores(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:
+    """One GMI per size, a whole number of cores; nodes are filled in order.
+
+    Raises:
+        PlanError: a size is no whole number of cores, or the nodes are full before all are placed.
+    """
+    slices: list[Slice] = []
+    nodes = iter(machine.nodes)
+    node: Node | None = None
+    used = 0
+    for index, size in enumerate(sizes):
+        width = int(size)
+        if width != size or width < 1:
+            raise PlanError(
+                f"slices={_text(sizes)}",
+                f"GMI {index} has {size:g} cores",
+                "On the cpu backend, give whole numbers of cores from 1",
+            )
+        while node is None or used + width > len(node.usable_cores):
+            node, used = next(nodes, None), 0
+            if node is None:
+                raise _too_much(sizes, index, f"{counted(width, 'core')}", _cores_text(machine))
+        cores = node.usable_cores[used : used + width] if node.pinnable else ()
+        slices.append(Slice(node=node.name, backend="cpu", cores=cores, num_threads=width))
+        used += width
+    return slices, f"{counted(int(sum(sizes)), 'core')} cut as asked, {_text(sizes)}"
+
+
+def cut_gpus(
+    machine: Machine, backend: BackendName, sizes: Sequence[float], threads: int | None
+) -> tuple[list[Slice], str]:
+    """One GMI per size, a share of one GPU; GPUs are filled in order, and a node's cores dealt evenly to its GMIs.
+
+    Raises:
+        PlanError: a size is no share, or GPUs or cores are used up before all are placed.
+    """
+    placed: list[tuple[Node, Gpu, float]] = []
+    gpus = ((node, gpu) for node in machine.nodes for gpu in node.usable_gpus)
+    place: tuple[Node, Gpu] | None = None
+    free = 0.0
+    for index, size in enumerate(sizes):
+        share = int(size / FRACTION_STEP + 1e-9) * FRACTION_STEP
+        if not 0 < share <= 1:
+            raise PlanError(
+                f"slices={_text(sizes)}",
+                f"GMI {index} has {size:g} of a GPU",
+                f"On GPUs, give shares from {FRACTION_STEP:g} to 1",
+            )
+        while place is None or free < share - FRACTION_STEP / 2:
+            place, free = next(gpus, None), 1.0
+            if place is None:
+                raise _too_much(sizes, index, f"{size:g} of a GPU", counted(machine.num_gpus, "GPU"))
+        placed.append((*place, round(share, 4)))
+        free -= share
+    slices: list[Slice] = []
+    for node in dict.fromkeys(node.name for node, _, _ in placed):
+        slices += _beside_cores([entry for entry in placed if entry[0].name == node], backend, threads)
+    return (
+        slices,
+        f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as asked, {_text(sizes)}",
+    )
+
+
+def _beside_cores(
+    placed: Sequence[tuple[Node, Gpu, float]], backend: BackendName, threads: int | None
+) -> list[Slice]:
+    """The slices of one node, with as many of its cores each."""
+    node = placed[0][0]
+    width = threads or len(node.usable_cores) // len(placed)
+    if width == 0 or width * len(placed) > len(node.usable_cores):
+        raise PlanError(
+            f"{counted(len(placed), 'GMI')} of {counted(max(width, 1), 'core')} each on node {node.name}",
+            f"it has {counted(len(node.usable_cores), 'core')}",
+            "Ask for fewer slices, or set threads_per_gmi lower",
+        )
+    return [
+        Slice(
+            node=node.name,
+            backend=backend,
+            cores=node.usable_cores[index * width : (index + 1) * width] if node.pinnable else (),
+            num_threads=width,
+            gpu_uuid=gpu.uuid,
+            gpu_fraction=share,
+        )
+        for index, (_, gpu, share) in enumerate(placed)
+    ]
+
+
+def _too_much(sizes: Sequence[float], index: int, wanted: str, limit: str) -> PlanError:
+    return PlanError(
+        f"slices={_text(sizes)}",
+        f"{wanted} for GMI {index} are not left of {limit}, filled in this order",
+        "Ask for less, or put the large ones first",
+    )
+
+
+def _cores_text(machine: Machine) -> str:
+    return " and ".join(f"{counted(len(node.usable_cores), 'core')} on {node.name}" for node in machine.nodes)
+
+
+def _text(sizes: Sequence[float]) -> str:
+    return "+".join(f"{size:g}" for size in sizes)

@@ -1,0 +1,169 @@
+"""Watches the GMIs of a run, tells what it notices, and replaces the session where that is allowed and worth it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.protocols import IterationResult
+from placement.errors import counted
+from placement.plan import Plan
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.decisions import Decision, GmiHealth, Notice, RunHealth, decide
+from rayagi.coordinator.session import Session
+from rayagi.run.limits import Position
+
+WINDOW = 20
+"""Iterations over which speed and memory are judged."""
+
+
+class RunOverseer:
+    """Implements rayagi.run.loop_types.Overseer over one session after another."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        session: Session,
+        *,
+        reopen: Callable[[RunSpec], Session],
+        tell: Callable[[str], None],
+        keep: Callable[[RunSpec], None],
+        planned_steps_per_s: float | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        """Only looks, until it is asked to replan.
+
+        Args:
+            spec: of the run; ``spec.gmi.replan`` says whether more than telling is allowed
+            session: open
+            reopen: opens a session of another spec
+            tell: for the reader of the run
+            keep: notes the spec of a new plan, once a checkpoint of it is there to go on from
+            planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
+            window: iterations that are judged together
+        """
+        self._spec, self._session = spec, session
+        self._reopen, self._tell, self._keep = reopen, tell, keep
+        self._planned, self._window = planned_steps_per_s, window
+        self._to_keep: RunSpec | None = None
+        self._noticed: frozenset[Notice] = frozenset()
+        self._due: Decision | None = None
+        self._begin(session)
+
+    def look(self, position: Position) -> None:
+        """Judge what was collected last; what is new is told."""
+        for results in zip(*self._session.collected, strict=True):
+            for index, (speed, memory) in enumerate(_readings(results, self._session.plan)):
+                self._speeds[index].append(speed)
+                if memory is not None:
+                    self._memory[index].append(memory)
+        decision = decide(self._health())
+        self._noticed = decision.noticed
+        if decision.action == "nothing":
+            return
+        if decision.action == "replan":
+            self._due = decision
+        self._tell(f"Iteration {position.iteration:,}: {decision.reason}.{self._outlook(decision)}")
+
+    @property
+    def wants_to_replan(self) -> bool:
+        """Whether a decision waits for a checkpoint."""
+        return self._due is not None
+
+    def replan(self, state: Mapping[str, Any]) -> Session:
+        """End the session, and open one by the new plan that goes on from ``state``; its environments start anew.
+
+        Raises:
+            RuntimeError: no decision waits.
+            Exception: as opening a session does. The old one has ended.
+        """
+        if self._due is None:
+            raise RuntimeError("nothing was decided")
+        before = sum(self._session.plan.envs)
+        self._planned = None  # that was of the old plan
+        self._spec = self._to_keep = replanned(self._spec, self._session.plan, self._due)
+        self._session.close()
+        self._session = self._reopen(self._spec)
+        after = sum(self._session.plan.envs)
+        self._session.load_state_dict({"shared": state["shared"], "num_gmis": state["num_gmis"]})
+        self._begin(self._session)
+        self._tell(
+            f"Going on with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in all"
+            + (
+                f" instead of {before}: the batch is {after / before:.3g} times as large"
+                if after != before
+                else ""
+            )
+            + ". Environments start anew."
+        )
+        return self._session
+
+    def saved(self) -> None:
+        """From now on a resume goes on with the present plan."""
+        if self._to_keep is not None:
+            self._keep(self._to_keep)
+            self._to_keep = None
+
+    def _begin(self, session: Session) -> None:
+        """Nothing is known of this session yet."""
+        count = session.plan.num_gmis
+        self._speeds = [deque[float](maxlen=self._window) for _ in range(count)]
+        self._memory = [deque[float](maxlen=self._window) for _ in range(count)]
+        self._noticed = frozenset()
+        self._due = None
+
+    def _health(self) -> RunHealth:
+        plan = self._session.plan
+        return RunHealth(
+            gmis=tuple(
+                GmiHealth(
+                    steps_per_s=tuple(speeds),
+                    memory_bytes=tuple(memory),
+                    memory_limit_bytes=plan.memory_bytes(index),
+                )
+                for index, (speeds, memory) in enumerate(zip(self._speeds, self._memory, strict=True))
+            ),
+            num_envs=plan.num_envs,
+            window=self._window,
+            planned_steps_per_s=None if self._planned is None else self._planned / plan.num_gmis,
+            may_replan=self._spec.gmi.replan,
+            noticed=self._noticed,
+        )
+
+    def _outlook(self, decision: Decision) -> str:
+        if decision.num_gmis == 0:
+            return ""
+        plan = f"{counted(decision.num_gmis, 'GMI')} with {counted(decision.num_envs, 'environment')} each"
+        if decision.action == "replan":
+            return f" At the next checkpoint the run goes on with {plan}."
+        return f" To go on with {plan}, start with --replan, or resume with it."
+
+
+def replanned(spec: RunSpec, plan: Plan, decision: Decision) -> RunSpec:
+    """The spec of the decided plan: fewer GMIs, where they were, or fewer environments."""
+    gmi: GmiSpec = replace(spec.gmi, num_envs=decision.num_envs)
+    if decision.num_gmis < plan.num_gmis:
+        if plan.backend == "cpu":
+            gmi = replace(gmi, num_gmis=decision.num_gmis, slices=None)
+        else:  # the shares stay; the last ones are given back
+            shares = tuple(piece.gpu_fraction for piece in plan.slices[: decision.num_gmis])
+            gmi = replace(gmi, num_gmis=None, gmis_per_gpu=None, slices=shares)
+    return replace(spec, gmi=gmi)
+
+
+def _readings(results: Sequence[IterationResult], plan: Plan) -> list[tuple[float, float | None]]:
+    """Each GMI's steps per second of its own work and its memory, of one iteration.
+
+    Unequal GMIs are to take as long as each other, so each counts as many steps as they have on average.
+    """
+    steps = sum(result.metrics["env_steps"] for result in results) / len(results)
+    memory = "resident_bytes" if plan.backend == "cpu" else "device_bytes"
+    return [
+        (
+            steps / max(result.metrics["iteration_s"] - result.metrics.get("sync_s", 0.0), 1e-9),
+            result.metrics.get(memory),
+        )
+        for result in results
+    ]

@@ -1,0 +1,110 @@
+"""A GMI that is slowed on purpose is noticed, and left out at the next checkpoint, on a Ray of this machine."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from actors.protocols import IterationResult
+from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.session import Session
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.limits import Limits
+from rayagi.run.loop_types import Interval, LoopSettings
+from rayagi.run.training_loop import TrainingLoop
+
+pytestmark = pytest.mark.cluster
+
+TIMES_THE_WORK = 12
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """A program whose GMI 1 computes the same many times over."""
+
+    def __call__(self, context):
+        return _Running(context)
+
+
+class _Running:
+    def __init__(self, context):
+        self.context = context
+        self.rounds = TIMES_THE_WORK if context.identity.index == 1 else 1
+        self.matrix = torch.rand(192, 192, generator=torch.Generator().manual_seed(0))
+        self.iteration, self.weight = 0, torch.zeros(1)
+
+    def iterate(self):
+        begin = time.perf_counter()
+        for _ in range(4 * self.rounds):
+            self.matrix @ self.matrix
+        worked = time.perf_counter()
+        gradient = torch.ones(1)
+        self.context.communicator.all_reduce(gradient, "mean")
+        ended = time.perf_counter()
+        self.weight += gradient
+        self.iteration += 1
+        times = {"iteration_s": ended - begin, "sync_s": ended - worked}
+        return IterationResult(iteration=self.iteration, metrics={"env_steps": 100.0, **times})
+
+    def state_dict(self):
+        shared = {"weight": self.weight.clone(), "iteration": self.iteration}
+        return {"shared": shared, "local": {"index": self.context.identity.index}}
+
+    def load_state_dict(self, state):
+        self.weight, self.iteration = state["shared"]["weight"].clone(), state["shared"]["iteration"]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def cluster(pytestconfig):
+    path = f"{Path(__file__).resolve().parent}:{pytestconfig.rootpath}"
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(cluster, tmp_path):
+    spec = RunSpec(
+        env=EnvSpec(id="Slowed"), gmi=GmiSpec(num_gmis=2, num_envs=4, threads_per_gmi=1, replan=True)
+    )
+    sessions, told, kept = [], [], []
+
+    def open_session(own):
+        sessions.append(Session(own, factory=Slowed()))
+        return sessions[-1].__enter__()
+
+    overseer = RunOverseer(
+        spec, open_session(spec), reopen=open_session, tell=told.append, keep=kept.append, window=8
+    )
+    store = CheckpointStore(tmp_path / "checkpoints")
+    settings = LoopSettings(limits=Limits(iterations=60), seed=0, checkpoint_every=Interval(iterations=20))
+    loop = TrainingLoop(sessions[0], store, [], settings, interrupt=Interrupt(), overseer=overseer)
+    try:
+        outcome = loop.run()
+    finally:
+        for session in sessions:
+            session.close()
+    assert outcome.position.iteration == 60
+    assert "GMI 1 makes" in " ".join(told)
+    assert "leaving it out pays" in " ".join(told)
+    assert "Going on with 1 GMI and 4 environments in all instead of 8" in told[-1]
+    assert len(sessions) == 2
+    assert [own.gmi.num_gmis for own in kept] == [1]
+    last = store.load()
+    assert last.state["num_gmis"] == 1
+    # One for every iteration, before and after.
+    assert last.state["shared"]["weight"].item() == last.state["shared"]["iteration"] == 60

@@ -1,0 +1,182 @@
+"""Decisions from a run's health, worked out by hand; and that they do not oscillate."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayagi.coordinator.decisions import (
+    EVERYONE,
+    GmiHealth,
+    RunHealth,
+    decide,
+    growth_per_iteration,
+)
+
+MIB = 2**20
+
+
+def health(*speeds, window=6, **other):
+    """Each GMI at a constant speed, or with the speeds given."""
+    gmis = tuple(
+        GmiHealth(steps_per_s=tuple(speed) if isinstance(speed, list) else (speed,) * window)
+        for speed in speeds
+    )
+    return RunHealth(gmis=gmis, num_envs=32, window=window, **other)
+
+
+def remembering(*held, limit=1000, **other):
+    gmis = tuple(
+        GmiHealth(
+            steps_per_s=(100.0,) * 6, memory_bytes=tuple(m * MIB for m in own), memory_limit_bytes=limit * MIB
+        )
+        for own in held
+    )
+    return RunHealth(**({"gmis": gmis, "num_envs": 32, "window": 6} | other))
+
+
+def test_nothing_is_decided_before_a_window_is_full():
+    assert decide(health([10.0] * 5, [100.0] * 6)).action == "nothing"
+
+
+def test_a_gmi_at_most_a_fifth_below_the_others_is_left_alone():
+    decision = decide(health(80.0, 100.0, 100.0))
+    assert (decision.action, decision.noticed) == ("nothing", frozenset())
+
+
+def test_a_gmi_more_than_a_fifth_below_the_others_is_proposed_to_be_seen_after():
+    decision = decide(health(100.0, 79.0, 100.0, may_replan=True))
+    # Without it 2 x 100 = 200, with it 3 x 79 = 237: it stays.
+    assert decision.action == "propose"
+    assert decision.num_gmis == 0
+    assert decision.noticed == {("slow", 1)}
+    assert "GMI 1 makes 79 steps per second of its own work, the others 100" in decision.reason
+    assert "promises nothing better" in decision.reason
+
+
+@pytest.mark.parametrize(("may_replan", "action"), [(True, "replan"), (False, "propose")])
+def test_a_gmi_that_holds_up_the_others_for_more_than_it_brings_is_left_out(may_replan, action):
+    decision = decide(health(100.0, 40.0, 90.0, may_replan=may_replan))
+    # 2 x 90 = 180 against 3 x 40 = 120.
+    assert (decision.action, decision.num_gmis, decision.num_envs) == (action, 2, 32)
+    assert "leaving it out pays, with 180 steps/s of work by 2 instead of 120 by 3" in decision.reason
+
+
+def test_one_slow_iteration_decides_nothing_nor_do_two_of_six():
+    assert decide(health([100.0, 1.0, 100.0, 100.0, 2.0, 100.0], 100.0)).action == "nothing"
+
+
+def test_all_below_the_plan_is_the_run_not_a_gmi():
+    decision = decide(health(75.0, 76.0, planned_steps_per_s=100.0, may_replan=True))
+    assert (decision.action, decision.noticed) == ("propose", {("slow", EVERYONE)})
+    assert "100 were planned" in decision.reason
+    assert decide(health(75.0, planned_steps_per_s=90.0)).action == "nothing"
+    assert decide(health(70.0, planned_steps_per_s=90.0)).action == "propose"
+
+
+def test_a_straggler_does_not_make_the_plan_too_hopeful():
+    decision = decide(health(100.0, 20.0, 100.0, planned_steps_per_s=105.0))
+    assert decision.noticed == {("slow", 1), ("drag", EVERYONE)}
+
+
+def test_a_straggler_that_was_told_and_becomes_worse_is_acted_on():
+    told = decide(health(100.0, 70.0, 100.0, may_replan=True))
+    assert (told.action, told.noticed) == ("propose", {("slow", 1)})
+    worse = decide(health(100.0, 50.0, 100.0, may_replan=True, noticed=told.noticed))
+    assert (worse.action, worse.num_gmis) == ("replan", 2)
+    # 200 against 3 x 65 = 195 is less than a twentieth more, and not less: neither noticed nor forgotten.
+    for noticed in (told.noticed, worse.noticed):
+        assert decide(health(100.0, 65.0, 100.0, noticed=noticed)).noticed == noticed
+
+
+def test_what_was_told_is_not_told_again_and_forgotten_only_at_nine_tenths():
+    told = decide(health(100.0, 70.0, 100.0)).noticed
+    for speed, still in ((70.0, True), (85.0, True), (89.0, True), (91.0, False)):
+        again = decide(health(100.0, speed, 100.0, noticed=told))
+        assert again.action == "nothing"
+        assert (("slow", 1) in again.noticed) == still
+    assert decide(health(100.0, 85.0, 100.0)).noticed == frozenset()
+
+
+def test_memory_near_its_limit_halves_the_environments():
+    decision = decide(remembering([910] * 6, [500] * 6, may_replan=True))
+    assert (decision.action, decision.num_gmis, decision.num_envs) == ("replan", 2, 16)
+    assert "GMI 0 holds 910 MiB of 1,000" in decision.reason
+    assert decide(remembering([890] * 6, [500] * 6)).action == "nothing"
+
+
+def test_memory_that_grows_is_followed_ten_windows_ahead():
+    # 8 MiB an iteration: 540 + 60 x 8 = 1020 > 900; the limit is (1000 - 540) / 8 = 57.5 away.
+    decision = decide(remembering([500 + 8 * i for i in range(1, 7)]))
+    assert decision.action == "propose"
+    # The last three are 532, 540 and 548.
+    assert (
+        "holds 540 MiB of 1,000 and grows by 8.00 MiB an iteration: the limit is 58 iterations"
+        in decision.reason
+    )
+    assert decide(remembering([500 + 2 * i for i in range(1, 7)])).action == "nothing"
+
+
+def test_what_is_allocated_once_is_no_growth():
+    assert growth_per_iteration([100, 700, 700, 700, 700, 700]) == 0.0
+    assert growth_per_iteration([700, 700, 690, 700, 700, 650]) == 0.0
+    assert growth_per_iteration([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 1.0
+    assert decide(remembering([100, 700, 700, 700, 700, 700])).action == "nothing"
+
+
+def test_fewer_gmis_where_environments_cannot_be_fewer():
+    decision = decide(remembering([950] * 6, [950] * 6, num_envs=1))
+    assert (decision.num_gmis, decision.num_envs) == (1, 1)
+    alone = decide(remembering([950] * 6, num_envs=1, may_replan=True))
+    assert (alone.action, alone.num_gmis) == ("propose", 0)
+    assert "give it more memory" in alone.reason
+
+
+def test_memory_that_nobody_measures_or_limits_is_not_judged():
+    assert decide(remembering([], [])).action == "nothing"
+    assert decide(remembering([10**6] * 6, limit=0)).action == "nothing"
+
+
+speed = st.floats(1.0, 1e6)
+
+
+@given(st.lists(st.lists(speed, min_size=6, max_size=6), min_size=1, max_size=6), st.booleans())
+def test_decisions_are_sound(speeds, may_replan):
+    decision = decide(health(*speeds, may_replan=may_replan))
+    assert decide(health(*speeds, may_replan=may_replan)) == decision
+    assert (decision.action == "nothing") == (decision.reason == "")
+    assert 0 <= decision.num_gmis < max(2, len(speeds))
+    if decision.action == "replan":
+        assert may_replan
+        assert 1 <= decision.num_gmis < len(speeds)
+    # The same health again says nothing new.
+    assert decide(health(*speeds, may_replan=may_replan, noticed=decision.noticed)).action == "nothing"
+
+
+@given(st.lists(st.floats(0.81, 0.89), min_size=2, max_size=40), st.booleans())
+def test_speeds_between_the_thresholds_never_change_what_is_noticed(shares, before):
+    noticed = frozenset({("slow", 0)}) if before else frozenset()
+    for share in shares:
+        decision = decide(health(100.0 * share, 100.0, 100.0, noticed=noticed))
+        assert decision.action == "nothing"
+        assert decision.noticed == noticed
+
+
+@given(st.lists(st.floats(0.5, 1.2), min_size=1, max_size=60))
+def test_notices_come_and_go_at_thresholds_that_are_apart(shares):
+    # 2 x 100 against 3 x 100 share: 1.05 times as much below 0.635, less from 0.667 on.
+    comes, goes = {"slow": 0.8, "drag": 2 / 3.15}, {"slow": 0.9, "drag": 2 / 3}
+    noticed = frozenset()
+    for share in shares:
+        decision = decide(health(100.0 * share, 100.0, 100.0, noticed=noticed))
+        assert (decision.action == "nothing") == (decision.noticed <= noticed)
+        assert all(share <= comes[kind] + 1e-9 for kind, _ in decision.noticed - noticed)
+        assert all(share >= goes[kind] - 1e-9 for kind, _ in noticed - decision.noticed)
+        noticed = decision.noticed
+
+
+@given(st.lists(st.floats(0.8, 0.9), min_size=6, max_size=6), st.booleans())
+def test_memory_between_the_thresholds_neither_comes_nor_goes(shares, before):
+    noticed = frozenset({("memory", 0)}) if before else frozenset()
+    flat = [1000 * sum(shares) / 6] * 6
+    decision = decide(remembering(flat, noticed=noticed))
+    assert (decision.action, decision.noticed) == ("nothing", noticed)

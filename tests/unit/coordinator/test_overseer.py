@@ -1,0 +1,159 @@
+"""The overseer over sessions that answer as they are told: what it tells, and how it goes on."""
+
+from dataclasses import replace
+
+import pytest
+
+from actors.protocols import IterationResult
+from placement.plan import make_plan
+from placement.types import Gpu, Machine, Node
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.decisions import Decision
+from rayagi.coordinator.overseer import RunOverseer, replanned
+from rayagi.planning import plan_of
+from rayagi.run.limits import Position
+
+GIB = 2**30
+MACHINE = Machine(nodes=(Node(name="a", cores=(0, 1, 2, 3), memory_total_bytes=4 * GIB),), origin="test")
+HERE = Position(
+    iteration=7, env_steps=700, train_s=1.0, evaluation_return=None, training_return=None, training_episodes=0
+)
+
+
+class Session:
+    """Keeps what it is given."""
+
+    def __init__(self, spec):
+        self.plan, self.collected = plan_of(spec, MACHINE), ()
+        self.closed, self.loaded = False, None
+
+    def answer(self, *own_s, memory=GIB // 2):
+        """One iteration: each GMI's seconds of work; all last as long as the slowest."""
+        self.collected = tuple(
+            (
+                IterationResult(
+                    iteration=1,
+                    metrics={
+                        "env_steps": 100.0,
+                        "iteration_s": max(own_s),
+                        "sync_s": max(own_s) - own,
+                        "resident_bytes": float(memory),
+                    },
+                ),
+            )
+            for own in own_s
+        )
+
+    def close(self):
+        self.closed = True
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+def overseer(spec, **other):
+    session, told, kept = Session(spec), [], []
+    made = RunOverseer(spec, session, reopen=Session, tell=told.append, keep=kept.append, window=3, **other)
+    return made, session, told, kept
+
+
+def spec(**gmi):
+    return RunSpec(gmi=GmiSpec(**({"num_gmis": 4, "num_envs": 8} | gmi)))
+
+
+def test_a_slow_gmi_is_told_once_and_left_to_the_user():
+    watch, session, told, _ = overseer(spec())
+    for _ in range(6):
+        session.answer(1.0, 3.0, 1.0, 1.0)
+        watch.look(HERE)
+    assert len(told) == 1
+    # 100 steps in 3 s of its own work; the others wait in sync_s. 3 x 100 = 300 against 4 x 33.
+    assert told[0].startswith("Iteration 7: GMI 1 makes 33 steps per second of its own work, the others 100;")
+    assert "To go on with 3 GMIs with 8 environments each, start with --replan" in told[0]
+    assert not watch.wants_to_replan
+
+
+def test_replanning_carries_the_shared_state_and_says_what_changes():
+    watch, session, told, kept = overseer(spec(replan=True))
+    for _ in range(3):
+        assert not watch.wants_to_replan
+        session.answer(1.0, 3.0, 1.0, 1.0)
+        watch.look(HERE)
+    assert watch.wants_to_replan
+    assert "At the next checkpoint the run goes on with 3 GMIs" in told[0]
+    watch.saved()
+    assert kept == []  # that checkpoint is of the old plan
+    new = watch.replan({"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4})
+    assert session.closed
+    assert new.plan.num_gmis == 3
+    assert new.loaded == {"shared": {"weights": 1}, "num_gmis": 4}
+    assert "3 GMIs and 24 environments in all instead of 32: the batch is 0.75 times as large" in told[1]
+    assert not watch.wants_to_replan
+    watch.saved()
+    watch.saved()
+    assert [own.gmi.num_gmis for own in kept] == [3]
+    # The new session is judged by itself, from the beginning.
+    new.answer(1.0, 1.0, 3.0)
+    watch.look(HERE)
+    assert len(told) == 2
+
+
+def test_memory_near_the_even_share_halves_the_environments():
+    watch, session, told, _ = overseer(spec(replan=True))
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)  # of 4 GiB, each has 1
+        watch.look(HERE)
+    assert "GMI 0 holds 973 MiB of 1,024" in told[0]
+    new = watch.replan({"shared": {}, "num_gmis": 4})
+    assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
+    assert "local" not in new.loaded  # of other environments
+
+
+def test_several_slow_gmis_are_left_out_together():
+    watch, session, told, _ = overseer(spec(replan=True))
+    for _ in range(3):
+        session.answer(1.0, 9.0, 8.0, 1.0)
+        watch.look(HERE)
+    assert "GMI 1 makes 11 steps" in told[0]
+    assert "GMI 2 makes 12 steps" in told[0]
+    assert "leaving them out pays, with 200 steps/s of work by 2 instead of 44 by 4" in told[0]
+    assert watch.replan({"shared": {}, "num_gmis": 4}).plan.num_gmis == 2
+
+
+def test_a_run_below_its_prediction_is_told():
+    watch, session, told, _ = overseer(spec(replan=True), planned_steps_per_s=1000.0)
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0)
+        watch.look(HERE)
+    assert "GMIs make 100 steps per second of their own work, 250 were planned" in told[0]
+    assert not watch.wants_to_replan
+
+
+def test_unequal_gmis_that_take_as_long_are_alike():
+    watch, session, told, _ = overseer(spec(num_gmis=None, slices=(3.0, 1.0)))
+    for _ in range(3):
+        session.answer(1.0, 1.0)
+        for results, steps in zip(session.collected, (150.0, 50.0), strict=True):
+            results[0].metrics["env_steps"] = steps
+        watch.look(HERE)
+    assert told == []
+
+
+def test_replanning_without_a_decision_is_an_error():
+    with pytest.raises(RuntimeError, match="nothing was decided"):
+        overseer(spec())[0].replan({})
+
+
+def test_on_gpus_the_shares_stay_and_the_last_are_given_back():
+    gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="A100", memory_total_bytes=GIB) for i in range(2))
+    node = Node(name="a", cores=tuple(range(8)), memory_total_bytes=GIB, gpus=gpus)
+    machine = Machine(nodes=(node,), origin="test")
+    before = RunSpec(gmi=GmiSpec(backend="direct", gmis_per_gpu=2, num_envs=8))
+    plan = plan_of(before, machine)
+    decision = Decision(action="replan", noticed=frozenset(), num_gmis=3, num_envs=8)
+    after = plan_of(replanned(before, plan, decision), machine)
+    assert [piece.gpu_uuid for piece in after.slices] == ["GPU-0", "GPU-0", "GPU-1"]
+    assert after.envs == (8, 8, 8)
+    fewer = replace(decision, num_gmis=4, num_envs=4)
+    assert replanned(before, plan, fewer).gmi == replace(before.gmi, num_envs=4)
+    assert make_plan(machine, backend="direct", gmis_per_gpu=2, num_envs=4).num_gmis == 4
