@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from collectives.rendezvous import Member, this_member
-from collectives.transports.gloo import GlooCommunicator, GlooStore
+from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment, SharedMemoryTransport
 from collectives.transports.shm.reduction import Reduction
 
@@ -105,7 +106,8 @@ class _Bench:
             segment = Segment.attach(segment_at, len(members), rank)
             store = GlooStore.connect(store_at, rank, TIMEOUT_S)
         self._shared = SharedMemoryTransport(segment, members, rank, TIMEOUT_S)
-        self._gloo = GlooCommunicator(store, members, rank, TIMEOUT_S)
+        # What a user would call: torch.distributed on its own default group.
+        dist.init_process_group("gloo", store=store.store, rank=rank, world_size=len(members))
         self._reduction = Reduction("sum", torch.float32, len(members))
         self._registered = torch.empty(0)
         self._neighbours = torch.empty(0)
@@ -113,7 +115,7 @@ class _Bench:
 
     def close(self) -> None:
         self._shared.close()
-        self._gloo.close()
+        dist.destroy_process_group()
 
     def measure(self, run: Run) -> Times:
         """Every iteration begins with tensors that their own member has just written, and a barrier."""
@@ -146,7 +148,7 @@ class _Bench:
         """What this member writes before each iteration, and what is timed."""
         private, registered = self._private, self._registered
         if name == "gloo":
-            return private[:1], lambda: self._gloo.all_reduce(private[0])
+            return private[:1], lambda: dist.all_reduce(private[0])
         if name == "staged":
             return private[:1], lambda: self._shared.all_reduce(private[0])
         if name == "registered":

@@ -37,6 +37,7 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.slices=[2, 0]"], "gmi.slices", "greater than 0"),
         (["gmi.slices=[2, 1]", "gmi.num_gmis=3"], "gmi.num_gmis", "contradicts gmi.slices, which are 2 GMIs"),
         (["gmi.slices=[0.7, 0.3]", "gmi.gmis_per_gpu=2"], "gmi.gmis_per_gpu", "leave it out"),
+        (["gmi.slices=[2, 1]", "gmi.num_envs=auto"], "gmi.num_envs", "searched for equal GMIs only"),
         (["gmi.template=program"], "gmi.template", "use 'dp_only' to train"),
         (["gmi.reserve_timeout_s=0"], "gmi.reserve_timeout_s", "greater than 0"),
         (["gmi.collective_timeout_s=.inf"], "gmi.collective_timeout_s", "finite"),
