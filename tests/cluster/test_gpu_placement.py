@@ -120,7 +120,15 @@ def until(condition, limit_s=20.0):
 
 
 def spec(**gmi):
-    settings = {"num_gmis": 2, "gmis_per_gpu": 2, "num_envs": 4, "threads_per_gmi": 1, **gmi}
+    # A named composition: choosing one would try what the GPU can do, and there is none.
+    settings = {
+        "num_gmis": 2,
+        "gmis_per_gpu": 2,
+        "num_envs": 4,
+        "threads_per_gmi": 1,
+        "composition": "ip_only",
+        **gmi,
+    }
     return RunSpec(env=EnvSpec(id="Ant-v5"), gmi=GmiSpec(**settings))
 
 
@@ -231,6 +239,8 @@ import rayagi.coordinator.session as module
 from placement.inventory import cluster_machine
 from test_gpu_placement import Report, alone, with_gpus
 
+# A process that was started in the background ignores Ctrl-C, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 module.cluster_machine = lambda timeout_s: with_gpus(cluster_machine(timeout_s))
 with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
     print("carved", flush=True)
@@ -248,7 +258,10 @@ def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machin
         (ledger,), _ = all_ledgers()
         daemons = {step.gpu_uuid: MpsDaemon(Path(step.undo["folder"])) for step in ledger.steps()}
         driver.send_signal(ending)
-        driver.wait(60)
+        try:
+            driver.wait(60)
+        finally:
+            driver.kill()  # leaving this block waits for it without a limit
     if ending == signal.SIGKILL:
         until(left_behind)  # Ray ends the carver with its driver, and gives it no time
         assert main(["cleanup"]) == 0
