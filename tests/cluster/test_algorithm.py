@@ -94,7 +94,8 @@ def test_results_carry_rllibs_keys_and_ours(trained):
     assert sampled["episode_return_mean"] == pytest.approx(sampled["episode_len_mean"] - 1)
     assert result["learners"]["default_policy"]["learning_rate"] == 1e-3
     assert {"policy_loss", "value_loss", "entropy"} <= set(result["learners"]["default_policy"])
-    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE}
+    # Memory on a device is measured where there is one.
+    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE} - {"device_bytes"}
     assert result["timers"]["gmi_iteration"] > 0
 
 
