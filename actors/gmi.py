@@ -132,17 +132,19 @@ class Gmi:
             RendezvousError: a GMI is missing, or two claim one rank.
             CompositionError: there is no such composition, or it does not apply to where the GMIs are.
             CommunicatorError: they met but could not connect.
+            SliceError: CUDA is not there.
         """
-        self._communicator = connect(
-            rendezvous,
-            this_member(self.identity.index, address, self.identity.slice.gpu_uuid),
-            world_size=self.identity.num_gmis,
-            timeout_s=timeout_s,
-            transport=transport,
-            composition=composition,
-            device=torch.device(self._backend.device(self.identity.slice)),
-            generation=generation,
-        )
+        with self._needing_device() as device:  # to choose a composition is to try what the GPU can do
+            self._communicator = connect(
+                rendezvous,
+                this_member(self.identity.index, address, self.identity.slice.gpu_uuid),
+                world_size=self.identity.num_gmis,
+                timeout_s=timeout_s,
+                transport=transport,
+                composition=composition,
+                device=device,
+                generation=generation,
+            )
         return repr(self._communicator)
 
     def build(self, factory: ProgramFactory | WorkloadFactory) -> None:
@@ -156,15 +158,10 @@ class Gmi:
             if self.identity.num_gmis > 1:
                 raise RuntimeError(f"{self} must join the other GMIs before its program is built")
             self._communicator = SoloCommunicator()
-        device = torch.device(self._backend.device(self.identity.slice))
-        context = GmiContext(identity=self.identity, communicator=self._communicator, device=device)
         with self._leaving_on_error():
-            try:
+            with self._needing_device() as device:
+                context = GmiContext(identity=self.identity, communicator=self._communicator, device=device)
                 self._program = factory(context)
-            except (RuntimeError, AssertionError) as error:  # what torch raises where it finds no CUDA
-                if device.type == "cuda" and not torch.cuda.is_available():
-                    raise no_cuda(self.identity.slice) from error
-                raise
             if torch.cuda.is_initialized():
                 self._backend.verify(self.identity.slice)
 
@@ -218,6 +215,19 @@ class Gmi:
             yield
         except BaseException:
             self._leave()
+            raise
+
+    @contextmanager
+    def _needing_device(self) -> Iterator[torch.device]:
+        """The slice's device; says so when the block fails since CUDA is not there."""
+        device = torch.device(self._backend.device(self.identity.slice))
+        try:
+            yield device
+        except (RuntimeError, AssertionError) as error:
+            # torch raises these two themselves where it finds no CUDA; errors of ours are of classes of their own.
+            by_torch = type(error) in (RuntimeError, AssertionError)
+            if by_torch and device.type == "cuda" and not torch.cuda.is_available():
+                raise no_cuda(self.identity.slice) from error
             raise
 
     def _leave(self) -> None:

@@ -6,20 +6,11 @@ are created where this process may, and given back; else those that exist and ar
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from placement.backends.base import (
-    Availability,
-    Backend,
-    Health,
-    SliceLimits,
-    checked_sizes,
-    limit_torch_threads,
-    pin_to_cores,
-    thread_environment,
-)
+from placement.backends.base import Availability, Health, SliceLimits, checked_sizes
+from placement.backends.carved import Carved
 from placement.backends.mig_commands import create_command, mode_commands, mode_problem
 from placement.backends.mig_nvml import MigGpu, mig_gpu
 from placement.backends.mig_steps import borrow, create, undo
@@ -30,7 +21,7 @@ from placement.mig_planner import choose_existing, plan_instances, required_geom
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
 
-class MigBackend(Backend):
+class MigBackend(Carved):
     """Shares of a GPU as MIG instances.
 
     Args:
@@ -39,7 +30,6 @@ class MigBackend(Backend):
     """
 
     name: BackendName = "mig"
-    carves = True
 
     def __init__(self, *, enable: bool = False) -> None:
         self._enable = enable
@@ -124,42 +114,10 @@ class MigBackend(Backend):
         if failures:
             raise failures[0]
 
-    def environment(self, piece: Slice) -> dict[str, str]:
-        """Thread counts; once carved, the instance as the only visible device."""
-        if piece.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
-        variables = thread_environment(piece.num_threads)
-        if piece.share is None or piece.share.mig_uuid is None:
-            return variables | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
-        return variables | {"CUDA_VISIBLE_DEVICES": piece.share.mig_uuid}
-
-    def device(self, piece: Slice) -> str:
-        """The only device that the process sees."""
-        return "cuda:0"
-
-    def limits(self, piece: Slice) -> SliceLimits:
-        """The instance's own SMs and memory; nothing before the carving."""
-        if piece.share is None:
-            return SliceLimits()
-        return SliceLimits(sm_count=piece.share.sm_count, memory_bytes=piece.share.memory_bytes)
-
-    def enter(self, piece: Slice) -> None:
-        """Pin to the slice's cores, hold torch to its threads, and make the instance the only visible device.
-
-        Raises:
-            SliceError: the slice was not carved, or this process has made CUDA calls already.
-        """
-        import torch  # the slice's thread counts have to be in place before this import
-
-        if piece.share is None or torch.cuda.is_initialized():
-            uncarved = piece.share is None
-            there = "a slice that was not carved" if uncarved else "a process that CUDA already runs in"
-            raise SliceError(
-                f"a MIG instance of {piece.gpu_uuid}", there, "Enter the slice first, after the carving"
-            )
-        pin_to_cores(piece.cores)
-        limit_torch_threads(piece.num_threads)
-        os.environ.update(self.environment(piece))
+    def share_environment(self, share: Share) -> dict[str, str]:
+        """The instance as the only visible device."""
+        assert share.mig_uuid is not None  # as carve made it
+        return {"CUDA_VISIBLE_DEVICES": share.mig_uuid}
 
     def verify(self, piece: Slice) -> None:
         """CUDA shows no more SMs and memory than the instance has."""

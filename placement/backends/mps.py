@@ -13,16 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from placement.backends.base import (
-    Availability,
-    Backend,
-    Health,
-    SliceLimits,
-    checked_sizes,
-    limit_torch_threads,
-    pin_to_cores,
-    thread_environment,
-)
+from placement.backends.base import Availability, Health, SliceLimits, checked_sizes
+from placement.backends.carved import Carved
 from placement.backends.mps_availability import mps_availability
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon
 from placement.backends.mps_sizes import FIRST_STATIC, MIB, chunk_for, memory_of, sms_of
@@ -42,11 +34,10 @@ SM_ROUNDING = 8
 """SMs by which the driver may round a percentage up: it hands out whole groups of SMs."""
 
 
-class MpsBackend(Backend):
+class MpsBackend(Carved):
     """Shares of a GPU through a daemon that is ours, started by ``carve`` and ended by ``restore``."""
 
     name: BackendName = "mps"
-    carves = True
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """From Volta on, where no other MPS has the GPU."""
@@ -93,15 +84,9 @@ class MpsBackend(Backend):
         if failures:
             raise next(iter(failures.values()))
 
-    def environment(self, piece: Slice) -> dict[str, str]:
-        """Thread counts; once carved, the daemon and the share. The GPU is named by its UUID, as to the daemon."""
-        if piece.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
-        variables = thread_environment(piece.num_threads)
-        share = piece.share
-        if share is None:
-            return variables | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
-        variables |= {
+    def share_environment(self, share: Share) -> dict[str, str]:
+        """The daemon and the share. The GPU is named by its UUID, as to the daemon."""
+        variables = {
             "CUDA_VISIBLE_DEVICES": share.gpu_uuid,
             "CUDA_MPS_PIPE_DIRECTORY": share.pipe_directory or "",
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={(share.memory_bytes or 0) // MIB}M",
@@ -110,38 +95,12 @@ class MpsBackend(Backend):
             return variables | {"CUDA_MPS_SM_PARTITION": share.sm_partition}
         return variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.thread_percentage:g}"}
 
-    def device(self, piece: Slice) -> str:
-        """The only GPU that the process sees."""
-        return "cuda:0"
-
-    def limits(self, piece: Slice) -> SliceLimits:
-        """What was carved; nothing before."""
-        if piece.share is None:
-            return SliceLimits()
-        return SliceLimits(sm_count=piece.share.sm_count, memory_bytes=piece.share.memory_bytes)
-
     def enter(self, piece: Slice) -> None:
-        """Pin to the slice's cores, hold torch to its threads, and set what CUDA reads at its first call.
-
-        Raises:
-            SliceError: the slice was not carved, or this process has made CUDA calls already.
-        """
-        import torch  # the slice's thread counts have to be in place before this import
-
-        if piece.share is None or torch.cuda.is_initialized():
-            there = (
-                "a slice that was not carved"
-                if piece.share is None
-                else "a process that CUDA already runs in"
-            )
-            raise SliceError(
-                f"a share of {piece.gpu_uuid}", there, "Enter the slice first, after the carving"
-            )
-        pin_to_cores(piece.cores)
-        limit_torch_threads(piece.num_threads)
-        for name in [name for name in os.environ if name.startswith("CUDA_MPS_")]:
-            del os.environ[name]  # of another MPS, from the shell in which Ray was started
-        os.environ.update(self.environment(piece))
+        """As every carved slice, without what another MPS set in the shell in which Ray was started."""
+        super().enter(piece)
+        for name in os.environ.keys() - self.environment(piece).keys():
+            if name.startswith("CUDA_MPS_"):
+                del os.environ[name]
 
     def verify(self, piece: Slice) -> None:
         """The daemon lists this process as a client, NVML knows of some, and CUDA shows no more SMs than the share has."""

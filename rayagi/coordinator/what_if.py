@@ -65,7 +65,7 @@ GPUS: dict[str, GpuModel] = {
         ),
     )
 }  # fmt: skip
-"""DGX-1V, DGX A100, DGX H100, DGX H200: data sheets."""
+"""Nominal figures of DGX-1V, DGX A100, DGX H100 and DGX H200; none was measured by us."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,6 +104,20 @@ def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
         Gmi(identity, "mps").build(lambda context: torch.zeros(1, device=context.device))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_gmis_that_meet_on_a_gpu_that_is_not_there_fail_with_the_same_message():
+    piece = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    meeting = Collective(2)
+    pair = [
+        Gmi(GmiIdentity(index=index, num_gmis=2, slice=piece, roles=("trainer",), task="Ant-v5"), "mps")
+        for index in range(2)
+    ]
+    errors = in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))
+    for error in errors:
+        assert isinstance(error, SliceError), error
+        assert "Wanted 0.5 of a GPU; there is no CUDA device in process" in str(error)
+
+
 def test_a_gmi_alone_iterates_evaluates_and_keeps_its_state():
     with gmi() as alone:
         alone.build(Counting)

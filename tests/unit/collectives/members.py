@@ -73,25 +73,27 @@ def run_group(
     with _Meeting(ctx=_context) as meeting:
         rendezvous = meeting.Collective(world_size)
         done = _context.Event()
-        pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
-        processes = [
-            _context.Process(
-                target=_member,
-                args=(rendezvous, rank, who[rank], settings, task, done, pipes[rank][1]),
-            )
-            for rank in range(world_size)
-        ]
-        for process, (_, sender) in zip(processes, pipes, strict=True):
-            process.start()
-            sender.close()
-        try:
-            return [
-                _answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)
-            ]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+        return answers_of(
+            _member, [(rendezvous, rank, who[rank], settings, task, done) for rank in range(world_size)]
+        )
+
+
+def answers_of(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What processes answer through the pipe that ``target`` gets after its arguments; none is left running."""
+    pipes = [_context.Pipe(duplex=False) for _ in arguments]
+    processes = [
+        _context.Process(target=target, args=(*own, sender))
+        for own, (_, sender) in zip(arguments, pipes, strict=True)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()
+    try:
+        return [_answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _answer(receiver: Any, process: Any) -> Any:

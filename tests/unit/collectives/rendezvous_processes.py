@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.unit.collectives.members import Failed, _answer, _context, _Meeting, _send
+from tests.unit.collectives.members import Failed, _context, _Meeting, _send, answers_of
 
 Task = Callable[[Any, int, Any], Any]
 """``task(rendezvous, number, event)``: ``event`` is shared by all."""
@@ -18,22 +18,7 @@ def run_processes(number: int, task: Task, *, world_size: int) -> list[Any]:
     with _Meeting(ctx=_context) as meeting:
         rendezvous = meeting.Collective(world_size)
         event = _context.Event()
-        pipes = [_context.Pipe(duplex=False) for _ in range(number)]
-        processes = [
-            _context.Process(target=_live, args=(rendezvous, index, task, event, pipes[index][1]))
-            for index in range(number)
-        ]
-        for process, (_, sender) in zip(processes, pipes, strict=True):
-            process.start()
-            sender.close()
-        try:
-            return [
-                _answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)
-            ]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+        return answers_of(_live, [(rendezvous, index, task, event) for index in range(number)])
 
 
 def _live(rendezvous: Any, index: int, task: Task, event: Any, sender: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.backends import mps, mps_control
+from placement.backends import carved, mps, mps_control
 from placement.backends.mps import MpsBackend
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
 from placement.backends.mps_sizes import sms_per_chunk
@@ -135,7 +135,7 @@ def test_entering_sets_the_share_and_drops_what_another_mps_had_set(monkeypatch)
     monkeypatch.setattr(
         os, "environ", {"CUDA_MPS_SM_PARTITION": "theirs", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}
     )
-    monkeypatch.setattr(mps, "limit_torch_threads", lambda num_threads: None)
+    monkeypatch.setattr(carved, "limit_torch_threads", lambda num_threads: None)
     share = Share(
         kind="mps",
         gpu_uuid="G",
