@@ -138,7 +138,7 @@ def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, envir
     assert "num_gmis=4096" in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP])
 def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, number):
     # As a terminal does: the signal goes to the whole group, Ray's processes included, and nobody reads any more.
     process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a", group=True)
@@ -156,6 +156,7 @@ def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, 
     assert (tmp_path / "runs/a/report.html").exists()
 
 
+@pytest.mark.slow
 def test_nan_in_the_loss_stops_the_run_and_the_last_good_checkpoint_stands(tmp_path, environment):
     assert rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "5", "--name", "nan")[0] == 0
     config = tmp_path / "runs/nan/config.yaml"

@@ -68,6 +68,7 @@ def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
             deque((meeting.endpoint(0, "all") for _ in range(10_000)), maxlen=0)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_says_so(cluster):
     environment = {**os.environ, "RAY_ADDRESS": cluster.address_info["gcs_address"]}
     environment |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY)}

@@ -248,7 +248,7 @@ with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
 """
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machine, ending):
     address = ray.get_runtime_context().gcs_address
     with subprocess.Popen(

@@ -20,7 +20,7 @@ import sys, time
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-context = ray.init(num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
+context = ray.init(address="local", num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
 client = JobSubmissionClient(f"http://{context.dashboard_url}")
 runtime_env = {"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]}
 job = client.submit_job(

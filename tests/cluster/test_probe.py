@@ -53,6 +53,7 @@ def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
     assert isinstance(SessionProbe(misbehaving("not at all"), local_machine(), QUICK)(1, 2), Measured)
 
 
+@pytest.mark.slow
 def test_a_candidate_that_hangs_is_given_up():
     began = time.monotonic()
     found = SessionProbe(misbehaving("hangs"), local_machine(), QUICK)(1, 2)

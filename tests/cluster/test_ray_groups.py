@@ -31,7 +31,7 @@ LIMIT_S = 10.0
 def _local_ray() -> Iterator[None]:
     # Workers cannot import this file: its functions travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -261,4 +261,4 @@ def test_a_reservation_outlives_ray_as_a_value(hold):
             cluster_machine()
         assert not ray.is_initialized()
     finally:
-        ray.init(num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)

@@ -18,7 +18,7 @@ from rayagi.run.limits import Limits
 from rayagi.run.loop_types import Interval, LoopSettings
 from rayagi.run.training_loop import TrainingLoop
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TIMES_THE_WORK = 12
 

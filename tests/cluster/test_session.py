@@ -114,7 +114,7 @@ def comes_true(question, limit_s=20.0):
     return True
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
     plans = []
     with Session(spec(transport=transport), factory=SumProgram(), on_plan=plans.append) as session:
@@ -235,7 +235,7 @@ def test_what_a_program_raises_arrives_as_itself_and_ends_the_session(cluster):
     assert comes_true(lambda: free_cpus() == 2.0)
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
     with Session(spec(transport=transport), factory=SumProgram(die_at=2)) as session:
         session.train(1)

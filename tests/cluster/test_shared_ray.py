@@ -48,6 +48,7 @@ def session():
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two sessions need two cores")
+@pytest.mark.slow
 def test_ray_ends_with_the_last_session_and_not_with_the_one_that_started_it():
     first = session().__enter__()
     with session() as second:

@@ -10,7 +10,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 
 from rayagi import PPO, PPOConfig
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)
