@@ -235,11 +235,11 @@ class Batcher:
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)
             if held >= transfer.slots and self._stack:  # it could send nothing more
                 self._stack.release_oldest_of(transfer.producer)
-        transfer = self._joiner.next(max(0.0, begin + timeout_s - time.monotonic()))
-        if transfer is None:
+        received = self._joiner.next(max(0.0, begin + timeout_s - time.monotonic()))
+        if received is None:
             return False
-        self._ready.append(transfer)
-        self._open.append(transfer)
+        self._ready.append(received)
+        self._open.append(received)
         return True
 
     def _silent(self, missing: Sequence[int], begin: float) -> ChannelTimeoutError:
