@@ -1,4 +1,4 @@
-"""Who works with whom where collectors and learners are apart: environments, channels' numbers, rows of an update."""
+"""How experience flows where collectors and learners are apart: who sends to whom, and how much an update takes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_SLOTS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crew:
-    """Collectors and learners of a run, each counted from 0."""
+class Flow:
+    """Between the collectors and the learners of a run, each counted from 0."""
 
     collectors: tuple[int, ...]
     """Indices of the GMIs with a simulator."""
@@ -41,7 +41,7 @@ class Crew:
 
     @classmethod
     def of(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
-        """The crew that a GMI belongs to."""
+        """That of the run that a GMI belongs to."""
         envs = envs_of(identity.kinds, spec.gmi.envs, spec.gmi.slices or ())
         collectors = identity.hosting("simulator")
         learning, paced = spec.learning, spec.gmi.template in OVERLAPPED
