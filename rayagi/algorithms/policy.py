@@ -46,6 +46,15 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
 
+def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
+    """An untrained policy, with the same weights in every GMI: seeded alike, and broadcast by learners."""
+    model = ActorCritic(info, spec.network, spec.seed).to(device)
+    normaliser = (
+        ObservationNormaliser(info.obs_dim, spec.ppo.obs_clip, device) if spec.ppo.normalize_obs else None
+    )
+    return NetworkPolicy(model, info, normaliser, device)
+
+
 def load_policy(shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo) -> NetworkPolicy:
     """The policy of a checkpoint's shared state, on the CPU.
 

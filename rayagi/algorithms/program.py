@@ -19,9 +19,7 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal import env_counts
-from rayagi.algorithms.networks import ActorCritic
-from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.ppo_rollouts import PPOTraining
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
@@ -57,14 +55,7 @@ class DpOnlyProgram:
         counts = env_counts(spec.gmi.envs, context.identity.num_gmis, spec.gmi.slices or ())
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
         env = self._env(num_envs, self.first_env_index, spec.seed)
-        # The same weights everywhere: seeded alike here, and broadcast by the learner.
-        model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
-        normaliser = (
-            ObservationNormaliser(env.info.obs_dim, spec.ppo.obs_clip, context.device)
-            if spec.ppo.normalize_obs
-            else None
-        )
-        policy = NetworkPolicy(model, env.info, normaliser, context.device)
+        policy = new_policy(spec, env.info, context.device)
         self.simulator, self.agent = Simulator(env), Agent(policy)
         self.training = PPOTraining(
             policy=policy,
@@ -110,19 +101,12 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
-                **self._memory(),
+                **memory_metrics(self.context.device),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
-
-    def _memory(self) -> dict[str, float]:
-        """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
-        held = {"resident_bytes": float(resident_bytes())}
-        if self.context.device.type == "cuda":
-            held["device_bytes"] = float(torch.cuda.max_memory_reserved(self.context.device))
-        return held
 
     def _noise(self, iteration: int) -> torch.Tensor:
         return exploration_noise(
@@ -160,6 +144,14 @@ class DpOnlyProgram:
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.env.close()
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
+    held = {"resident_bytes": float(resident_bytes())}
+    if device.type == "cuda":
+        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
+    return held
 
 
 def resident_bytes() -> int:

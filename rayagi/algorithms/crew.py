@@ -1,0 +1,53 @@
+"""Who works with whom in a template whose roles are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from placement.kinds import Roles, served_by
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The GMIs of a run: what each hosts, and how many environments."""
+
+    kinds: tuple[Roles, ...]
+    """Roles of each GMI."""
+    envs: tuple[int, ...]
+    """Environments of each GMI; 0 of those without a simulator."""
+
+    @property
+    def simulators(self) -> tuple[int, ...]:
+        """GMIs with a simulator."""
+        return self._with("simulator")
+
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """GMIs with an agent."""
+        return self._with("agent")
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        """GMIs with a trainer."""
+        return self._with("trainer")
+
+    def simulators_of(self, agent: int) -> tuple[int, ...]:
+        """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
+        served = served_by(self.agents.index(agent), len(self.agents), len(self.simulators))
+        return tuple(self.simulators[place] for place in served)
+
+    def agent_of(self, simulator: int) -> int:
+        """The GMI whose agent acts for the simulator of GMI ``simulator``."""
+        return next(agent for agent in self.agents if simulator in self.simulators_of(agent))
+
+    def first_env_index(self, simulator: int) -> int:
+        """Global index of the first environment of a GMI with a simulator."""
+        return sum(self.envs[:simulator])
+
+    def names(self, gmis: Sequence[int]) -> dict[int, str]:
+        """GMIs as errors call them, by index."""
+        return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
+
+    def _with(self, role: str) -> tuple[int, ...]:
+        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
