@@ -32,6 +32,13 @@ class GmiIdentity:
     slice: Slice
     roles: tuple[str, ...]
     task: str
+    kinds: tuple[tuple[str, ...], ...] = ()
+    """Roles of every GMI, where they differ; empty: all have these."""
+
+    def hosting(self, role: str) -> tuple[int, ...]:
+        """Indices of the GMIs that host a role."""
+        kinds = self.kinds or (self.roles,) * self.num_gmis
+        return tuple(index for index, roles in enumerate(kinds) if role in roles)
 
     def __str__(self) -> str:
         return f"GMI {self.index}/{self.num_gmis} {self.slice.label()} {'+'.join(self.roles)} {self.task}"

@@ -147,7 +147,14 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
     handles: list[Any] = []
     collective = None
     identities = tuple(
-        GmiIdentity(index=index, num_gmis=plan.num_gmis, slice=piece, roles=plan.roles, task=task)
+        GmiIdentity(
+            index=index,
+            num_gmis=plan.num_gmis,
+            slice=piece,
+            roles=plan.roles_of(index),
+            task=task,
+            kinds=plan.kinds,
+        )
         for index, piece in enumerate(plan.slices)
     )
     try:
