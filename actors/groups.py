@@ -12,9 +12,11 @@ import ray
 import ray.exceptions
 import ray.util
 
+from actors.errors import PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteRendezvous, start_collective
 from collectives.errors import CommunicatorError, MemberLostError
+from collectives.experience.errors import ChannelError
 from collectives.wires import TransportName
 from placement.plan import Plan
 from placement.ray_groups import Reservation, scheduling
@@ -112,14 +114,16 @@ class GmiGroup:
         return list(ray.get(list(refs)))
 
     def _root_cause(self, first: Exception, refs: Sequence[Any], waiting: list[Any], asked: str) -> Exception:
-        """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
-        if not isinstance(first, CommunicatorError | GmiLostError) or not waiting:
+        """A lost peer makes the others raise errors of what connects them, perhaps before the loss is known here."""
+        if not isinstance(first, CommunicatorError | ChannelError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
         failures = [self._failure(refs.index(ref), ref, asked) for ref in ready]
         known = [first, *(failure for failure in failures if failure is not None)]
-        cause = next((failure for failure in known if not isinstance(failure, CommunicatorError)), first)
-        noticed = next((failure for failure in known if isinstance(failure, MemberLostError)), None)
+        consequences = (CommunicatorError, ChannelError)
+        cause = next((failure for failure in known if not isinstance(failure, consequences)), first)
+        noticing = (MemberLostError, PartnerLostError)
+        noticed = next((failure for failure in known if isinstance(failure, noticing)), None)
         if isinstance(cause, GmiLostError) and noticed is not None:
             return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
         return cause

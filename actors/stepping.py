@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from actors.collecting import CollectTimes
+from actors.collecting import Steps
 from actors.errors import OutOfStepError, PartnerLostError
 from actors.protocols import EnvInfo, StepResult
-from actors.simulator import Simulator
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.inbox import Batch, Inbox
 from collectives.experience.outbox import Outbox
@@ -63,24 +62,31 @@ def action_schema(info: EnvInfo) -> ExperienceSchema:
 
 
 class StepServer:
-    """A simulator's end: tells its observations to the agent, and steps when it gets actions."""
+    """A simulator's end: tells its observations to the agent, and steps when it gets actions.
 
-    def __init__(self, simulator: Simulator, *, place: int, agent: str, limit_s: float) -> None:
+    ``begin`` an iteration, then ``step`` as often as the agent does.
+    """
+
+    def __init__(
+        self, simulator: Steps, info: EnvInfo, num_envs: int, *, place: int, agent: str, limit_s: float
+    ) -> None:
         """Open it; ``attach`` it before use.
 
         Args:
             simulator: what is stepped
+            info: of its environments
+            num_envs: how many there are
             place: which of the agent's simulators this is, from 0
             agent: its name, for errors
             limit_s: for the agent to answer a step
         """
-        env = simulator.env
-        self.simulator = simulator
+        self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
-        self._intake = _Intake(action_schema(env.info), [agent])
-        self._outbox = Outbox(step_schema(env.info), rows=env.num_envs, slots=_SLOTS, producer=place)
-        field = self._intake.inbox.schema.fields[0]
-        self._actions = torch.zeros((env.num_envs, *field.shape), dtype=field.dtype)
+        self._intake = _Intake(action_schema(info), [agent])
+        self._outbox = Outbox(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
+        (field,) = self._intake.inbox.schema.fields
+        self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
+        self._iteration = self._steps = 0
 
     @property
     def endpoint(self) -> str:
@@ -96,43 +102,41 @@ class StepServer:
         """
         self._outbox.attach(endpoint)
 
-    def serve(self, num_steps: int, iteration: int) -> CollectTimes:
-        """So many steps, each with the actions that the agent sends. Returns seconds in the simulator, and waiting.
+    def begin(self, iteration: int) -> None:
+        """Tell the agent what an iteration begins with."""
+        self._iteration, self._steps = iteration, 0
+        claim = self._outbox.claim(timeout_s=self._limit_s)
+        claim["obs"].copy_(self.simulator.obs)
+        claim.commit(version=iteration)
+
+    def step(self) -> tuple[float, float]:
+        """One step with the agent's actions. Returns seconds in exchanging, waiting included, and in the simulator.
 
         Raises:
             PartnerLostError: the agent is gone.
             ChannelTimeoutError: it does not answer.
             OutOfStepError: it is in another iteration.
         """
-        times = CollectTimes()
-        clock = time.perf_counter
-        claim = self._outbox.claim(timeout_s=self._limit_s)
-        claim["obs"].copy_(self.simulator.obs)
-        claim.commit(version=iteration)
-        for step in range(num_steps):
-            asked = clock()
-            self._take_actions(step, iteration)
-            got = clock()
-            result = self.simulator.step(self._actions)
-            times.simulate_s += clock() - got
-            self._tell(result, iteration)
-            times.act_s += got - asked
-        return times
-
-    def _take_actions(self, step: int, iteration: int) -> None:
-        limit_s = self._limit_s if step else BETWEEN_ITERATIONS_S
-        asked = _asked("the actions", step, iteration)
-        with self._intake.take((0,), asked, limit_s) as batch:
-            _refuse_other_iteration(batch, self._intake.names[0], iteration)
+        asked = time.perf_counter()
+        limit_s = self._limit_s if self._steps else BETWEEN_ITERATIONS_S
+        awaited = _asked("the actions", self._steps, self._iteration)
+        with self._intake.take((0,), awaited, limit_s) as batch:
+            _refuse_other_iteration(batch, self._intake.names[0], self._iteration)
             self._actions.copy_(batch["actions"])
+        begun = time.perf_counter()
+        result = self.simulator.step(self._actions)
+        ended = time.perf_counter()
+        self._tell(result)
+        self._steps += 1
+        return time.perf_counter() - ended + begun - asked, ended - begun
 
-    def _tell(self, result: StepResult, iteration: int) -> None:
+    def _tell(self, result: StepResult) -> None:
         claim = self._outbox.claim(timeout_s=self._limit_s)
         for name in ("obs", "rewards", "terminated", "truncated"):
             claim[name].copy_(getattr(result, name))
         if len(result.final_ids):
             claim["final_obs"][result.final_ids] = result.final_obs
-        claim.commit(version=iteration)
+        claim.commit(version=self._iteration)
 
     def close(self) -> None:
         """Say goodbye to the agent. Safe to call twice."""

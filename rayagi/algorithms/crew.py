@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from placement.kinds import Roles, served_by
+from actors.gmi import GmiIdentity
+from placement.kinds import Roles, envs_of, served_by
+from rayagi.config.spec import GmiSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,11 @@ class Crew:
     """Roles of each GMI."""
     envs: tuple[int, ...]
     """Environments of each GMI; 0 of those without a simulator."""
+
+    @classmethod
+    def of(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
+        """The crew that a GMI belongs to."""
+        return cls(identity.kinds, envs_of(identity.kinds, gmi.envs, gmi.slices or ()))
 
     @property
     def simulators(self) -> tuple[int, ...]:

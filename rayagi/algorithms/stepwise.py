@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,8 +31,29 @@ from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.ppo_rollouts import PPOTraining
 from rayagi.algorithms.program import memory_metrics
 from rayagi.config.spec import RunSpec
+from rayagi.envs import make_env_factory
 
 CHANNEL = "steps"
+
+
+@dataclass(frozen=True, slots=True)
+class StepwiseFactory:
+    """Picklable: carries the RunSpec to the GMI's process and builds the program of its roles there."""
+
+    spec: RunSpec
+    make_env: EnvFactory
+
+    def __call__(self, context: GmiContext) -> SimulatorProgram | AgentTrainerProgram:
+        """Build the program of this GMI's roles."""
+        crew = Crew.of(context.identity, self.spec.gmi)
+        program = SimulatorProgram if context.identity.roles == ("simulator",) else AgentTrainerProgram
+        return program(self.spec, self.make_env, context, crew)
+
+
+def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
+    """The programs of a run whose simulators are apart, on the spec's own environment."""
+    env = spec.env
+    return StepwiseFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
 
 
 class SimulatorProgram:
@@ -52,6 +74,8 @@ class SimulatorProgram:
         names = crew.names([agent])
         self.server = StepServer(
             self.simulator,
+            env.info,
+            env.num_envs,
             place=crew.simulators_of(agent).index(index),
             agent=names[agent],
             limit_s=spec.gmi.collective_timeout_s,
@@ -70,18 +94,21 @@ class SimulatorProgram:
             PartnerLostError, ChannelTimeoutError: the agent is gone or silent.
         """
         started = time.perf_counter()
+        num_steps = self.spec.learning.rollout_length
         with leaving_on_error(self.server):
-            times = self.server.serve(self.spec.ppo.rollout_length, self.iteration)
+            self.server.begin(self.iteration)
+            spent = [self.server.step() for _ in range(num_steps)]
+        exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
         self.iteration += 1
         returns, lengths = self.simulator.take_finished()
         return IterationResult(
             iteration=self.iteration - 1,
             metrics={
-                "env_steps": float(self.spec.ppo.rollout_length * self.simulator.env.num_envs),
+                "env_steps": float(num_steps * self.server.num_envs),
                 "episodes": float(len(returns)),
                 "iteration_s": time.perf_counter() - started,
-                "simulate_s": times.simulate_s,
-                "exchange_s": times.act_s,
+                "simulate_s": simulate_s,
+                "exchange_s": exchange_s,
                 **memory_metrics(self.context.device),
             },
             episode_returns=returns,

@@ -174,16 +174,17 @@ class Session:
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
-        """Run episodes with the policy's mode, spread over the GMIs; their results in GMI order."""
+        """Run episodes with the policy's mode, spread over the GMIs that have it; their results in GMI order."""
         if num_episodes < 1:
             raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
         group = self._open()
-        counts = _shares(num_episodes, len(group.handles))
+        acting = [group.handles[index] for index in self._hosting("agent")]
+        counts = _shares(num_episodes, len(acting))
         # Distinct seeds, so that GMIs do not run the same episodes.
         seeds = [seed + sum(counts[:index]) for index in range(len(counts))]
         refs = [
             gmi.evaluate.remote(count, own_seed)
-            for gmi, count, own_seed in zip(group.handles, counts, seeds, strict=True)
+            for gmi, count, own_seed in zip(acting, counts, seeds, strict=True)
             if count
         ]
         parts: list[EvaluationResult] = self._answers(
@@ -209,10 +210,11 @@ class Session:
 
         The state after all submitted iterations.
         """
-        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == 0))
+        source = self._hosting("trainer")[0]
+        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == source))
         states: list[StateDict] = self._answers(refs, "its state", self._limit_s())
         return {
-            "shared": states[0]["shared"],
+            "shared": states[source]["shared"],
             "local": [state["local"] for state in states],
             "num_gmis": len(states),
         }
@@ -262,6 +264,10 @@ class Session:
             raise SessionClosedError(self._ended)
         return self._group
 
+    def _hosting(self, role: str) -> list[int]:
+        """GMIs that host a role."""
+        return [index for index, roles in enumerate(self.plan.kinds) if role in roles]
+
     def _limit_s(self) -> float:
         """For a request that queues behind the pending iterations."""
         return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
@@ -305,8 +311,10 @@ class Session:
 def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
     from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.stepwise import stepwise_factory
 
-    return ExportingFactory(dp_only_factory(spec), run=run_name)
+    factories = {"dp_only": dp_only_factory, "e_at": stepwise_factory}
+    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
 def _shares(total: int, parts: int) -> list[int]:

@@ -71,6 +71,13 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="time",
         help="time in collectives, waiting for other GMIs included",
     ),
+    GmiMetric(
+        name="exchange_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
+    ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
@@ -202,7 +209,8 @@ _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
 
 
 def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
-    """Means over samples count each GMI by its own, which differ where GMIs are unequal."""
+    """Of the GMIs that measured it. Means over samples count each GMI by its own, which differ where GMIs are unequal."""
+    results = [result for result in results if metric.name in result.metrics]
     values = [result.metrics[metric.name] for result in results]
     steps = [result.metrics.get("env_steps", 0.0) for result in results]
     if metric.group == "learning" and metric.merge == "mean" and len(set(steps)) > 1:
@@ -211,7 +219,7 @@ def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
 
 
 def merge(results: Sequence[IterationResult]) -> IterationResult:
-    """One iteration's results of all GMIs as one; every GMI reports the same metric names.
+    """One iteration's results of all GMIs as one; each reports what its roles measure.
 
     Raises:
         ValueError: the GMIs are at different iterations.
@@ -219,9 +227,8 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
     iterations = {result.iteration for result in results}
     if len(iterations) != 1:
         raise ValueError(f"GMIs are at different iterations: {sorted(iterations)}")
-    merged = {
-        metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in results[0].metrics
-    }
+    measured = {name for result in results for name in result.metrics}
+    merged = {metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in measured}
     return IterationResult(
         iteration=results[0].iteration,
         metrics=merged,

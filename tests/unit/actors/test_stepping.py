@@ -23,12 +23,13 @@ LIMIT_S = 30.0
 
 def connected(num_envs, server=StepServer, limit_s=LIMIT_S, env=PointEnv):
     """An agent's end, and the ends of simulators with so many environments, attached."""
+    envs = [env(count, sum(num_envs[:place]), 7) for place, count in enumerate(num_envs)]
     servers = [
-        server(Simulator(env(count, sum(num_envs[:place]), 7)), place=place, agent="the agent", limit_s=limit_s)
-        for place, count in enumerate(num_envs)
-    ]  # fmt: skip
+        server(Simulator(env), env.info, env.num_envs, place=place, agent="the agent", limit_s=limit_s)
+        for place, env in enumerate(envs)
+    ]
     names = [f"simulator {place}" for place in range(len(num_envs))]
-    remote = RemoteSimulators(servers[0].simulator.env.info, num_envs, simulators=names, limit_s=limit_s)
+    remote = RemoteSimulators(envs[0].info, num_envs, simulators=names, limit_s=limit_s)
     remote.attach([server.endpoint for server in servers])
     for each in servers:
         each.attach(remote.endpoint)
@@ -44,7 +45,9 @@ class Serving:
         def serve(place):
             try:
                 for iteration in range(num_iterations):
-                    servers[place].serve(num_steps, iteration)
+                    servers[place].begin(iteration)
+                    for _ in range(num_steps):
+                        servers[place].step()
             except Exception as error:
                 self.errors[place] = error
 
@@ -93,10 +96,10 @@ def test_a_simulator_that_is_ahead_waits_for_the_others():
     ahead = threading.Event()
 
     class Ahead(StepServer):
-        def _take_actions(self, step, iteration):
-            if (step, iteration) == (0, 1):
+        def begin(self, iteration):
+            super().begin(iteration)
+            if iteration == 1:
                 ahead.set()
-            super()._take_actions(step, iteration)
 
     class Slow(PointEnv):
         def step(self, actions):
@@ -144,9 +147,9 @@ def test_a_simulator_of_another_environment_is_refused_when_they_connect():
             super().__init__(*args)
             self.info = replace(self.info, obs_dim=4)
 
-    _, (server,) = connected([2])
-    wide = StepServer(Simulator(Wide(2, 0, 7)), place=0, agent="the agent", limit_s=1.0)
-    remote = RemoteSimulators(server.simulator.env.info, [2], simulators=["simulator 0"], limit_s=1.0)
+    env = Wide(2, 0, 7)
+    wide = StepServer(Simulator(env), env.info, 2, place=0, agent="the agent", limit_s=1.0)
+    remote = RemoteSimulators(PointEnv(2, 0, 7).info, [2], simulators=["simulator 0"], limit_s=1.0)
     with pytest.raises(SchemaError, match=r"obs: float32\[3\] where obs: float32\[4\] is expected"):
         wide.attach(remote.endpoint)
 
@@ -191,12 +194,15 @@ def test_gmis_in_different_iterations_notice():
 
 def _simulate(pipe, agent):
     """Of a process: a simulator that serves until it is killed, or the agent leaves."""
-    server = StepServer(Simulator(PointEnv(2, 0, 7)), place=0, agent="the agent", limit_s=LIMIT_S)
+    env = PointEnv(2, 0, 7)
+    server = StepServer(Simulator(env), env.info, 2, place=0, agent="the agent", limit_s=LIMIT_S)
     pipe.send(server.endpoint)
     server.attach(agent)
     pipe.send("attached")
     try:
-        server.serve(10**6, 0)
+        server.begin(0)
+        while True:
+            server.step()
     except PartnerLostError as error:
         pipe.send(str(error))
 
@@ -254,7 +260,8 @@ def test_a_killed_simulator_is_named_and_a_simulator_is_told_when_its_agent_leav
 
 
 def test_a_killed_agent_is_named(process):
-    server = StepServer(Simulator(PointEnv(2, 0, 7)), place=0, agent="GMI 0 (agent)", limit_s=LIMIT_S)
+    env = PointEnv(2, 0, 7)
+    server = StepServer(Simulator(env), env.info, 2, place=0, agent="GMI 0 (agent)", limit_s=LIMIT_S)
     pipe, child = process(_act, server.endpoint)
     server.attach(received(pipe))
     assert received(pipe) == "attached"

@@ -30,7 +30,7 @@ def build(spec, make_env, communicator, crew):
     index = communicator.rank
     identity = GmiIdentity(
         index=index, num_gmis=communicator.world_size, task="Point", roles=crew.kinds[index],
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
+        slice=Slice(node="here", backend="cpu", cores=(0,)), kinds=crew.kinds,
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
     program = SimulatorProgram if crew.kinds[index] == E else AgentTrainerProgram
