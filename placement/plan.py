@@ -13,7 +13,7 @@ from placement.choice import choose_backend
 from placement.equal import cores_hold, equal_cores, equal_gpus
 from placement.errors import PlanError, counted
 from placement.foresight import foreseen
-from placement.kinds import Mix, Roles, envs_of, mix_of, noun_of
+from placement.kinds import OVERLAPPED, Mix, Roles, envs_of, mix_of, noun_of
 from placement.sharing import share_cores
 from placement.types import BackendName, Machine, Slice
 from placement.unequal import cut_cores, cut_gpus, refuse_counts
@@ -44,6 +44,15 @@ class Plan:
     def roles_of(self, index: int) -> Roles:
         """Roles of one GMI."""
         return self.kinds[index]
+
+    def hosting(self, role: str) -> tuple[int, ...]:
+        """Indices of the GMIs that host a role."""
+        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
+
+    @property
+    def group(self) -> tuple[int, ...] | None:
+        """GMIs that form the group; None: all. Where GMIs do not wait for each other, learners only: others may be lost."""
+        return self.hosting("trainer") if self.template in OVERLAPPED else None
 
     @property
     def envs(self) -> tuple[int, ...]:

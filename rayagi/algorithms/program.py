@@ -19,8 +19,8 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal import env_counts
+from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.ppo_rollouts import PPOTraining
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
 
@@ -44,7 +44,7 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 
 
 class DpOnlyProgram:
-    """Synchronous PPO in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
+    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
 
     On a GPU slice the networks live there and physics stays on the host. [unverified on GPU]
     """
@@ -57,18 +57,16 @@ class DpOnlyProgram:
         env = self._env(num_envs, self.first_env_index, spec.seed)
         policy = new_policy(spec, env.info, context.device)
         self.simulator, self.agent = Simulator(env), Agent(policy)
-        self.training = PPOTraining(
-            policy=policy,
-            spec=spec.ppo,
+        self.training = make_training(
+            spec,
+            policy,
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
             total_envs=sum(counts),
-            seed=spec.seed,
-            total_env_steps=spec.total_env_steps,
         )
         self.trainer = Trainer(self.training)
-        self.rollout = Rollout.allocate(spec.ppo.rollout_length, num_envs, env.info, context.device)
+        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, env.info, context.device)
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads

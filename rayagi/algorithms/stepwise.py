@@ -27,8 +27,8 @@ from actors.trainer import Trainer
 from collectives.communicator import Communicator
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.crew import Crew
+from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.ppo_rollouts import PPOTraining
 from rayagi.algorithms.program import memory_metrics
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
@@ -136,7 +136,7 @@ class SimulatorProgram:
 
 
 class AgentTrainerProgram:
-    """Acts for the simulators of other GMIs, and learns: synchronous PPO with gradients reduced among its like.
+    """Acts for the simulators of other GMIs, and learns: with gradients reduced among its like.
 
     On a GPU slice the networks live there; observations and actions pass through the host. [unverified on GPU]
     """
@@ -163,18 +163,16 @@ class AgentTrainerProgram:
         trainers = trainers_among(communicator, crew)
         assert trainers is not None
         num_envs = self.simulators.num_envs
-        self.training = PPOTraining(
-            policy=policy,
-            spec=spec.ppo,
+        self.training = make_training(
+            spec,
+            policy,
             communicator=trainers,
             num_envs=num_envs,
             first_env_index=self._first_env_index,
             total_envs=sum(crew.envs),
-            seed=spec.seed,
-            total_env_steps=spec.total_env_steps,
         )
         self.trainer = Trainer(self.training)
-        self.rollout = Rollout.allocate(spec.ppo.rollout_length, num_envs, info, context.device)
+        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
 
     def _described(self) -> tuple[EnvInfo, bool]:
         """What the environments are, and whether they resume episodes: asked of one that is closed again."""
