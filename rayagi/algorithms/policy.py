@@ -46,14 +46,16 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
 
-def load_policy(shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo) -> NetworkPolicy:
-    """The policy of a checkpoint's shared state, on the CPU.
+def load_policy(
+    shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo, device: torch.device | None = None
+) -> NetworkPolicy:
+    """The policy of a checkpoint's shared state, on ``device``; None: the CPU.
 
     Raises:
         RuntimeError: the checkpoint's networks have other shapes than ``spec`` and ``info`` say.
     """
-    device = torch.device("cpu")
-    model = ActorCritic(info, spec.network)
+    device = device or torch.device("cpu")
+    model = ActorCritic(info, spec.network).to(device)
     model.load_state_dict(shared["learner"]["model"])
     normaliser = None
     if spec.ppo.normalize_obs:
