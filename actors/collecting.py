@@ -21,8 +21,10 @@ LONGEST_EPISODE_STEPS = 10_000
 class Steps(Protocol):
     """What is stepped: a simulator here, or those of other GMIs (actors.stepping)."""
 
-    obs: Tensor
-    """What to act on next, (N, obs_dim)."""
+    @property
+    def obs(self) -> Tensor:
+        """What to act on next, (N, obs_dim)."""
+        ...
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; ``actions`` on the host. What is returned is valid until the next step."""

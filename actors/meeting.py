@@ -1,40 +1,72 @@
-"""How the GMIs of a step-wise template find each other: every GMI tells all where it takes messages."""
+"""How GMIs that exchange steps find each other: each says in the directory where it takes messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from hashlib import blake2b
+from collections.abc import Callable, Mapping
 
-import torch
-
-from collectives.communicator import Communicator
-from collectives.experience.errors import ChannelError
-from collectives.experience.memory import endpoint_in, pid_and_file
-from collectives.rendezvous import host_identity
+from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.rendezvous import host_identity, poll
 
 
-def endpoints_of(
-    partners: Mapping[int, str], *, own: str | None, communicator: Communicator, channel: str
-) -> list[str]:
-    """Endpoints of the GMIs that this one exchanges messages with; all GMIs call it together.
+def meet(
+    directory: Directory,
+    channel: str,
+    *,
+    index: int,
+    endpoint: str,
+    partners: Mapping[int, str],
+    attach: Callable[[list[str]], object],
+    limit_s: float,
+) -> None:
+    """Attach to all partners, and wait until they have attached to this GMI.
 
     Args:
-        partners: names of those GMIs, by their index
-        own: where this GMI takes messages; None: nowhere
-        communicator: of all GMIs
-        channel: name of what is exchanged, for the error
+        directory: the one that they use too
+        channel: name of what is exchanged
+        index: of this GMI
+        endpoint: where this GMI takes messages
+        partners: names of the GMIs that it exchanges messages with, by index
+        attach: gets their endpoints, in this order
+        limit_s: for all of them to come
 
     Raises:
-        ChannelError: a partner is on another host, with which this one shares no memory.
-        CommunicatorError: a GMI is lost.
+        ChannelTimeoutError: one did not come.
+        ChannelError: one is on another host, with which this one shares no memory.
+        SchemaError: one has other environments in mind.
     """
-    host = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "little")
-    told = communicator.all_gather(torch.tensor([host, 0 if own is None else pid_and_file(own)]))
-    for index, name in partners.items():
-        if int(told[index, 0]) != host:
+    host = host_identity()
+    directory.announce(inbox_key(channel, index), Consumer(host, (endpoint,)).text())
+    keys = {inbox_key(channel, partner): name for partner, name in partners.items()}
+    said = _awaited(
+        directory, channel, inbox_key(channel), keys, "has not said where it takes messages", limit_s
+    )
+    found = [Consumer.from_text(said[key]) for key in keys]
+    for name, consumer in zip(partners.values(), found, strict=True):
+        if consumer.host_id != host:
             raise ChannelError(
                 channel,
-                f"{name} is on another host than GMI {communicator.rank}, and steps are exchanged in shared memory; "
-                "give the template no more GMIs than one node holds, or take one whose simulator and agent are together",
+                f"{name} is on another host than GMI {index}, and steps are exchanged in shared memory: give the "
+                "template no more GMIs than one node holds, or take one whose simulator and agent are together",
             )
-    return [endpoint_in(int(told[index, 1])) for index in partners]
+    attach([consumer.endpoints[0] for consumer in found])
+    attached = f"attached/{channel}/"
+    directory.announce(f"{attached}{index}", "")
+    keys = {f"{attached}{partner}": name for partner, name in partners.items()}
+    _awaited(directory, channel, attached, keys, "has not attached", limit_s)
+
+
+def _awaited(
+    directory: Directory, channel: str, prefix: str, keys: Mapping[str, str], what: str, limit_s: float
+) -> dict[str, str]:
+    """All that was said under a prefix, once it has been said under all of these keys."""
+    said: dict[str, str] = {}
+
+    def complete() -> bool | None:
+        said.update(directory.announced(prefix))
+        return True if keys.keys() <= said.keys() else None
+
+    if poll(complete, limit_s) is None:
+        missing = " and ".join(name for key, name in keys.items() if key not in said)
+        raise ChannelTimeoutError(channel, f"{missing} {what}", limit_s)
+    return said

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from collectives.experience.inbox import Batch, Inbox
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema, Field
 
+CHANNEL = "steps"
+"""Under which GMIs that exchange steps find each other."""
 BETWEEN_ITERATIONS_S = 3600.0
 """For the first message of an iteration: the partner may still learn or evaluate. One that has ended is noticed at once."""
 _LOOK_S = 0.5
@@ -43,7 +46,7 @@ def step_schema(info: EnvInfo) -> ExperienceSchema:
     """
     obs = (info.obs_dim,)
     return ExperienceSchema(
-        "steps",
+        CHANNEL,
         (
             Field(name="obs", shape=obs),
             Field(name="rewards"),
@@ -258,6 +261,16 @@ class RemoteSimulators:
             with batch:
                 _refuse_other_iteration(batch, self._intake.names[batch.producer], self._iteration)
                 yield batch
+
+
+@contextmanager
+def leaving_on_error(end: StepServer | RemoteSimulators) -> Iterator[None]:
+    """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
+    try:
+        yield
+    except BaseException:
+        end.close()
+        raise
 
 
 class _Intake:

@@ -1,4 +1,4 @@
-"""Who works with whom in a template whose roles are apart."""
+"""Who works with whom in a template whose roles are apart, and how those that exchange steps are connected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from actors.gmi import GmiIdentity
+from actors.collecting import Steps
+from actors.gmi import GmiContext, GmiIdentity
+from actors.meeting import meet
+from actors.protocols import EnvInfo
+from actors.stepping import CHANNEL, RemoteSimulators, StepServer
 from placement.kinds import Roles, envs_of, served_by
 from rayagi.config.spec import GmiSpec
 
@@ -59,3 +63,58 @@ class Crew:
 
     def _with(self, role: str) -> tuple[int, ...]:
         return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
+
+
+def connected_server(
+    simulator: Steps, info: EnvInfo, context: GmiContext, crew: Crew, limit_s: float
+) -> StepServer:
+    """This GMI's simulator at the service of its agent, which attaches at the same time.
+
+    Raises:
+        ChannelError: the agent does not come, or is on another host.
+    """
+    index = context.identity.index
+    agent = crew.agent_of(index)
+    names = crew.names([agent])
+    server = StepServer(
+        simulator,
+        info,
+        crew.envs[index],
+        place=crew.simulators_of(agent).index(index),
+        agent=names[agent],
+        limit_s=limit_s,
+    )
+    meet(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=server.endpoint,
+        partners=names,
+        attach=lambda endpoints: server.attach(*endpoints),
+        limit_s=limit_s,
+    )
+    return server
+
+
+def connected_simulators(info: EnvInfo, context: GmiContext, crew: Crew, limit_s: float) -> RemoteSimulators:
+    """The simulators that this GMI's agent acts for, which attach at the same time.
+
+    Raises:
+        ChannelError: a simulator does not come, or is on another host.
+    """
+    index = context.identity.index
+    served = crew.simulators_of(index)
+    names = crew.names(served)
+    simulators = RemoteSimulators(
+        info, [crew.envs[gmi] for gmi in served], simulators=tuple(names.values()), limit_s=limit_s
+    )
+    meet(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=simulators.endpoint,
+        partners=names,
+        attach=simulators.attach,
+        limit_s=limit_s,
+    )
+    return simulators

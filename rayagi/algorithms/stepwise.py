@@ -7,8 +7,7 @@ keyed by each environment's number among all.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,23 +16,20 @@ import torch
 from actors.agent import Agent
 from actors.collecting import check_finite, collect, evaluate
 from actors.gmi import GmiContext
-from actors.meeting import endpoints_of
 from actors.noise import exploration_noise
 from actors.protocols import EnvFactory, EnvInfo, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
-from actors.stepping import RemoteSimulators, StepServer
+from actors.stepping import leaving_on_error
 from actors.trainer import Trainer
 from collectives.communicator import Communicator
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms.crew import Crew
+from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
-
-CHANNEL = "steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +66,8 @@ class SimulatorProgram:
         )
         self.simulator = Simulator(env)
         self.iteration = 0
-        agent = crew.agent_of(index)
-        names = crew.names([agent])
-        self.server = StepServer(
-            self.simulator,
-            env.info,
-            env.num_envs,
-            place=crew.simulators_of(agent).index(index),
-            agent=names[agent],
-            limit_s=spec.gmi.collective_timeout_s,
-        )
-        communicator = context.communicator
-        (endpoint,) = endpoints_of(
-            names, own=self.server.endpoint, communicator=communicator, channel=CHANNEL
-        )
-        self.server.attach(endpoint)
-        trainers_among(communicator, crew)
+        self.server = connected_server(self.simulator, env.info, context, crew, spec.gmi.collective_timeout_s)
+        trainers_among(context.communicator, crew)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, with the agent's actions.
@@ -144,23 +126,12 @@ class AgentTrainerProgram:
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, crew: Crew) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
         index = context.identity.index
-        served = crew.simulators_of(index)
-        self._first_env_index = crew.first_env_index(served[0])
+        self._first_env_index = crew.first_env_index(crew.simulators_of(index)[0])
         info, self._resumes_episodes = self._described()
         policy = new_policy(spec, info, context.device)
         self.agent = Agent(policy)
-        names = crew.names(served)
-        self.simulators = RemoteSimulators(
-            info,
-            [crew.envs[gmi] for gmi in served],
-            simulators=tuple(names.values()),
-            limit_s=spec.gmi.collective_timeout_s,
-        )
-        communicator = context.communicator
-        self.simulators.attach(
-            endpoints_of(names, own=self.simulators.endpoint, communicator=communicator, channel=CHANNEL)
-        )
-        trainers = trainers_among(communicator, crew)
+        self.simulators = connected_simulators(info, context, crew, spec.gmi.collective_timeout_s)
+        trainers = trainers_among(context.communicator, crew)
         assert trainers is not None
         num_envs = self.simulators.num_envs
         self.training = make_training(
@@ -258,21 +229,7 @@ class AgentTrainerProgram:
 
 
 def trainers_among(communicator: Communicator, crew: Crew) -> Communicator | None:
-    """The group of the GMIs with a trainer, once every GMI has attached to its partners; None for the others.
-
-    All GMIs call it.
-    """
-    communicator.barrier()
+    """The group of the GMIs with a trainer; None for the others. All GMIs call it."""
     if len(crew.trainers) == 1:
         return SoloCommunicator() if communicator.rank in crew.trainers else None
     return communicator.group(crew.trainers)
-
-
-@contextmanager
-def leaving_on_error(end: StepServer | RemoteSimulators) -> Iterator[None]:
-    """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
-    try:
-        yield
-    except BaseException:
-        end.close()
-        raise

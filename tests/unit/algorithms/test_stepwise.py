@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from actors.collective import Collective
 from actors.errors import NonFiniteError, PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.threads import ThreadGroup
@@ -26,13 +27,15 @@ SPEC = RunSpec(
 )
 
 
-def build(spec, make_env, communicator, crew):
+def build(spec, make_env, communicator, crew, directory):
     index = communicator.rank
     identity = GmiIdentity(
         index=index, num_gmis=communicator.world_size, task="Point", roles=crew.kinds[index],
         slice=Slice(node="here", backend="cpu", cores=(0,)), kinds=crew.kinds,
     )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
+    context = GmiContext(
+        identity=identity, communicator=communicator, device=torch.device("cpu"), directory=directory
+    )
     program = SimulatorProgram if crew.kinds[index] == E else AgentTrainerProgram
     return program(spec, make_env, context, crew)
 
@@ -40,12 +43,13 @@ def build(spec, make_env, communicator, crew):
 def run_crew(crew, work, spec=SPEC, make_env=make_point):
     """Run ``work(program, index)`` in a thread per GMI. Returns what each returned or raised, by GMI."""
     group = ThreadGroup.of(len(crew.kinds), timeout_s=30.0)
+    directory = Collective(len(crew.kinds))
     results = [None] * len(crew.kinds)
 
     def member(index):
         program = None
         try:
-            program = build(spec, make_env, group.communicator(index), crew)
+            program = build(spec, make_env, group.communicator(index), crew, directory)
             results[index] = work(program, index)
         except Exception as error:
             results[index] = error
