@@ -26,10 +26,13 @@ class NonFiniteError(RuntimeError):
 class PartnerLostError(ChannelError):
     """A GMI that this one exchanges steps with has ended, or has left after an error of its own."""
 
-    def __init__(self, channel: str, partner: str, asked: str, how: str) -> None:
+    def __init__(self, channel: str, partner: str, asked: str, has_ended: bool) -> None:
+        how = "its process has ended" if has_ended else "it has left"
         super().__init__(channel, f"{partner} was lost while this GMI waited for {asked}: {how}")
-        self.args = (channel, partner, asked, how)  # what pickle replays
-        self.partner, self.asked, self.how = partner, asked, how
+        self.args = (channel, partner, asked, has_ended)  # what pickle replays
+        self.partner, self.asked = partner, asked
+        self.has_ended = has_ended
+        """Its process, as far as this GMI could see; else it has left, as GMIs do after an error."""
 
 
 class OutOfStepError(RuntimeError):

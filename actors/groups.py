@@ -140,8 +140,7 @@ class GmiGroup:
         known = [first, *(failure for failure in failures if failure is not None)]
         consequences = (CommunicatorError, ChannelError)
         cause = next((failure for failure in known if not isinstance(failure, consequences)), first)
-        noticing = (MemberLostError, PartnerLostError)
-        noticed = next((failure for failure in known if isinstance(failure, noticing)), None)
+        noticed = next((failure for failure in known if _names_the_lost(failure)), None)
         if isinstance(cause, GmiLostError) and noticed is not None:
             return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
         return cause
@@ -230,6 +229,13 @@ def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambd
         if handle is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle, no_restart=True)
+
+
+def _names_the_lost(failure: Exception) -> bool:
+    """Whether it says more of a lost GMI than its end does: who else noticed it, doing what."""
+    return isinstance(failure, MemberLostError) or (
+        isinstance(failure, PartnerLostError) and failure.has_ended
+    )
 
 
 def _brief(error: ray.exceptions.RayError) -> str:

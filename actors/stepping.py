@@ -292,8 +292,9 @@ class _Intake:
             there = self.inbox.producers
             for place in awaited:
                 if place not in there:
-                    how = "its process has ended" if place in self.inbox.lost else "it has left"
-                    raise PartnerLostError(self.inbox.schema.name, self.names[place], asked, how)
+                    raise PartnerLostError(
+                        self.inbox.schema.name, self.names[place], asked, place in self.inbox.lost
+                    )
             waited_s = time.monotonic() - begin
             if waited_s >= limit_s:
                 names = " and ".join(self.names[place] for place in awaited)

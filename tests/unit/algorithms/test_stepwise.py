@@ -200,7 +200,7 @@ def test_a_simulator_that_fails_is_named():
     )
     assert isinstance(second, FloatingPointError)
     assert isinstance(agent, PartnerLostError)
-    assert (agent.partner, agent.how) == ("GMI 1 (simulator)", "it has left")
+    assert (agent.partner, agent.has_ended) == ("GMI 1 (simulator)", False)
     assert agent.asked == "the outcome of step 4 of iteration 1"
     assert isinstance(first, PartnerLostError)
     assert first.partner == "GMI 2 (agent+trainer)"
