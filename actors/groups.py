@@ -12,9 +12,11 @@ import ray
 import ray.exceptions
 import ray.util
 
+from actors.errors import PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
 from collectives.errors import CommunicatorError, MemberLostError
+from collectives.experience.errors import ChannelError
 from collectives.wires import TransportName
 from placement.plan import Plan, bundle_of
 from placement.ray_groups import Reservation, scheduling
@@ -130,14 +132,15 @@ class GmiGroup:
     def _root_cause(
         self, first: Exception, asked_of: Mapping[Any, int], waiting: list[Any], asked: str
     ) -> Exception:
-        """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
-        if not isinstance(first, CommunicatorError | GmiLostError) or not waiting:
+        """A lost peer makes the others raise errors of what connects them, perhaps before the loss is known here."""
+        if not isinstance(first, CommunicatorError | ChannelError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
         failures = [self.failure(asked_of[ref], ref, asked) for ref in ready]
         known = [first, *(failure for failure in failures if failure is not None)]
-        cause = next((failure for failure in known if not isinstance(failure, CommunicatorError)), first)
-        noticed = next((failure for failure in known if isinstance(failure, MemberLostError)), None)
+        consequences = (CommunicatorError, ChannelError)
+        cause = next((failure for failure in known if not isinstance(failure, consequences)), first)
+        noticed = next((failure for failure in known if _names_the_lost(failure)), None)
         if isinstance(cause, GmiLostError) and noticed is not None:
             return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
         return cause
@@ -226,6 +229,13 @@ def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambd
         if handle is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle, no_restart=True)
+
+
+def _names_the_lost(failure: Exception) -> bool:
+    """Whether it says more of a lost GMI than its end does: who else noticed it, doing what."""
+    return isinstance(failure, MemberLostError) or (
+        isinstance(failure, PartnerLostError) and failure.has_ended
+    )
 
 
 def _brief(error: ray.exceptions.RayError) -> str:

@@ -56,13 +56,15 @@ def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPol
     return NetworkPolicy(model, info, normaliser, device)
 
 
-def load_policy(shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo) -> NetworkPolicy:
-    """The policy of a checkpoint's shared state, on the CPU.
+def load_policy(
+    shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo, device: torch.device | None = None
+) -> NetworkPolicy:
+    """The policy of a checkpoint's shared state, on ``device``; None: the CPU.
 
     Raises:
         RuntimeError: the checkpoint's networks have other shapes than ``spec`` and ``info`` say.
     """
-    policy = new_policy(spec, info, torch.device("cpu"))
+    policy = new_policy(spec, info, device or torch.device("cpu"))
     policy.model.load_state_dict(shared["learner"]["model"])
     if policy.normaliser is not None:
         policy.normaliser.load_state_dict(shared["obs_normaliser"])

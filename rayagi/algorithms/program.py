@@ -99,19 +99,12 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
-                **self._memory(),
+                **memory_metrics(self.context.device),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
-
-    def _memory(self) -> dict[str, float]:
-        """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
-        held = {"resident_bytes": float(resident_bytes())}
-        if self.context.device.type == "cuda":
-            held["device_bytes"] = float(torch.cuda.max_memory_reserved(self.context.device))
-        return held
 
     def _noise(self, iteration: int) -> torch.Tensor:
         return exploration_noise(
@@ -149,6 +142,14 @@ class DpOnlyProgram:
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.env.close()
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
+    held = {"resident_bytes": float(resident_bytes())}
+    if device.type == "cuda":
+        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
+    return held
 
 
 def resident_bytes() -> int:

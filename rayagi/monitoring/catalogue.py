@@ -71,6 +71,13 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="time",
         help="time in collectives, waiting for other GMIs included",
     ),
+    GmiMetric(
+        name="exchange_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
+    ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
