@@ -140,6 +140,12 @@ class Batcher:
         return self._joiner.torn
 
     @property
+    def received(self) -> dict[int, tuple[int, int]]:
+        """By origin of a dispenser: rows that came, and those of them that were released."""
+        joiner = self._joiner
+        return {origin: (rows, joiner.released[origin]) for origin, rows in joiner.received.items()}
+
+    @property
     def repeated(self) -> int:
         """Parts that came twice, and were dropped once."""
         return self._joiner.repeated

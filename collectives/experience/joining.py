@@ -29,9 +29,11 @@ Key = tuple[int, int, int]
 class Transfer:
     """All parts of one sequence number of one producer, until its rows are used up and released."""
 
-    def __init__(self, parts: Sequence[Batch]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[Batch], released: Counter[int]) -> None:
+        """``released``: gets this one's rows, by origin, once they are."""
+        self._parts, self._released = tuple(parts), released
         first = parts[0]
+        self.origin = first.origin
         self.producer, self.sequence, self.version = first.producer, first.sequence, first.version
         self.num_rows, self.slots = first.num_rows, first.slots
         self.used_rows = 0
@@ -61,6 +63,8 @@ class Transfer:
 
     def release(self) -> None:
         """Tell the producer at once. Safe to call twice."""
+        if not self.is_released:
+            self._released[self.origin] += self.num_rows
         self.is_released = True
         for part in self._parts:
             part.release()
@@ -84,6 +88,10 @@ class Joiner:
         """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
         self.repeated = 0
         """Parts that came a second time, by another way, and were dropped."""
+        self.received: Counter[int] = Counter()
+        """Rows of complete transfers, by origin."""
+        self.released: Counter[int] = Counter()
+        """Of them those that were released."""
 
     @property
     def waits_for(self) -> int:
@@ -151,7 +159,9 @@ class Joiner:
         del self._since[key]
         self._recent_of(parts[0]).append(parts[0].sequence)
         self._completed[parts[0].producer] += 1
-        self._complete.append(Transfer([parts[group] for group in range(len(parts))]))
+        transfer = Transfer([parts[group] for group in range(len(parts))], self.released)
+        self.received[transfer.origin] += transfer.num_rows
+        self._complete.append(transfer)
         self._drop([late for late in self._parts if self._completed[late[0]] - self._since[late] > _PATIENCE])
 
     def _recent_of(self, batch: Batch) -> deque[int]:
