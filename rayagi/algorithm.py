@@ -27,6 +27,7 @@ from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
@@ -92,7 +93,7 @@ class PPO(Algorithm):
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        self.session: Session | None = Session(self.run_spec, run_name=self._run_name())
+        self.session: Session | None = session_of(self.run_spec, run_name=self._run_name())
         self.session.__enter__()
         try:
             self._call_back("on_algorithm_init")

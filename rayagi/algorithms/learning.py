@@ -143,13 +143,13 @@ class LearnerProgram:
         """Shared: model, optimiser, statistics, iteration. Local: ages of what was learned from."""
         return {
             "shared": self.trainer.shared_state(),
-            "local": {"lags": dict(self.lags)},
-            "books": {
-                "taken": self.batcher.taken_rows,
-                "dropped": self.batcher.stale_rows,
-                "torn": self.batcher.torn,
-            },
+            "local": {"lags": dict(self.lags), "books": self._books()},
         }
+
+    def _books(self) -> dict[str, Any]:
+        """Rows that this process learned from or dropped; and by who sent them, those that came and were released."""
+        batcher = self.batcher
+        return {"taken": batcher.taken_rows, "dropped": batcher.stale_rows, "received": batcher.received}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, and publish its parameters. What came before is given up."""

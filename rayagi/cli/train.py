@@ -25,6 +25,7 @@ from rayagi.cli.settings import (
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.expectation import expectation
 from rayagi.coordinator.overseer import RunOverseer
 from rayagi.coordinator.session import Session
@@ -195,8 +196,9 @@ def _opened(
     """The loop, where it starts, and its screen; ``stack`` closes what they need."""
 
     def open_session(own: RunSpec, num_gmis: int | None = None) -> Session:
-        session = Session(
+        session = session_of(
             own,
+            tell=tell,
             run_name=folder.path.name,
             on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
             dashboard=dashboard,
