@@ -189,8 +189,9 @@ class CollectorProgram:
         What is under way was collected before, and is given up.
         """
         self._parameters.forget()
-        self._dispenser.close(timeout_s=0.0)
-        self._dispenser = self._open_channels()
+        if self._sent:
+            self._dispenser.close(timeout_s=0.0)
+            self._dispenser = self._open_channels()
         self.rollouts = int(state["shared"]["iteration"])
         local = state.get("local")
         if local is None:

@@ -156,8 +156,9 @@ class LearnerProgram:
         self.trainer.load_state(state["shared"], None)
         if "local" in state:
             self.lags = Counter(state["local"]["lags"])
-        self.batcher.close()
-        self.batcher, self._stale_rows = self._open_channels(), 0
+        if self.batcher.received:
+            self.batcher.close()
+            self.batcher, self._stale_rows = self._open_channels(), 0
         self._publisher.publish(self.trainer.iteration)
 
     def close(self) -> None:
