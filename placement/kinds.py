@@ -55,14 +55,27 @@ class Mix:
     @property
     def smallest(self) -> int:
         """The fewest GMIs that work."""
-        return 1 + sum(self.others)
+        return max(self.others, default=1) + sum(self.others)
 
     def largest(self, most: int) -> int:
         """As many GMIs as can be used of ``most``."""
         return most - most % 2 if self.paired else most
 
     def with_hosts(self, number: int) -> tuple[int, ...]:
-        """GMIs of each kind, with so many of those with a simulator."""
+        """GMIs of each kind, with so many of those with a simulator.
+
+        Raises:
+            PlanError: there are more of another kind.
+        """
+        most = max(self.others, default=0)
+        if number < most and not self.paired:
+            roles = self.kinds[1 + self.others.index(most)]
+            host = noun_of(self.kinds[0])
+            raise PlanError(
+                f"{counted(most, noun_of(roles))} beside {counted(number, host)}",
+                f"each needs a {host} to work for",
+                f"Ask for fewer {noun_of(roles)}s, or for more GMIs",
+            )
         return (number, *((number,) if self.paired else self.others))
 
     def counts(self, num_gmis: int) -> tuple[int, ...]:
@@ -78,8 +91,12 @@ class Mix:
                 "Give an even number",
             )
         if num_gmis < self.smallest:
-            counts = zip(self.kinds, self.with_hosts(1), strict=True)
-            wanted = [counted(number, noun_of(roles)) for roles, number in counts]
+            wanted = [
+                counted(number, noun_of(roles))
+                for roles, number in zip(
+                    self.kinds, (self.smallest - sum(self.others), *self.others), strict=True
+                )
+            ]
             raise PlanError(
                 f"{counted(num_gmis, 'GMI')}",
                 f"the template needs {' and '.join(wanted)}",
@@ -133,9 +150,6 @@ def mix_of(
 
 def served_by(index: int, number: int, num_simulators: int) -> range:
     """Which of the GMIs with a simulator the GMI ``index`` of ``number`` of another kind works for: an even run of them."""
-    if number >= num_simulators:
-        one = index * num_simulators // number
-        return range(one, one + 1)
     return range(-(-index * num_simulators // number), -(-(index + 1) * num_simulators // number))
 
 

@@ -99,6 +99,11 @@ class ParameterBoard:
         """Of what is published; -1 before the first time."""
         return (self._words[_PUBLISHED] >> 2) - 1
 
+    @property
+    def over(self) -> bool:
+        """Whether no more will come: the owner has closed the board, or its process has ended. What it published stays."""
+        return bool(self._words[_CLOSED]) or bool(self._processes.ended())
+
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Copy the tensors, and show them as this version. Nobody can make this wait.
 

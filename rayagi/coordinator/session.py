@@ -305,7 +305,7 @@ def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     from rayagi.algorithms.program import dp_only_factory
     from rayagi.algorithms.stepwise import stepwise_factory
 
-    factories = {"dp_only": dp_only_factory, "e_at": stepwise_factory}
+    factories = {"dp_only": dp_only_factory, "e_at": stepwise_factory, "dp_mp": stepwise_factory}
     return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 

@@ -1,0 +1,153 @@
+"""The program of a learner: a trainer in a GMI of its own, which learns from what collectors send (GMI-DRL §3.1.1)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from collectives.experience.batcher import Batcher, Experience
+
+from actors.collecting import check_finite
+from actors.gmi import GmiContext
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
+from actors.trainer import Trainer
+from collectives.experience.errors import ChannelTimeoutError
+from rayagi.algorithms.crew import EXPERIENCE, PATIENCE_S, Crew
+from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.program import resident_bytes
+from rayagi.algorithms.publishing import Publisher
+from rayagi.algorithms.trajectories import channel_plan, rollout_of
+from rayagi.config.spec import RunSpec
+
+
+class LearnerProgram:
+    """Takes experience, learns, publishes, and only then releases what it learned from.
+
+    Observation and reward statistics are learned here and published with the parameters. On a GPU slice the networks
+    live there and take what the Batcher put into page-locked memory. [unverified on GPU]
+    """
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        """Open the inboxes, announce them, and publish the parameters that the run begins with.
+
+        Raises:
+            ChannelError: there is no memory for it.
+        """
+        self.spec, self.context = spec, context
+        self.crew = crew = Crew.of(spec, context.identity)
+        self.number = number = crew.learners.index(context.identity.index)
+        gradients = crew.among_learners(context.communicator)
+        assert gradients is not None
+        sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
+        sample.close()
+        policy = new_policy(spec, sample.info, context.device)
+        self.training = make_training(
+            spec,
+            policy,
+            communicator=gradients,
+            num_envs=crew.rows(number),
+            first_env_index=crew.first_env(crew.served_by(number).start),
+            total_envs=crew.total_rows,
+        )
+        self.trainer = Trainer(self.training)
+        self.batcher = Batcher(
+            channel_plan(sample.info, spec.learning.rollout_length), rows=crew.rows(number)
+        )
+        self._own = [crew.producer_of(collector) for collector in crew.served_by(number)]
+        self.lags: Counter[int] = Counter()
+        """Rollout rows that were learned from, by the updates that their policy was behind."""
+        self._publisher = Publisher(policy, context.directory, number)
+        self._publisher.publish(0)
+        self.batcher.announce(context.directory, EXPERIENCE, number)
+
+    def iterate(self) -> IterationResult:
+        """One update; where GMIs are asked one by one and no experience comes, nothing after half a second.
+
+        Raises:
+            NonFiniteError: experience or the update holds NaN or infinity.
+            ChannelTimeoutError: too little experience came within the time limit of collectives.
+            CommunicatorError: another learner is lost.
+        """
+        started = time.perf_counter()
+        experience = self._next()
+        if experience is None:
+            return IterationResult(self.trainer.iteration, {"wait_s": time.perf_counter() - started})
+        begun = time.perf_counter()
+        iteration = self.trainer.iteration
+        with experience:
+            lags = iteration - experience.versions
+            metrics = self._learn(experience)
+            self._publisher.publish(self.trainer.iteration)
+        ended = time.perf_counter()
+        self.lags.update(lags.tolist())
+        return IterationResult(
+            iteration=iteration,
+            metrics={
+                "train_samples": float(len(lags) * self.spec.learning.rollout_length),
+                "iteration_s": ended - started,
+                "wait_s": begun - started,
+                "update_s": ended - begun - self.training.sync_s,
+                "sync_s": self.training.sync_s,
+                "policy_lag_mean": float(lags.double().mean()),
+                "policy_lag_max": float(lags.max()),
+                "resident_bytes": float(resident_bytes()),
+                **metrics,
+            },
+        )
+
+    def _next(self) -> Experience | None:
+        """What the next update learns from."""
+        crew, batcher = self.crew, self.batcher
+        limit_s = PATIENCE_S if crew.paced else self.spec.gmi.collective_timeout_s
+        try:
+            if not crew.in_step:
+                oldest = None if crew.max_lag is None else self.trainer.iteration - crew.max_lag
+                return batcher.next(limit_s, None if oldest is None else lambda version: version >= oldest)
+            here = set(batcher.producers)
+            lost = set(batcher.lost) - here
+            expected = [producer for producer in self._own if producer not in lost]
+            return batcher.round(expected or self._own, limit_s)
+        except ChannelTimeoutError:
+            if crew.paced:
+                return None
+            raise
+
+    def _learn(self, experience: Experience) -> dict[str, float]:
+        rollout = rollout_of(experience.tensors, experience.ragged)
+        check_finite(rollout, self.trainer.iteration + 1)
+        return self.trainer.update(rollout)
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Learners have no agent.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("a learner has no agent: ask collectors")
+
+    def state_dict(self) -> StateDict:
+        """Shared: model, optimiser, statistics, iteration. Local: ages of what was learned from."""
+        return {
+            "shared": self.trainer.shared_state(),
+            "local": {"lags": dict(self.lags)},
+            "books": {
+                "taken": self.batcher.taken_rows,
+                "dropped": self.batcher.stale_rows,
+                "torn": self.batcher.torn,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, and publish its parameters."""
+        self.trainer.load_state(state["shared"], None)
+        if "local" in state:
+            self.lags = Counter(state["local"]["lags"])
+        self._publisher.publish(self.trainer.iteration)
+
+    def close(self) -> None:
+        """Take nothing any more, and tell collectors that no more will come."""
+        self.batcher.close()
+        self._publisher.close()
