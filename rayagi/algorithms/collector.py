@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from collectives.experience.dispenser import Dispenser
-from collectives.experience.migrator import Migrator
 from torch import Tensor
 
 from actors.agent import Agent
@@ -19,8 +17,10 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
+from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
-from rayagi.algorithms.crew import EXPERIENCE, PATIENCE_S, Crew
+from collectives.experience.migrator import Migrator
+from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.publishing import Follower
@@ -49,10 +49,10 @@ class CollectorProgram:
             ChannelError: it is on another host.
         """
         self.spec, self.context, self._make_env = spec, context, make_env
-        self.crew = crew = Crew.of(spec, context.identity)
-        self.number = number = crew.collectors.index(context.identity.index)
-        crew.among_learners(context.communicator)  # all members form a group together
-        self.first_env_index, num_envs = crew.first_env(number), crew.envs[number]
+        self.flow = flow = Flow.of(spec, context.identity)
+        self.number = number = flow.collectors.index(context.identity.index)
+        flow.among_learners(context.communicator)  # all members form a group together
+        self.first_env_index, num_envs = flow.first_env(number), flow.envs[number]
         self.simulator = self._simulator(num_envs)
         info = self.simulator.info
         self.policy = new_policy(spec, info, context.device)
@@ -63,20 +63,21 @@ class CollectorProgram:
         """Discounted return so far of each running episode."""
         self.rollouts = 0
         """Made so far: the place in the environments' noise."""
+        self._sent = 0
         self._dispenser = Dispenser(
             channel_plan(info, steps),
             rows=num_envs,
-            producer=crew.producer_of(number),
-            slots=crew.slots,
+            producer=flow.producer_of(number),
+            slots=flow.slots,
             ragged_rows=num_envs * steps,
         )
         Migrator(
             self._dispenser,
             context.directory,
             EXPERIENCE,
-            consumers=len(crew.learners) if crew.in_step else None,
+            consumers=len(flow.learners) if flow.in_step else None,
         )
-        self._parameters = Follower(self.policy, context.directory, crew.learner_of(number))
+        self._parameters = Follower(self.policy, context.directory, flow.learner_of(number))
         self._parameters.find(_MEET_S)
 
     def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
@@ -99,9 +100,9 @@ class CollectorProgram:
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s
         try:
-            rows = self._dispenser.open(PATIENCE_S if self.crew.paced else limit_s)
+            rows = self._dispenser.open(PATIENCE_S if self.flow.paced else limit_s)
         except ChannelTimeoutError:
-            if not self.crew.paced:
+            if not self.flow.paced:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         version = self._parameters.read()
@@ -111,7 +112,7 @@ class CollectorProgram:
         times = collect(self.simulator, self.agent, rollout, self._noise())
         check_finite(rollout, self.rollouts + 1)
         self._complete(rollout)
-        self._dispenser.send(version, finals_of(rollout), limit_s)
+        self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
         ended = time.perf_counter()
         returns, lengths = self.simulator.take_finished()
         self.rollouts += 1
@@ -179,7 +180,7 @@ class CollectorProgram:
         rows = self._own.num_envs
         return {
             "origin": self._dispenser.origin,
-            "sent": self._dispenser.sent * rows,
+            "sent": self._sent * rows,
             "unreleased": len(unreleased) * rows,
         }
 

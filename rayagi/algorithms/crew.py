@@ -1,98 +1,133 @@
-"""Who works with whom where collectors and learners are apart: environments, channels' numbers, rows of an update."""
+"""Which agent acts for which simulators, and how they are connected where they are in different GMIs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from actors.gmi import GmiIdentity
-from collectives.communicator import Communicator
-from placement.kinds import OVERLAPPED, served_by
-from rayagi.algorithms.partners import Partners
-from rayagi.config.spec import ImpalaSpec, RunSpec
-
-EXPERIENCE = "experience"
-"""Name of the channel set between collectors and learners."""
-PATIENCE_S = 0.5
-"""How long a GMI that is asked on its own waits for another before it comes back with nothing, so that it can be asked
-something else."""
-DEFAULT_SLOTS = 2
-"""Rollouts that a collector may have under way where nothing bounds their age: one is filled while one is learned from."""
+from actors.collecting import Steps
+from actors.gmi import GmiContext, GmiIdentity
+from actors.meeting import meet
+from actors.protocols import EnvFactory, EnvInfo
+from actors.stepping import CHANNEL, RemoteSimulators, StepServer
+from placement.kinds import Roles, envs_of, served_by
+from rayagi.config.spec import GmiSpec
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Crew:
-    """Collectors and learners of a run, each counted from 0."""
+    """Simulators and agents of a run, in the same GMI or not: what each GMI hosts, and how many environments."""
 
-    collectors: tuple[int, ...]
-    """Indices of the GMIs with an agent."""
-    learners: tuple[int, ...]
-    """Indices of the GMIs with a trainer."""
+    kinds: tuple[Roles, ...]
+    """Roles of each GMI."""
     envs: tuple[int, ...]
-    """Environments of each collector: its own, or of the GMIs whose simulators it acts for (dp_mp)."""
-    in_step: bool
-    """Whether an update takes one rollout of every collector: the synchronous templates, and those that wait."""
-    paced: bool
-    """Whether GMIs are asked one by one, and come back when they would wait: ``decoupled``."""
-    slots: int
-    """Rollouts that a collector may have under way, the one that it is filling included."""
-    max_lag: int | None
-    """Updates that experience may be behind to be learned from; None: whatever its age."""
-    rollouts_per_update: int
+    """Environments of each GMI; 0 of those without a simulator."""
 
     @classmethod
-    def of(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
-        """The crew that a GMI belongs to."""
-        collectors = identity.hosting("agent")
-        partners = Partners.of(identity, spec.gmi)
-        learning, paced = spec.learning, spec.gmi.template in OVERLAPPED
-        bound, stale, rollouts = 0, "wait", None
-        if isinstance(learning, ImpalaSpec) and paced:
-            bound, stale, rollouts = learning.max_lag, learning.on_stale, learning.rollouts_per_update
-        in_step = stale == "wait" or bound == 0
-        return cls(
-            collectors=collectors,
-            learners=identity.hosting("trainer"),
-            envs=tuple(partners.envs_of(index) for index in collectors),
-            in_step=in_step,
-            paced=paced,
-            slots=bound + 1 if in_step else DEFAULT_SLOTS,
-            max_lag=bound if stale == "drop" and not in_step else None,
-            rollouts_per_update=rollouts or len(collectors),
-        )
-
-    def served_by(self, learner: int) -> range:
-        """Collectors whose parameters come from a learner and, in step, whose rollouts go there."""
-        return served_by(learner, len(self.learners), len(self.collectors))
-
-    def learner_of(self, collector: int) -> int:
-        """The inverse."""
-        return next(index for index in range(len(self.learners)) if collector in self.served_by(index))
-
-    def producer_of(self, collector: int) -> int:
-        """Its number in the channels: modulo the number of learners, that of its learner, as a Migrator routes."""
-        learner = self.learner_of(collector)
-        return (collector - self.served_by(learner).start) * len(self.learners) + learner
-
-    def rows(self, learner: int) -> int:
-        """Environments whose steps a learner takes in an update: of its collectors, or its share of what an update takes."""
-        if self.in_step:
-            return sum(self.envs[collector] for collector in self.served_by(learner))
-        total = self.rollouts_per_update * sum(self.envs) // len(self.collectors)
-        return total // len(self.learners) + (learner < total % len(self.learners))
+    def of(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
+        """The crew of the run that a GMI belongs to."""
+        return cls(identity.kinds, envs_of(identity.kinds, gmi.envs, gmi.slices or ()))
 
     @property
-    def total_rows(self) -> int:
-        """Of all learners."""
-        return sum(map(self.rows, range(len(self.learners))))
+    def simulators(self) -> tuple[int, ...]:
+        """GMIs with a simulator."""
+        return self._with("simulator")
 
-    def first_env(self, collector: int) -> int:
-        """Environments before a collector's own; at the end, how many there are."""
-        return sum(self.envs[:collector])
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """GMIs with an agent."""
+        return self._with("agent")
 
-    def among_learners(self, communicator: Communicator) -> Communicator | None:
-        """The group that reduces gradients: what learners alone were given, or one within that of all GMIs.
+    def simulators_of(self, agent: int) -> tuple[int, ...]:
+        """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
+        served = served_by(self.agents.index(agent), len(self.agents), len(self.simulators))
+        return tuple(self.simulators[place] for place in served)
 
-        Every GMI calls it; None for those that are not in it.
-        """
-        return communicator if self.paced else communicator.group(self.learners)
+    def envs_of(self, agent: int) -> int:
+        """Environments that the agent of GMI ``agent`` acts for."""
+        return sum(self.envs[simulator] for simulator in self.simulators_of(agent))
+
+    def agent_of(self, simulator: int) -> int:
+        """The GMI whose agent acts for the simulator of GMI ``simulator``."""
+        return next(agent for agent in self.agents if simulator in self.simulators_of(agent))
+
+    def first_env_index(self, simulator: int) -> int:
+        """Global index of the first environment of a GMI with a simulator."""
+        return sum(self.envs[:simulator])
+
+    def first_env_index_of(self, agent: int) -> int:
+        """Global index of the first environment that the agent of GMI ``agent`` acts for."""
+        return self.first_env_index(self.simulators_of(agent)[0])
+
+    def names(self, gmis: Sequence[int]) -> dict[int, str]:
+        """GMIs as errors call them, by index."""
+        return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
+
+    def _with(self, role: str) -> tuple[int, ...]:
+        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
+
+
+def connected_server(
+    simulator: Steps, info: EnvInfo, context: GmiContext, crew: Crew, limit_s: float
+) -> StepServer:
+    """This GMI's simulator at the service of its agent, which attaches at the same time.
+
+    Raises:
+        ChannelError: the agent does not come, or is on another host.
+    """
+    index = context.identity.index
+    agent = crew.agent_of(index)
+    names = crew.names([agent])
+    server = StepServer(
+        simulator,
+        info,
+        crew.envs[index],
+        place=crew.simulators_of(agent).index(index),
+        agent=names[agent],
+        limit_s=limit_s,
+    )
+    meet(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=server.endpoint,
+        partners=names,
+        attach=lambda endpoints: server.attach(*endpoints),
+        limit_s=limit_s,
+    )
+    return server
+
+
+def connected_simulators(
+    make_env: EnvFactory, context: GmiContext, crew: Crew, limit_s: float
+) -> RemoteSimulators:
+    """The simulators that this GMI's agent acts for, which attach at the same time.
+
+    What their environments are is asked of one that is made here, and closed again.
+
+    Raises:
+        ChannelError: a simulator does not come, or is on another host.
+    """
+    index = context.identity.index
+    served = crew.simulators_of(index)
+    names = crew.names(served)
+    sample = make_env(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+    sample.close()
+    simulators = RemoteSimulators(
+        sample.info,
+        [crew.envs[gmi] for gmi in served],
+        simulators=tuple(names.values()),
+        limit_s=limit_s,
+        resumes_episodes=sample.resumes_episodes,
+    )
+    meet(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=simulators.endpoint,
+        partners=names,
+        attach=simulators.attach,
+        limit_s=limit_s,
+    )
+    return simulators

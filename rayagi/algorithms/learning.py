@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from collectives.experience.batcher import Batcher, Experience
-
 from actors.collecting import check_finite
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.trainer import Trainer
+from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
-from rayagi.algorithms.crew import EXPERIENCE, PATIENCE_S, Crew
+from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import resident_bytes
@@ -37,9 +36,9 @@ class LearnerProgram:
             ChannelError: there is no memory for it.
         """
         self.spec, self.context = spec, context
-        self.crew = crew = Crew.of(spec, context.identity)
-        self.number = number = crew.learners.index(context.identity.index)
-        gradients = crew.among_learners(context.communicator)
+        self.flow = flow = Flow.of(spec, context.identity)
+        self.number = number = flow.learners.index(context.identity.index)
+        gradients = flow.among_learners(context.communicator)
         assert gradients is not None
         sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
         sample.close()
@@ -48,15 +47,15 @@ class LearnerProgram:
             spec,
             policy,
             communicator=gradients,
-            num_envs=crew.rows(number),
-            first_env_index=crew.first_env(crew.served_by(number).start),
-            total_envs=crew.total_rows,
+            num_envs=flow.rows(number),
+            first_env_index=flow.first_env(flow.served_by(number).start),
+            total_envs=flow.total_rows,
         )
         self.trainer = Trainer(self.training)
         self.batcher = Batcher(
-            channel_plan(sample.info, spec.learning.rollout_length), rows=crew.rows(number)
+            channel_plan(sample.info, spec.learning.rollout_length), rows=flow.rows(number)
         )
-        self._own = [crew.producer_of(collector) for collector in crew.served_by(number)]
+        self._own = [flow.producer_of(collector) for collector in flow.served_by(number)]
         self.lags: Counter[int] = Counter()
         """Rollout rows that were learned from, by the updates that their policy was behind."""
         self._publisher = Publisher(policy, context.directory, number)
@@ -100,18 +99,18 @@ class LearnerProgram:
 
     def _next(self) -> Experience | None:
         """What the next update learns from."""
-        crew, batcher = self.crew, self.batcher
-        limit_s = PATIENCE_S if crew.paced else self.spec.gmi.collective_timeout_s
+        flow, batcher = self.flow, self.batcher
+        limit_s = PATIENCE_S if flow.paced else self.spec.gmi.collective_timeout_s
         try:
-            if not crew.in_step:
-                oldest = None if crew.max_lag is None else self.trainer.iteration - crew.max_lag
+            if not flow.in_step:
+                oldest = None if flow.max_lag is None else self.trainer.iteration - flow.max_lag
                 return batcher.next(limit_s, None if oldest is None else lambda version: version >= oldest)
             here = set(batcher.producers)
             lost = set(batcher.lost) - here
             expected = [producer for producer in self._own if producer not in lost]
             return batcher.round(expected or self._own, limit_s)
         except ChannelTimeoutError:
-            if crew.paced:
+            if flow.paced:
                 return None
             raise
 

@@ -23,10 +23,10 @@ from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators, leaving_on_error
 from actors.trainer import Trainer
 from rayagi.algorithms.collector import CollectorProgram
-from rayagi.algorithms.crew import Crew
+from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
+from rayagi.algorithms.flow import Flow
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.learning import LearnerProgram
-from rayagi.algorithms.partners import Partners, connected_server, connected_simulators
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.config.spec import RunSpec
@@ -56,18 +56,18 @@ class SimulatorProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context = spec, context
-        index, partners = context.identity.index, Partners.of(context.identity, spec.gmi)
-        Crew.of(spec, context.identity).among_learners(context.communicator)  # all GMIs form it together
+        index, crew = context.identity.index, Crew.of(context.identity, spec.gmi)
+        Flow.of(spec, context.identity).among_learners(context.communicator)  # all GMIs form it together
         env = make_env(
-            num_envs=partners.envs[index],
-            first_env_index=partners.first_env_index(index),
+            num_envs=crew.envs[index],
+            first_env_index=crew.first_env_index(index),
             seed=spec.seed,
             num_threads=context.identity.slice.num_threads,
         )
         self.simulator = Simulator(env)
         self.iteration = 0
         limit_s = spec.gmi.collective_timeout_s
-        self.server = connected_server(self.simulator, env.info, context, partners, limit_s)
+        self.server = connected_server(self.simulator, env.info, context, crew, limit_s)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, with the agent's actions.
@@ -125,22 +125,22 @@ class AgentTrainerProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        partners = Partners.of(context.identity, spec.gmi)
-        trainers = Crew.of(spec, context.identity).among_learners(context.communicator)
+        crew = Crew.of(context.identity, spec.gmi)
+        trainers = Flow.of(spec, context.identity).among_learners(context.communicator)
         assert trainers is not None
         limit_s = spec.gmi.collective_timeout_s
-        self.simulators = connected_simulators(make_env, context, partners, limit_s)
+        self.simulators = connected_simulators(make_env, context, crew, limit_s)
         info, num_envs = self.simulators.info, self.simulators.num_envs
         policy = new_policy(spec, info, context.device)
         self.agent = Agent(policy)
-        self._first_env_index = partners.first_env_index_of(context.identity.index)
+        self._first_env_index = crew.first_env_index_of(context.identity.index)
         self.training = make_training(
             spec,
             policy,
             communicator=trainers,
             num_envs=num_envs,
             first_env_index=self._first_env_index,
-            total_envs=sum(partners.envs),
+            total_envs=sum(crew.envs),
         )
         self.trainer = Trainer(self.training)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
@@ -224,10 +224,8 @@ class AgentProgram(CollectorProgram):
     """Acts for the simulators of other GMIs, and sends whole rollouts to the learner: a collector without environments."""
 
     def _simulator(self, num_envs: int) -> RemoteSimulators:
-        partners = Partners.of(self.context.identity, self.spec.gmi)
-        return connected_simulators(
-            self._make_env, self.context, partners, self.spec.gmi.collective_timeout_s
-        )
+        crew = Crew.of(self.context.identity, self.spec.gmi)
+        return connected_simulators(self._make_env, self.context, crew, self.spec.gmi.collective_timeout_s)
 
     def iterate(self) -> IterationResult:
         """One rollout, sent. The simulators count its steps.

@@ -15,7 +15,7 @@ from actors.gmi import GmiContext
 from actors.protocols import StepResult
 from actors.simulator import Simulator
 from actors.stepping import leaving_on_error
-from rayagi.algorithms.partners import Partners, connected_server, connected_simulators
+from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
 from rayagi.algorithms.policy import load_policy
 from rayagi.envs import make_env_factory
 from rayagi.serving.dp_only import CLOSE_S
@@ -33,17 +33,17 @@ class ApartServingFactory:
 
     def __call__(self, context: GmiContext) -> SimulatorServing | AgentServing:
         """Build the simulator or the agent on this GMI's slice."""
-        partners = Partners.of(context.identity, self.job.spec.gmi)
+        crew = Crew.of(context.identity, self.job.spec.gmi)
         program = SimulatorServing if context.identity.roles == ("simulator",) else AgentServing
-        return program(self.job, context, partners)
+        return program(self.job, context, crew)
 
 
 class SimulatorServing(ServingProgram):
     """Steps its environments as the agent of another GMI asks, and records what comes of it."""
 
-    def __init__(self, job: ServingJob, context: GmiContext, partners: Partners) -> None:
+    def __init__(self, job: ServingJob, context: GmiContext, crew: Crew) -> None:
         spec, index = job.spec, context.identity.index
-        num_envs, first_env_index = partners.envs[index], partners.first_env_index(index)
+        num_envs, first_env_index = crew.envs[index], crew.first_env_index(index)
         make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
         env = make_env(
             num_envs=num_envs,
@@ -58,11 +58,11 @@ class SimulatorServing(ServingProgram):
             env.info,
             num_envs=num_envs,
             first_env_index=first_env_index,
-            total_envs=sum(partners.envs),
+            total_envs=sum(crew.envs),
         )
         self._recorded = _Recorded(self.simulator, self._sink)
         self._server = connected_server(
-            self._recorded, env.info, context, partners, spec.gmi.collective_timeout_s
+            self._recorded, env.info, context, crew, spec.gmi.collective_timeout_s
         )
         self._requests = 0
 
@@ -113,10 +113,10 @@ class AgentServing(ServingProgram):
     On a GPU slice the policy lives there; observations and actions pass through the host. [unverified on GPU]
     """
 
-    def __init__(self, job: ServingJob, context: GmiContext, partners: Partners) -> None:
+    def __init__(self, job: ServingJob, context: GmiContext, crew: Crew) -> None:
         spec = job.spec
         make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
-        self._simulators = connected_simulators(make_env, context, partners, spec.gmi.collective_timeout_s)
+        self._simulators = connected_simulators(make_env, context, crew, spec.gmi.collective_timeout_s)
         policy = load_policy(job.shared, spec, self._simulators.info, context.device)
         self.agent = Agent(policy)
         self._device = context.device
@@ -124,7 +124,7 @@ class AgentServing(ServingProgram):
             job,
             policy,
             num_envs=self._simulators.num_envs,
-            first_env_index=partners.first_env_index_of(context.identity.index),
+            first_env_index=crew.first_env_index_of(context.identity.index),
         )
         self._requests = 0
 
