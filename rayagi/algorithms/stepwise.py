@@ -174,6 +174,7 @@ class AgentTrainerProgram:
         return IterationResult(
             iteration=iteration,
             metrics={
+                "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
                 "iteration_s": ended - started,
                 "act_s": times.act_s,
                 "exchange_s": begun - drawn + times.simulate_s,

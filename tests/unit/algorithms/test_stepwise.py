@@ -187,7 +187,7 @@ def test_an_agent_evaluates_with_environments_of_its_own():
 
 def test_a_nan_of_a_simulator_stops_all_before_the_update():
     def poisoned(*, num_envs, first_env_index, seed, num_threads):
-        # Step 20 of the second simulator is step 3 of the third rollout of 8, in environment 2 of the agent's.
+        # Step 20 of the second simulator is step 3 of the third rollout of 8, the fifth of the agent's environments.
         return PointEnv(num_envs, first_env_index, seed, poison_step=20 if first_env_index else None)
 
     weights = {}
@@ -200,7 +200,7 @@ def test_a_nan_of_a_simulator_stops_all_before_the_update():
 
     *simulators, agent = run_gmis((E, E, AT), until_error, make_env=poisoned)
     assert isinstance(agent, NonFiniteError)
-    assert "a reward became NaN or infinite in iteration 3 (rollout step 3, environment 2)" in str(agent)
+    assert "a reward became NaN or infinite in iteration 3 (rollout step 3, environment 4)" in str(agent)
     assert sorted(weights) == [0, 1, 2]
     for told in simulators:
         assert isinstance(told, PartnerLostError)
