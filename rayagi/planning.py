@@ -29,6 +29,7 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         template=gmi.template,
         num_gmis=gmi.num_gmis,
         gmis_per_gpu=gmi.gmis_per_gpu,
+        num_learners=gmi.num_learners,
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
         sizes=gmi.slices,

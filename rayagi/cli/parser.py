@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rayagi.cli.arguments import add_command, count_argument, duration_argument, seed_argument
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.serving_parser import add_serving
-from rayagi.config.spec import Backend
+from rayagi.config.spec import Algorithm, Backend, Template
 from rayagi.run.versions import rayagi_version
 
 _TRAIN_EXAMPLES = """\
@@ -19,6 +19,7 @@ examples:
   rayagi train Ant-v5 --time 5m --gmis 2              two GMIs, five minutes
   rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
+  rayagi train Ant-v5 --algorithm impala              collecting and learning at the same time
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
   rayagi train --resume runs/Ant-v5-20260102-030405   go on after Ctrl-C or a crash
   rayagi train --resume runs/ant-seed3 --time 1h      go on until one hour of training in all
@@ -254,6 +255,16 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to run")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
+    )
+    group.add_argument(
+        "--algorithm",
+        choices=get_args(Algorithm),
+        help="ppo (default); impala and a3c learn while they collect",
+    )
+    group.add_argument(
+        "--template",
+        choices=[template for template in get_args(Template) if template != "program"],
+        help="which roles share a GMI (default: dp_only, or decoupled for impala and a3c)",
     )
     group.add_argument(
         "--gmis",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -174,20 +174,17 @@ class Session:
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
-        """Run episodes with the policy's mode, spread over the GMIs; their results in GMI order."""
+        """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
         if num_episodes < 1:
             raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        group = self._open()
-        counts = _shares(num_episodes, len(group.handles))
+        group, agents = self._open(), self.plan.hosting("agent")
+        counts = _shares(num_episodes, len(agents))
         # Distinct seeds, so that GMIs do not run the same episodes.
-        seeds = [seed + sum(counts[:index]) for index in range(len(counts))]
-        refs = [
-            gmi.evaluate.remote(count, own_seed)
-            for gmi, count, own_seed in zip(group.handles, counts, seeds, strict=True)
-            if count
-        ]
+        seeds = [seed + sum(counts[:place]) for place in range(len(counts))]
+        busy = {index: (counts[place], seeds[place]) for place, index in enumerate(agents) if counts[place]}
+        refs = group.ask(lambda index, gmi: gmi.evaluate.remote(*busy[index]), tuple(busy))
         parts: list[EvaluationResult] = self._answers(
-            refs, f"evaluation of {num_episodes} episodes", self._limit_s()
+            refs, f"evaluation of {num_episodes} episodes", self._limit_s(), tuple(busy)
         )
         return EvaluationResult(
             episode_returns=[value for part in parts for value in part.episode_returns],
@@ -209,10 +206,11 @@ class Session:
 
         The state after all submitted iterations.
         """
-        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == 0))
+        trainer = self.plan.hosting("trainer")[0]
+        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == trainer))
         states: list[StateDict] = self._answers(refs, "its state", self._limit_s())
         return {
-            "shared": states[0]["shared"],
+            "shared": states[trainer]["shared"],
             "local": [state["local"] for state in states],
             "num_gmis": len(states),
         }
@@ -243,16 +241,14 @@ class Session:
 
     def _join_and_build(self, group: GmiGroup) -> None:
         gmi = self._spec.gmi
-        if group.collective is not None:
-            refs = group.ask(
-                lambda index, handle: handle.join_through.remote(
-                    group.collective,
-                    timeout_s=gmi.collective_timeout_s,
-                    transport=gmi.transport,
-                    composition=gmi.composition,
-                )
-            )
-            group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)
+        members = [identity.index for identity in group.identities if identity.joins]
+        refs = group.ask(
+            lambda index, handle: handle.join_through.remote(
+                timeout_s=gmi.collective_timeout_s, transport=gmi.transport, composition=gmi.composition
+            ),
+            members,
+        )
+        group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
         factory = self._factory or _template_factory(self._spec, self._run_name)
         refs = group.ask(lambda index, handle: handle.build.remote(factory))
         group.answers(refs, "building its program", START_TIMEOUT_S)
@@ -266,9 +262,11 @@ class Session:
         """For a request that queues behind the pending iterations."""
         return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
 
-    def _answers(self, refs: list[Any], asked: str, limit_s: float) -> list[Any]:
+    def _answers(
+        self, refs: list[Any], asked: str, limit_s: float, of: Sequence[int] | None = None
+    ) -> list[Any]:
         try:
-            return self._open().answers(refs, asked, limit_s)
+            return self._open().answers(refs, asked, limit_s, of)
         except SessionClosedError:
             raise
         except Exception as error:
@@ -305,8 +303,10 @@ class Session:
 def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
     from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.stepwise import stepwise_factory
 
-    return ExportingFactory(dp_only_factory(spec), run=run_name)
+    factories = {"dp_only": dp_only_factory, "e_at": stepwise_factory}
+    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
 def _shares(total: int, parts: int) -> list[int]:

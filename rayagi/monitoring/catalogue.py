@@ -71,6 +71,13 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="time",
         help="time in collectives, waiting for other GMIs included",
     ),
+    GmiMetric(
+        name="exchange_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
+    ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
@@ -109,6 +116,34 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         merge="mean",
         group="learning",
         help="mean standard deviation of a Gaussian policy",
+    ),
+    GmiMetric(
+        name="importance_ratio",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="mean of pi / mu: the policy before the update over the one that acted",
+    ),
+    GmiMetric(
+        name="importance_truncated",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="share of samples whose pi / mu V-trace truncated (above rho_bar)",
+    ),
+    GmiMetric(
+        name="policy_lag_mean",
+        unit="updates",
+        merge="mean",
+        group="learning",
+        help="updates that the policy which acted was behind, mean over an update's samples",
+    ),
+    GmiMetric(
+        name="policy_lag_max",
+        unit="updates",
+        merge="max",
+        group="learning",
+        help="updates that the policy which acted was behind, most of an update's samples",
     ),
     GmiMetric(
         name="resident_bytes",
@@ -202,16 +237,17 @@ _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
 
 
 def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
-    """Means over samples count each GMI by its own, which differ where GMIs are unequal."""
-    values = [result.metrics[metric.name] for result in results]
-    steps = [result.metrics.get("env_steps", 0.0) for result in results]
+    """Over the GMIs that report it. Means over samples count each GMI by its own, which differ where they are unequal."""
+    reports = [result.metrics for result in results if metric.name in result.metrics]
+    values = [report[metric.name] for report in reports]
+    steps = [report.get("env_steps", 0.0) for report in reports]
     if metric.group == "learning" and metric.merge == "mean" and len(set(steps)) > 1:
         return sum(value * own for value, own in zip(values, steps, strict=True)) / sum(steps)
     return float(_MERGE[metric.merge](values))
 
 
 def merge(results: Sequence[IterationResult]) -> IterationResult:
-    """One iteration's results of all GMIs as one; every GMI reports the same metric names.
+    """One iteration's results of all GMIs as one; GMIs of different roles report different metrics.
 
     Raises:
         ValueError: the GMIs are at different iterations.
@@ -219,12 +255,10 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
     iterations = {result.iteration for result in results}
     if len(iterations) != 1:
         raise ValueError(f"GMIs are at different iterations: {sorted(iterations)}")
-    merged = {
-        metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in results[0].metrics
-    }
+    reported = {name for result in results for name in result.metrics}
     return IterationResult(
         iteration=results[0].iteration,
-        metrics=merged,
+        metrics={metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in reported},
         episode_returns=[value for result in results for value in result.episode_returns],
         episode_lengths=[value for result in results for value in result.episode_lengths],
     )
