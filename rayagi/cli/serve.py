@@ -15,6 +15,7 @@ from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
+from rayagi.planning import serving_plan_of
 from rayagi.run.errors import RunError
 from rayagi.run.interrupt import Interrupt, hangup_ignored
 from rayagi.run.quantities import bytes_text
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     interrupt = Interrupt(_announce_end)
     provenance = _provenance(arguments, saved, job, template)
     try:
-        served = _serve(job, template, limits, interrupt, target, provenance)
+        served = _serve(job, template, arguments.agents, limits, interrupt, target, provenance)
     except BaseException as error:
         _after_failure(target, provenance, error)
         raise
@@ -152,6 +153,7 @@ def _appended_to(path: Path, wanted: Description, arguments: argparse.Namespace)
 def _serve(
     job: ServingJob,
     template: str,
+    num_agents: int | None,
     limits: ServingLimits,
     interrupt: Interrupt,
     target: _Target | None,
@@ -165,6 +167,9 @@ def _serve(
                 Session(
                     job.spec,
                     factory=serving_factory(job, template),
+                    make_plan=lambda machine: serving_plan_of(
+                        job.spec.gmi, template, machine, num_agents=num_agents
+                    ),
                     run_name=f"serve-{job.spec.env.id}",
                     on_plan=lambda plan: say(plan.table()),
                 )

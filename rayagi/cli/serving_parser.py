@@ -72,6 +72,12 @@ def _add_serve(commands: Any) -> None:
         "--gmis", type=count_argument, metavar="N", help="GMIs in all (default: one per core or GPU)"
     )
     parser.add_argument(
+        "--agents",
+        type=count_argument,
+        metavar="N",
+        help="of the GMIs of mp_dp, those with an agent (default 1)",
+    )
+    parser.add_argument(
         "--num-envs",
         type=count_argument,
         metavar="N",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from actors.gmi import WorkloadFactory
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
+from rayagi.serving.apart import ApartServingFactory
 from rayagi.serving.dp_only import DpOnlyServingFactory
 from rayagi.serving.program import ServingJob
 
@@ -33,4 +34,4 @@ def chosen_template(
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
     """What builds the program of each GMI."""
-    return DpOnlyServingFactory(job)
+    return DpOnlyServingFactory(job) if template == "dp_only" else ApartServingFactory(job)
