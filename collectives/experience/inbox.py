@@ -46,6 +46,7 @@ class Batch:
         "_tensors",
         "committed_ns",
         "num_rows",
+        "origin",
         "producer",
         "sequence",
         "version",
@@ -56,7 +57,7 @@ class Batch:
         words = link.words
         self.sequence, self.version = words[header + at.SLOT_SEQUENCE], words[header + at.SLOT_VERSION]
         self.num_rows, self.committed_ns = words[header + at.SLOT_ROWS], words[header + at.SLOT_TIME_NS]
-        self.producer = link.producer
+        self.producer, self.origin = link.producer, link.words[at.ORIGIN]
         self._link, self._slot = link, slot
         self._layout: MessageLayout = link.layouts.of(self.num_rows)
         begin = header * at.WORD + at.SLOT_HEADER_BYTES
@@ -74,6 +75,11 @@ class Batch:
     def __getitem__(self, name: str) -> Tensor:
         """A field's rows, (num_rows, *shape), in place."""
         return self.tensors[name]
+
+    @property
+    def slots(self) -> int:
+        """That its producer has for batches of this channel, this one's among them."""
+        return self._link.shape.slots
 
     def record_batch(self) -> pa.RecordBatch:
         """The same bytes as Arrow has them."""

@@ -35,6 +35,17 @@ class ConsumerState:
     """Batches that were posted to it and not released."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A committed batch as bytes: what a way without shared memory carries."""
+
+    sequence: int
+    version: int
+    rows: int
+    message: memoryview
+    """Arrow's, in the slot."""
+
+
 class Claim:
     """A slot to be filled; nobody sees it before ``commit``."""
 
@@ -47,12 +58,18 @@ class Claim:
         """A field's rows, (num_rows, *shape), in the slot: what was there before is still there."""
         return self.tensors[name]
 
-    def commit(self, version: int, to: int | None = None) -> int:
+    @property
+    def message(self) -> memoryview:
+        """All bytes of its Arrow message, to be filled with those of another of as many rows."""
+        return self._outbox.message(self.slot, self.num_rows)
+
+    def commit(self, version: int, to: int | None = None, sequence: int | None = None) -> int:
         """Post it: to a consumer's line, or to the one with the least backlog. Returns its sequence number, from 1.
 
-        Without a consumer that may have one more, it waits in the outbox for the next call of any method.
+        Without a consumer that may have one more, it waits in the outbox for the next call of any method. Who passes on
+        batches of another outbox gives the number that they had there.
         """
-        return self._outbox.commit(self, version, to)
+        return self._outbox.commit(self, version, to, sequence)
 
     def cancel(self) -> None:
         """Give the slot back unseen."""
@@ -79,6 +96,8 @@ class Outbox:
         slots: int = 4,
         producer: int = 0,
         credit: int | None = None,
+        origin: int = 0,
+        routed: bool = False,
     ) -> None:
         """Give it its memory.
 
@@ -88,6 +107,8 @@ class Outbox:
             slots: batches that can be under way: being filled, posted, or being read
             producer: its number in the channel, from 0
             credit: batches that one consumer may have and not have released; None: all slots
+            origin: tells this producer from another that had its number before; the same in all its outboxes
+            routed: the owner says where each batch goes (``waiting``, ``post``, ``drop``), not this outbox
 
         Raises:
             ChannelError: there is no memory for it.
@@ -105,7 +126,7 @@ class Outbox:
             )
         self.schema, self.rows, self.producer = schema, rows, producer
         self._layouts = Layouts(schema)
-        self._credit = credit or slots
+        self._credit, self._routed = credit or slots, routed
         message = self._layouts.schema_message()
         self._shape = OutboxShape(
             slots=slots,
@@ -123,6 +144,7 @@ class Outbox:
             (at.STRIDE, self._shape.slot_stride),
             (at.SLOTS_AT, self._shape.slots_at),
             (at.SCHEMA_BYTES, len(message)),
+            (at.ORIGIN, origin),
             (at.MAGIC, at.OUTBOX_MAGIC),
         ):
             words[word] = value
@@ -151,8 +173,8 @@ class Outbox:
             SchemaError: it expects something else.
         """
         self._check_open()
-        for line, inbox in self._inboxes.items():
-            if inbox.endpoint == inbox_endpoint:
+        for line in self._inboxes:
+            if self.takes(line, inbox_endpoint):
                 return line
         inbox = SharedFile.open(self.schema.name, inbox_endpoint, at.INBOX_MAGIC)
         inbox.endpoint = inbox_endpoint
@@ -217,10 +239,10 @@ class Outbox:
             claim.tensors[name].copy_(tensor)
         return claim.commit(version, to)
 
-    def commit(self, claim: Claim, version: int, to: int | None) -> int:
+    def commit(self, claim: Claim, version: int, to: int | None, sequence: int | None = None) -> int:
         """See ``Claim.commit``."""
         self._check_open()
-        self._sequence += 1
+        self._sequence = self._sequence + 1 if sequence is None else sequence
         words, header = self._words, self._slot_word(claim.slot)
         words[header + at.SLOT_SEQUENCE] = self._sequence
         words[header + at.SLOT_VERSION] = version
@@ -240,6 +262,50 @@ class Outbox:
     def cancel(self, claim: Claim) -> None:
         """See ``Claim.cancel``."""
         self._free.append(claim.slot)
+
+    def message(self, slot: int, rows: int) -> memoryview:
+        """The bytes of the Arrow message in a slot."""
+        begin = self._slot_byte(slot) + at.SLOT_HEADER_BYTES
+        return self._file.bytes[begin : begin + self._layouts.of(rows).size]
+
+    def look(self) -> None:
+        """Take in what was released and who is gone, as every other call does first."""
+        self._check_open()
+        self._pump()
+
+    def takes(self, line: int, inbox_endpoint: str) -> bool:
+        """Whether this consumer is attached there, alive as far as was seen, and open."""
+        inbox = self._inboxes.get(line)
+        return inbox is not None and inbox.endpoint == inbox_endpoint and not inbox.words[at.INBOX_CLOSED]
+
+    def backlog(self, line: int) -> int:
+        """Batches that were posted there and not released."""
+        return len(self._posted.get(line, ()))
+
+    def waiting(self) -> list[int]:
+        """Sequence numbers of committed batches that no consumer has, in the order in which they are to go."""
+        return [self._sequence_of(slot) for slot in self._waiting]
+
+    def unreleased(self) -> set[int]:
+        """Sequence numbers of all committed batches that are not known to be released."""
+        return {sequence for posted in self._posted.values() for sequence in posted.values()} | {
+            *self.waiting()
+        }
+
+    def post(self, sequence: int, line: int) -> None:
+        """Give a waiting batch to a consumer."""
+        self._post(self._unqueue(sequence), line)
+
+    def drop(self, sequence: int) -> None:
+        """Free the slot of a waiting batch: it came there by another way, or is not wanted any more."""
+        self._free.append(self._unqueue(sequence))
+
+    def parcel(self, sequence: int) -> Parcel:
+        """A waiting batch as bytes; valid until it is dropped."""
+        slot = next(slot for slot in self._waiting if self._sequence_of(slot) == sequence)
+        header = self._slot_word(slot)
+        version, rows = self._words[header + at.SLOT_VERSION], self._words[header + at.SLOT_ROWS]
+        return Parcel(sequence, version, rows, self.message(slot, rows))
 
     def drain(self, timeout_s: float) -> int:
         """Wait until consumers have released everything; returns how many batches they have not when time is up."""
@@ -277,7 +343,7 @@ class Outbox:
                     self._forget(line)
         for line in self._posted:
             self._take_in(line)
-        while self._waiting:
+        while self._waiting and not self._routed:
             open_lines = [line for line, inbox in self._inboxes.items() if not inbox.words[at.INBOX_CLOSED]]
             line = min(open_lines, key=lambda line: len(self._posted[line]), default=-1)
             if line < 0 or len(self._posted[line]) >= self._credit:
@@ -319,6 +385,14 @@ class Outbox:
         words[begin + at.TAIL] = tail + 1  # after the slot and the entry: x86-64 shows stores in this order
         self._posted[line][slot] = words[self._slot_word(slot) + at.SLOT_SEQUENCE]
         self._ring(line)
+
+    def _unqueue(self, sequence: int) -> int:
+        slot = next(slot for slot in self._waiting if self._sequence_of(slot) == sequence)
+        self._waiting.remove(slot)
+        return slot
+
+    def _sequence_of(self, slot: int) -> int:
+        return self._words[self._slot_word(slot) + at.SLOT_SEQUENCE]
 
     def _ring(self, line: int) -> None:
         self._rings += 1
