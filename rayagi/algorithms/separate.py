@@ -9,6 +9,7 @@ from actors.protocols import EnvFactory
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.learning import LearnerProgram
 from rayagi.config.spec import RunSpec
+from rayagi.envs import make_env_factory
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,9 @@ class SeparateFactory:
         if "simulator" in context.identity.roles:
             return CollectorProgram(self.spec, self.make_env, context)
         return LearnerProgram(self.spec, self.make_env, context)
+
+
+def separate_factory(spec: RunSpec) -> SeparateFactory:
+    """The programs of a run on the spec's own environment."""
+    env = spec.env
+    return SeparateFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))

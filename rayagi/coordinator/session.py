@@ -306,9 +306,16 @@ class Session:
 def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
     from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.separate import separate_factory
     from rayagi.algorithms.stepwise import stepwise_factory
 
-    factories = {"dp_only": dp_only_factory, "e_at": stepwise_factory, "dp_mp": stepwise_factory}
+    factories = {
+        "dp_only": dp_only_factory,
+        "ea_t": separate_factory,
+        "e_at": stepwise_factory,
+        "dp_mp": stepwise_factory,
+        "decoupled": separate_factory,
+    }
     return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
