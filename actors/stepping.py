@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -283,8 +283,16 @@ class RemoteSimulators:
                 yield batch
 
 
+class End(Protocol):
+    """What can say goodbye."""
+
+    def close(self) -> None:
+        """Say goodbye to the partners."""
+        ...
+
+
 @contextmanager
-def leaving_on_error(end: StepServer | RemoteSimulators) -> Iterator[None]:
+def leaving_on_error(end: End) -> Iterator[None]:
     """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
     try:
         yield

@@ -309,7 +309,7 @@ def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     from rayagi.algorithms.separate import separate_factory
     from rayagi.algorithms.stepwise import stepwise_factory
 
-    factories = {
+    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
         "dp_only": dp_only_factory,
         "ea_t": separate_factory,
         "e_at": stepwise_factory,
