@@ -13,15 +13,16 @@ computed depends on no timing. To the agent's loop they are one simulator: ``act
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from actors.collecting import Steps
 from actors.errors import OutOfStepError, PartnerLostError
-from actors.protocols import EnvInfo, StepResult
+from actors.protocols import EnvInfo, StateDict, StepResult
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.inbox import Batch, Inbox
 from collectives.experience.outbox import Outbox
@@ -150,12 +151,19 @@ class StepServer:
 class RemoteSimulators:
     """An agent's end: the simulators that it shares, as one.
 
-    ``begin`` an iteration, then ``step`` as ``actors.simulator.Simulator`` does. Environments are in the order of the
-    simulators. What ``step`` returned is valid until the next.
+    ``begin`` an iteration, then ``step``, as ``actors.simulator.Simulator`` does; what belongs to the environments (their
+    state, their episodes' returns) stays with them. Environments are in the order of the simulators. What ``step`` returned
+    is valid until the next.
     """
 
     def __init__(
-        self, info: EnvInfo, num_envs: Sequence[int], *, simulators: Sequence[str], limit_s: float
+        self,
+        info: EnvInfo,
+        num_envs: Sequence[int],
+        *,
+        simulators: Sequence[str],
+        limit_s: float,
+        resumes_episodes: bool = True,
     ) -> None:
         """Open it; ``attach`` it before use.
 
@@ -164,8 +172,9 @@ class RemoteSimulators:
             num_envs: of each simulator
             simulators: their names, for errors
             limit_s: for a step of all of them
+            resumes_episodes: whether a saved state goes on within its episodes
         """
-        self.info, self.num_envs = info, sum(num_envs)
+        self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
         self._intake = _Intake(step_schema(info), simulators)
         self._outboxes = [
@@ -240,6 +249,17 @@ class RemoteSimulators:
             final_obs=torch.cat([obs for _, obs in ended]) if ended else torch.empty(0, self.info.obs_dim),
         )
 
+    def take_finished(self) -> tuple[list[float], list[int]]:
+        """Nothing: the simulators' GMIs report the episodes that ended."""
+        return [], []
+
+    def state_dict(self) -> StateDict:
+        """Nothing: the simulators' GMIs save their environments."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
+
     def close(self) -> None:
         """Say goodbye to the simulators. Safe to call twice."""
         while self._early:
@@ -263,8 +283,16 @@ class RemoteSimulators:
                 yield batch
 
 
+class End(Protocol):
+    """What can say goodbye."""
+
+    def close(self) -> None:
+        """Say goodbye to the partners."""
+        ...
+
+
 @contextmanager
-def leaving_on_error(end: StepServer | RemoteSimulators) -> Iterator[None]:
+def leaving_on_error(end: End) -> Iterator[None]:
     """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
     try:
         yield

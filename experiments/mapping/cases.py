@@ -1,4 +1,4 @@
-"""What is compared: every template of one kind of work, on the same cores and with the same environments."""
+"""What is compared: every template of one kind of work, with the same environments on the same cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rayagi.config.spec import RunSpec
 
 TEMPLATES: dict[Mode, tuple[Template, ...]] = {"serving": SERVING, "synchronous": SYNCHRONOUS}
 BASELINE = "dp_only"
-"""What the others are compared with, as the paper does."""
+"""What the others are compared with, as in the paper."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One template at one size."""
 
@@ -28,19 +28,29 @@ class Case:
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.task} {self.mode} {self.template.name} {self.num_envs}"
+        return f"{self.task}, {self.num_envs} environments, {self.mode} {self.template.name}"
 
     @property
     def spec(self) -> RunSpec:
-        """The run: the task's preset on this template. Serving is planned with its own flag, and trains nothing."""
-        spec = preset(self.task)
-        template = self.template.name if self.mode == "synchronous" else BASELINE
-        return checked(
-            replace(
-                spec,
-                gmi=replace(spec.gmi, backend="cpu", num_envs=self.num_envs, template=template),  # type: ignore[arg-type]
-            )
+        """The task's preset on this template; a plan for serving is made apart."""
+        return spec_of(
+            self.task, self.num_envs, self.template.name if self.mode == "synchronous" else BASELINE
         )
+
+    def to_dict(self) -> dict[str, object]:
+        """For a result file."""
+        return {
+            "task": self.task,
+            "mode": self.mode,
+            "template": self.template.name,
+            "num_envs": self.num_envs,
+        }
+
+
+def spec_of(task: str, num_envs: int, template: str = BASELINE) -> RunSpec:
+    """A task's preset with so many environments per simulator."""
+    spec = preset(task)
+    return checked(replace(spec, gmi=replace(spec.gmi, backend="cpu", num_envs=num_envs, template=template)))
 
 
 def cases(tasks: Sequence[str], modes: Sequence[Mode], sizes: Sequence[int]) -> list[Case]:
@@ -52,3 +62,8 @@ def cases(tasks: Sequence[str], modes: Sequence[Mode], sizes: Sequence[int]) -> 
         for mode in modes
         for template in TEMPLATES[mode]
     ]
+
+
+def template_of(mode: Mode, name: str) -> Template:
+    """A template by its name."""
+    return next(template for template in TEMPLATES[mode] if template.name == name)

@@ -17,12 +17,13 @@ from actors.noise import exploration_noise
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
+from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
 from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.program import resident_bytes
+from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.publishing import Follower
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
@@ -49,16 +50,17 @@ class CollectorProgram:
         self.number = number = flow.collectors.index(context.identity.index)
         flow.among_learners(context.communicator)  # all members form a group together
         self.first_env_index, num_envs = flow.first_env(number), flow.envs[number]
-        env = self._env(num_envs, self.first_env_index, spec.seed)
-        self.policy = new_policy(spec, env.info, context.device)
-        self.simulator, self.agent = Simulator(env), Agent(self.policy)
+        self.simulator = self._simulator(num_envs)
+        info = self.simulator.info
+        self.policy = new_policy(spec, info, context.device)
+        self.agent = Agent(self.policy)
         steps = spec.learning.rollout_length
-        self._own = Rollout.allocate(steps, num_envs, env.info, context.device)
+        self._own = Rollout.allocate(steps, num_envs, info, context.device)
         self._running = torch.zeros(num_envs)
         """Discounted return so far of each running episode."""
         self.rollouts = 0
         """Made so far: the place in the environments' noise."""
-        self._plan = channel_plan(env.info, steps)
+        self._plan = channel_plan(info, steps)
         self._dispenser = self._open_channels()
         self._parameters = Follower(self.policy, context.directory, flow.learner_of(number))
 
@@ -76,6 +78,10 @@ class CollectorProgram:
         Migrator(dispenser, self.context.directory, EXPERIENCE, consumers=consumers)
         self._sent = 0
         return dispenser
+
+    def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
+        """What the agent acts on: environments of this GMI."""
+        return Simulator(self._env(num_envs, self.first_env_index, self.spec.seed))
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads
@@ -103,6 +109,7 @@ class CollectorProgram:
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         begun = time.perf_counter()
         rollout = rollout_over(rows, self._own.obs, self._own.outputs)
+        self.simulator.begin(self.rollouts)
         times = collect(self.simulator, self.agent, rollout, self._noise())
         check_finite(rollout, self.rollouts + 1)
         self._complete(rollout)
@@ -119,7 +126,7 @@ class CollectorProgram:
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 "wait_s": begun - started,
-                "resident_bytes": float(resident_bytes()),
+                **memory_metrics(self.context.device),
             },
             episode_returns=returns,
             episode_lengths=lengths,
@@ -198,11 +205,11 @@ class CollectorProgram:
             return
         self.rollouts = int(local["rollouts"])
         self.simulator.load_state_dict(local["simulator"])
-        resumes = self.simulator.env.resumes_episodes
+        resumes = self.simulator.resumes_episodes
         self._running = local["running_returns"].clone() if resumes else torch.zeros_like(self._running)
 
     def close(self) -> None:
         """Say goodbye to learners, and release the simulators."""
         self._dispenser.close()
         self._parameters.close()
-        self.simulator.env.close()
+        self.simulator.close()

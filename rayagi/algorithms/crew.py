@@ -1,4 +1,4 @@
-"""Who works with whom in a template whose roles are apart, and how those that exchange steps are connected."""
+"""Which agent acts for which simulators, and how they are connected where they are in different GMIs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 from actors.collecting import Steps
 from actors.gmi import GmiContext, GmiIdentity
 from actors.meeting import meet
-from actors.protocols import EnvInfo
+from actors.protocols import EnvFactory, EnvInfo
 from actors.stepping import CHANNEL, RemoteSimulators, StepServer
 from placement.kinds import Roles, envs_of, served_by
 from rayagi.config.spec import GmiSpec
@@ -17,7 +17,7 @@ from rayagi.config.spec import GmiSpec
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The GMIs of a run: what each hosts, and how many environments."""
+    """Simulators and agents of a run, in the same GMI or not: what each GMI hosts, and how many environments."""
 
     kinds: tuple[Roles, ...]
     """Roles of each GMI."""
@@ -26,7 +26,7 @@ class Crew:
 
     @classmethod
     def of(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
-        """The crew that a GMI belongs to."""
+        """The crew of the run that a GMI belongs to."""
         return cls(identity.kinds, envs_of(identity.kinds, gmi.envs, gmi.slices or ()))
 
     @property
@@ -39,15 +39,14 @@ class Crew:
         """GMIs with an agent."""
         return self._with("agent")
 
-    @property
-    def trainers(self) -> tuple[int, ...]:
-        """GMIs with a trainer."""
-        return self._with("trainer")
-
     def simulators_of(self, agent: int) -> tuple[int, ...]:
         """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
         served = served_by(self.agents.index(agent), len(self.agents), len(self.simulators))
         return tuple(self.simulators[place] for place in served)
+
+    def envs_of(self, agent: int) -> int:
+        """Environments that the agent of GMI ``agent`` acts for."""
+        return sum(self.envs[simulator] for simulator in self.simulators_of(agent))
 
     def agent_of(self, simulator: int) -> int:
         """The GMI whose agent acts for the simulator of GMI ``simulator``."""
@@ -56,6 +55,10 @@ class Crew:
     def first_env_index(self, simulator: int) -> int:
         """Global index of the first environment of a GMI with a simulator."""
         return sum(self.envs[:simulator])
+
+    def first_env_index_of(self, agent: int) -> int:
+        """Global index of the first environment that the agent of GMI ``agent`` acts for."""
+        return self.first_env_index(self.simulators_of(agent)[0])
 
     def names(self, gmis: Sequence[int]) -> dict[int, str]:
         """GMIs as errors call them, by index."""
@@ -96,8 +99,12 @@ def connected_server(
     return server
 
 
-def connected_simulators(info: EnvInfo, context: GmiContext, crew: Crew, limit_s: float) -> RemoteSimulators:
+def connected_simulators(
+    make_env: EnvFactory, context: GmiContext, crew: Crew, limit_s: float
+) -> RemoteSimulators:
     """The simulators that this GMI's agent acts for, which attach at the same time.
+
+    What their environments are is asked of one that is made here, and closed again.
 
     Raises:
         ChannelError: a simulator does not come, or is on another host.
@@ -105,8 +112,14 @@ def connected_simulators(info: EnvInfo, context: GmiContext, crew: Crew, limit_s
     index = context.identity.index
     served = crew.simulators_of(index)
     names = crew.names(served)
+    sample = make_env(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+    sample.close()
     simulators = RemoteSimulators(
-        info, [crew.envs[gmi] for gmi in served], simulators=tuple(names.values()), limit_s=limit_s
+        sample.info,
+        [crew.envs[gmi] for gmi in served],
+        simulators=tuple(names.values()),
+        limit_s=limit_s,
+        resumes_episodes=sample.resumes_episodes,
     )
     meet(
         context.directory,

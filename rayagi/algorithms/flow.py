@@ -7,7 +7,8 @@ from typing import Self
 
 from actors.gmi import GmiIdentity
 from collectives.communicator import Communicator
-from placement.kinds import OVERLAPPED, envs_of, served_by
+from placement.kinds import OVERLAPPED, served_by
+from rayagi.algorithms.crew import Crew
 from rayagi.config.spec import ImpalaSpec, RunSpec
 
 EXPERIENCE = "experience"
@@ -25,11 +26,11 @@ class Flow:
     """Between the collectors and the learners of a run, each counted from 0."""
 
     collectors: tuple[int, ...]
-    """Indices of the GMIs with a simulator."""
+    """Indices of the GMIs with an agent."""
     learners: tuple[int, ...]
     """Indices of the GMIs with a trainer."""
     envs: tuple[int, ...]
-    """Environments of each collector."""
+    """Environments of each collector: its own, or of the GMIs whose simulators it acts for (dp_mp)."""
     in_step: bool
     """Whether an update takes one rollout of every collector: the synchronous templates, and those that wait."""
     paced: bool
@@ -43,8 +44,7 @@ class Flow:
     @classmethod
     def of(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
         """That of the run that a GMI belongs to."""
-        envs = envs_of(identity.kinds, spec.gmi.envs, spec.gmi.slices or ())
-        collectors = identity.hosting("simulator")
+        collectors, crew = identity.hosting("agent"), Crew.of(identity, spec.gmi)
         learning, paced = spec.learning, spec.gmi.template in OVERLAPPED
         bound, stale, rollouts = 0, "wait", None
         if isinstance(learning, ImpalaSpec) and paced:
@@ -53,7 +53,7 @@ class Flow:
         return cls(
             collectors=collectors,
             learners=identity.hosting("trainer"),
-            envs=tuple(envs[index] for index in collectors),
+            envs=tuple(crew.envs_of(index) for index in collectors),
             in_step=in_step,
             paced=paced,
             slots=min(bound + 1, MOST_SLOTS) if in_step else MOST_SLOTS,

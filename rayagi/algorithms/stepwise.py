@@ -1,4 +1,4 @@
-"""Programs of templates whose simulators are apart from their agents: ``e_at`` (GMI-DRL §3.1.1, Figure 6c).
+"""Programs of templates whose simulators are apart from their agents: ``e_at`` and ``dp_mp`` (GMI-DRL §3.1.1).
 
 The algorithm is that of ``dp_only``: an agent with its simulators elsewhere runs the same loop on the same noise, which is
 keyed by each environment's number among all.
@@ -7,7 +7,7 @@ keyed by each environment's number among all.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,16 @@ from actors.agent import Agent
 from actors.collecting import check_finite, collect, evaluate
 from actors.gmi import GmiContext
 from actors.noise import exploration_noise
-from actors.protocols import EnvFactory, EnvInfo, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
-from actors.stepping import leaving_on_error
+from actors.stepping import RemoteSimulators, leaving_on_error
 from actors.trainer import Trainer
-from collectives.communicator import Communicator
-from collectives.solo import SoloCommunicator
+from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
+from rayagi.algorithms.flow import Flow
 from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learning import LearnerProgram
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.config.spec import RunSpec
@@ -39,11 +40,9 @@ class StepwiseFactory:
     spec: RunSpec
     make_env: EnvFactory
 
-    def __call__(self, context: GmiContext) -> SimulatorProgram | AgentTrainerProgram:
+    def __call__(self, context: GmiContext) -> Program:
         """Build the program of this GMI's roles."""
-        crew = Crew.of(context.identity, self.spec.gmi)
-        program = SimulatorProgram if context.identity.roles == ("simulator",) else AgentTrainerProgram
-        return program(self.spec, self.make_env, context, crew)
+        return _PROGRAMS[context.identity.roles](self.spec, self.make_env, context)
 
 
 def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
@@ -55,9 +54,10 @@ def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
 class SimulatorProgram:
     """Steps its environments as the agent of another GMI asks: T steps an iteration."""
 
-    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, crew: Crew) -> None:
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context = spec, context
-        index = context.identity.index
+        index, crew = context.identity.index, Crew.of(context.identity, spec.gmi)
+        Flow.of(spec, context.identity).among_learners(context.communicator)  # all GMIs form it together
         env = make_env(
             num_envs=crew.envs[index],
             first_env_index=crew.first_env_index(index),
@@ -66,8 +66,8 @@ class SimulatorProgram:
         )
         self.simulator = Simulator(env)
         self.iteration = 0
-        self.server = connected_server(self.simulator, env.info, context, crew, spec.gmi.collective_timeout_s)
-        trainers_among(context.communicator, crew)
+        limit_s = spec.gmi.collective_timeout_s
+        self.server = connected_server(self.simulator, env.info, context, crew, limit_s)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, with the agent's actions.
@@ -123,17 +123,17 @@ class AgentTrainerProgram:
     On a GPU slice the networks live there; observations and actions pass through the host. [unverified on GPU]
     """
 
-    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, crew: Crew) -> None:
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        index = context.identity.index
-        self._first_env_index = crew.first_env_index(crew.simulators_of(index)[0])
-        info, self._resumes_episodes = self._described()
+        crew = Crew.of(context.identity, spec.gmi)
+        trainers = Flow.of(spec, context.identity).among_learners(context.communicator)
+        assert trainers is not None
+        limit_s = spec.gmi.collective_timeout_s
+        self.simulators = connected_simulators(make_env, context, crew, limit_s)
+        info, num_envs = self.simulators.info, self.simulators.num_envs
         policy = new_policy(spec, info, context.device)
         self.agent = Agent(policy)
-        self.simulators = connected_simulators(info, context, crew, spec.gmi.collective_timeout_s)
-        trainers = trainers_among(context.communicator, crew)
-        assert trainers is not None
-        num_envs = self.simulators.num_envs
+        self._first_env_index = crew.first_env_index_of(context.identity.index)
         self.training = make_training(
             spec,
             policy,
@@ -144,14 +144,6 @@ class AgentTrainerProgram:
         )
         self.trainer = Trainer(self.training)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
-
-    def _described(self) -> tuple[EnvInfo, bool]:
-        """What the environments are, and whether they resume episodes: asked of one that is closed again."""
-        env = self._env(1, 0, self.spec.seed)
-        try:
-            return env.info, env.resumes_episodes
-        finally:
-            env.close()
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads
@@ -182,6 +174,7 @@ class AgentTrainerProgram:
         return IterationResult(
             iteration=iteration,
             metrics={
+                "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
                 "iteration_s": ended - started,
                 "act_s": times.act_s,
                 "exchange_s": begun - drawn + times.simulate_s,
@@ -220,7 +213,7 @@ class AgentTrainerProgram:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; without ``local``, environments start anew."""
-        local = state.get("local") if self._resumes_episodes else None
+        local = state.get("local") if self.simulators.resumes_episodes else None
         self.trainer.load_state(state["shared"], None if local is None else local["training"])
 
     def close(self) -> None:
@@ -228,8 +221,33 @@ class AgentTrainerProgram:
         self.simulators.close()
 
 
-def trainers_among(communicator: Communicator, crew: Crew) -> Communicator | None:
-    """The group of the GMIs with a trainer; None for the others. All GMIs call it."""
-    if len(crew.trainers) == 1:
-        return SoloCommunicator() if communicator.rank in crew.trainers else None
-    return communicator.group(crew.trainers)
+class AgentProgram(CollectorProgram):
+    """Acts for the simulators of other GMIs, and sends whole rollouts to the learner: a collector without environments."""
+
+    def _simulator(self, num_envs: int) -> RemoteSimulators:
+        crew = Crew.of(self.context.identity, self.spec.gmi)
+        return connected_simulators(self._make_env, self.context, crew, self.spec.gmi.collective_timeout_s)
+
+    def iterate(self) -> IterationResult:
+        """One rollout, sent. The simulators count its steps.
+
+        Raises:
+            NonFiniteError: a simulator returned NaN or infinity.
+            ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
+            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+        """
+        with leaving_on_error(self.simulator):
+            result = super().iterate()
+        metrics = result.metrics
+        metrics["exchange_s"] = metrics.pop("simulate_s")
+        del metrics["env_steps"], metrics["episodes"]
+        return result
+
+
+_PROGRAMS: dict[tuple[str, ...], Callable[[RunSpec, EnvFactory, GmiContext], Program]] = {
+    ("simulator",): SimulatorProgram,
+    ("agent", "trainer"): AgentTrainerProgram,
+    ("agent",): AgentProgram,
+    ("trainer",): LearnerProgram,
+}
+"""By the roles of a GMI."""

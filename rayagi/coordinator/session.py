@@ -56,6 +56,7 @@ class Session:
         *,
         ray_address: str | None = None,
         factory: ProgramFactory | WorkloadFactory | None = None,
+        make_plan: Callable[[Machine], Plan] | None = None,
         run_name: str | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         dashboard: bool = False,
@@ -66,6 +67,7 @@ class Session:
             spec: the run
             ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
             factory: makes each GMI's program; None: the one of the spec's template, with its metrics exported through Ray
+            make_plan: plans for the machine that there is; None: as the spec says, to train
             run_name: tag of the exported metrics; None: the environment's id
             on_plan: called with the plan before anything is reserved
             dashboard: whether a Ray that is started here has its dashboard
@@ -73,6 +75,7 @@ class Session:
         self._spec = spec
         self._ray_address = ray_address
         self._factory = factory
+        self._make_plan = make_plan or (lambda machine: plan_of(spec, machine))
         self._run_name = run_name or spec.env.id
         self._on_plan = on_plan
         self._dashboard = dashboard
@@ -236,7 +239,7 @@ class Session:
         self.close()
 
     def _planned(self, machine: Machine) -> Plan:
-        plan = plan_of(self._spec, machine)
+        plan = self._make_plan(machine)
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan
@@ -312,10 +315,11 @@ def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     from rayagi.algorithms.separate import separate_factory
     from rayagi.algorithms.stepwise import stepwise_factory
 
-    factories = {
+    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
         "dp_only": dp_only_factory,
         "ea_t": separate_factory,
         "e_at": stepwise_factory,
+        "dp_mp": stepwise_factory,
         "decoupled": separate_factory,
     }
     return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)

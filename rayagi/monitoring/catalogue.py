@@ -269,9 +269,9 @@ def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
     """Over the GMIs that report it. Means over samples count each GMI by its own, which differ where they are unequal."""
     reports = [result.metrics for result in results if metric.name in result.metrics]
     values = [report[metric.name] for report in reports]
-    steps = [report.get("env_steps", 0.0) for report in reports]
-    if metric.group == "learning" and metric.merge == "mean" and len(set(steps)) > 1:
-        return sum(value * own for value, own in zip(values, steps, strict=True)) / sum(steps)
+    samples = [report.get("train_samples", report.get("env_steps", 0.0)) for report in reports]
+    if metric.group == "learning" and metric.merge == "mean" and len(set(samples)) > 1:
+        return sum(value * own for value, own in zip(values, samples, strict=True)) / sum(samples)
     return float(_MERGE[metric.merge](values))
 
 

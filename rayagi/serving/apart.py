@@ -17,7 +17,7 @@ from actors.simulator import Simulator
 from actors.stepping import leaving_on_error
 from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
 from rayagi.algorithms.policy import load_policy
-from rayagi.envs import env_info, make_env_factory
+from rayagi.envs import make_env_factory
 from rayagi.serving.dp_only import CLOSE_S
 from rayagi.serving.exploration import exploration_of
 from rayagi.serving.latency import Latencies
@@ -115,17 +115,16 @@ class AgentServing(ServingProgram):
 
     def __init__(self, job: ServingJob, context: GmiContext, crew: Crew) -> None:
         spec = job.spec
-        info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-        policy = load_policy(job.shared, spec, info, context.device)
+        make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
+        self._simulators = connected_simulators(make_env, context, crew, spec.gmi.collective_timeout_s)
+        policy = load_policy(job.shared, spec, self._simulators.info, context.device)
         self.agent = Agent(policy)
         self._device = context.device
-        self._simulators = connected_simulators(info, context, crew, spec.gmi.collective_timeout_s)
-        served = crew.simulators_of(context.identity.index)
         self._noise = exploration_of(
             job,
             policy,
             num_envs=self._simulators.num_envs,
-            first_env_index=crew.first_env_index(served[0]),
+            first_env_index=crew.first_env_index_of(context.identity.index),
         )
         self._requests = 0
 

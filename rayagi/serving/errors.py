@@ -25,3 +25,25 @@ class WriterError(RunError):
 
     def __str__(self) -> str:
         return f"the writer of GMI {self.gmi} {self.reason}"
+
+
+class ListenError(RunError):
+    """A server cannot have the address that it was given."""
+
+    def __init__(self, address: str, reason: str, way_out: str) -> None:
+        super().__init__(address, reason, way_out)
+        self.address, self.reason, self.way_out = address, reason, way_out
+
+    def __str__(self) -> str:
+        return f"cannot listen at {self.address}: {self.reason}; {self.way_out}"
+
+
+class ExportError(RunError):
+    """A dataset cannot be written as was asked."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

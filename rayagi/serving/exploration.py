@@ -18,7 +18,8 @@ class Exploration:
     def __init__(self, seed: int, first_env_index: int, num_envs: int, dim: int, *, gumbel: bool) -> None:
         self._seed, self._first_env_index, self._num_envs = seed, first_env_index, num_envs
         self._dim, self._gumbel = dim, gumbel
-        self._block, self._steps = 0, iter(())  # type: tuple[int, Iterator[Tensor]]
+        self._block = 0
+        self._steps: Iterator[Tensor] = iter(())
 
     def next(self) -> Tensor:
         """Of one step, (N, output_dim) float32, on the host."""

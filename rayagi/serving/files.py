@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -129,9 +130,12 @@ class _OpenFile:
 
     def add(self, batch: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
         """Take rows in."""
-        values = batch.column("obs").flatten().to_numpy()
-        obs = torch.from_numpy(values.reshape(batch.num_rows, -1))
-        self.statistics.add(obs, ended, last_episode=pc.max(batch.column("episode")).as_py())
+        values = batch.column("obs").flatten().to_numpy().reshape(batch.num_rows, -1)
+        self.statistics.add(
+            torch.from_numpy(values.astype(np.float64)),
+            ended,
+            last_episode=pc.max(batch.column("episode")).as_py(),
+        )
         self._gathered.append(batch)
         self._gathered_bytes += batch.nbytes
         if self._gathered_bytes >= _GROUP_BYTES:

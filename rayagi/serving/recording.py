@@ -27,9 +27,9 @@ START_S = 60.0
 """For the writer's process to start."""
 SLOW_S = 120.0
 """For the writer to make room, before it counts as stuck."""
-_SLOTS = 4
-_BLOCK_STEPS = 32
-_BLOCK_BYTES = 16 * 2**20
+_SLOTS = 8
+_BLOCK_STEPS = 64
+_BLOCK_BYTES = 8 * 2**20
 """A block is so large at most, or one step."""
 _LOOK_S = 0.25
 """After which a GMI that waits for room looks whether its writer is well."""

@@ -1,8 +1,8 @@
 """The process beside a GMI that writes its experience: takes blocks off a channel, makes rows of them, and files.
 
-It is started by rayagi.serving.recording and outlives its GMI: what a GMI had committed before it was killed is written, then
-the file is completed. It says on standard output, a JSON object per line: ``{"endpoint"}`` once it can be attached to; then
-``{"done": rows}``, ``{"disk": [path, reason, way out]}`` or ``{"failed": text}``.
+It is started by rayagi.serving.recording and outlives its GMI: what a GMI had committed before it was killed is written,
+then the file is completed. It says on standard output, a JSON object per line: ``{"endpoint"}`` once it can be attached to;
+then ``{"done": rows}``, ``{"disk": [path, reason, way out]}`` or ``{"failed": text}``.
 """
 
 from __future__ import annotations

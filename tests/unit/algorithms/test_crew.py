@@ -13,11 +13,13 @@ E, A, T, AT, EAT = (
 
 def test_simulators_are_shared_out_in_even_runs():
     crew = Crew((E, E, E, AT, AT), (4, 4, 2, 0, 0))
-    assert (crew.simulators, crew.agents, crew.trainers) == ((0, 1, 2), (3, 4), (3, 4))
+    assert (crew.simulators, crew.agents) == ((0, 1, 2), (3, 4))
     assert crew.simulators_of(3) == (0, 1)
     assert crew.simulators_of(4) == (2,)
     assert [crew.agent_of(simulator) for simulator in crew.simulators] == [3, 3, 4]
     assert [crew.first_env_index(simulator) for simulator in crew.simulators] == [0, 4, 8]
+    assert [crew.envs_of(agent) for agent in (3, 4)] == [8, 2]
+    assert [crew.first_env_index_of(agent) for agent in (3, 4)] == [0, 8]
     assert crew.names(crew.simulators_of(4)) == {2: "GMI 2 (simulator)"}
 
 
@@ -30,7 +32,7 @@ def test_pairs_are_neighbours():
 
 def test_three_kinds():
     crew = Crew((E, E, A, T), (4, 4, 0, 0))
-    assert (crew.agents, crew.trainers) == ((2,), (3,))
+    assert crew.agents == (2,)
     assert crew.simulators_of(2) == (0, 1)
 
 

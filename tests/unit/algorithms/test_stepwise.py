@@ -1,4 +1,4 @@
-"""e_at with its GMIs in threads: the algorithm of dp_only, to the last bit where one agent has all simulators."""
+"""e_at and dp_mp with their GMIs in threads: the algorithm of dp_only, to the last bit where one GMI acts and learns."""
 
 import threading
 from dataclasses import replace
@@ -11,14 +11,14 @@ from actors.errors import NonFiniteError, PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.threads import ThreadGroup
 from placement.types import Slice
-from rayagi.algorithms.crew import Crew
 from rayagi.algorithms.policy import load_policy
-from rayagi.algorithms.stepwise import AgentTrainerProgram, SimulatorProgram
+from rayagi.algorithms.stepwise import StepwiseFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.monitoring.catalogue import merge
 from tests.fakes.point import PointEnv, make_point
 from tests.unit.algorithms.test_program import build as build_dp_only
 
-E, AT = ("simulator",), ("agent", "trainer")
+E, A, T, AT = ("simulator",), ("agent",), ("trainer",), ("agent", "trainer")
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4, collective_timeout_s=30.0),
     network=NetworkSpec(hidden=(16, 8)),
@@ -27,29 +27,20 @@ SPEC = RunSpec(
 )
 
 
-def build(spec, make_env, communicator, crew, directory):
-    index = communicator.rank
-    identity = GmiIdentity(
-        index=index, num_gmis=communicator.world_size, task="Point", roles=crew.kinds[index],
-        slice=Slice(node="here", backend="cpu", cores=(0,)), kinds=crew.kinds,
-    )  # fmt: skip
-    context = GmiContext(
-        identity=identity, communicator=communicator, device=torch.device("cpu"), directory=directory
-    )
-    program = SimulatorProgram if crew.kinds[index] == E else AgentTrainerProgram
-    return program(spec, make_env, context, crew)
-
-
-def run_crew(crew, work, spec=SPEC, make_env=make_point):
+def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
     """Run ``work(program, index)`` in a thread per GMI. Returns what each returned or raised, by GMI."""
-    group = ThreadGroup.of(len(crew.kinds), timeout_s=30.0)
-    directory = Collective(len(crew.kinds))
-    results = [None] * len(crew.kinds)
+    group, directory = ThreadGroup.of(len(kinds), timeout_s=30.0), Collective(len(kinds))
+    results = [None] * len(kinds)
 
     def member(index):
+        identity = GmiIdentity(
+            index=index, num_gmis=len(kinds), task="Point", roles=kinds[index], kinds=kinds,
+            slice=Slice(node="here", backend="cpu", cores=(0,)),
+        )  # fmt: skip
+        context = GmiContext(identity, group.communicator(index), torch.device("cpu"), directory)
         program = None
         try:
-            program = build(spec, make_env, group.communicator(index), crew, directory)
+            program = StepwiseFactory(spec, make_env)(context)
             results[index] = work(program, index)
         except Exception as error:
             results[index] = error
@@ -57,7 +48,7 @@ def run_crew(crew, work, spec=SPEC, make_env=make_point):
             if program is not None:
                 program.close()
 
-    threads = [threading.Thread(target=member, args=(index,)) for index in range(len(crew.kinds))]
+    threads = [threading.Thread(target=member, args=(index,)) for index in range(len(kinds))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -82,36 +73,67 @@ def dp_only(num_envs, spec=SPEC):
     return build_dp_only(replace(spec, gmi=GmiSpec(num_envs=num_envs)))
 
 
+def unequal(sizes, num_envs, spec=SPEC):
+    """Environments in proportion to these sizes of the GMIs, of which those without a simulator have none."""
+    return replace(spec, gmi=replace(spec.gmi, num_envs=num_envs, slices=sizes))
+
+
+def assert_same_learning(mine, theirs):
+    assert mine.iteration == theirs.iteration
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
+        assert mine.metrics[name] == theirs.metrics[name], name
+
+
 def test_one_agent_for_all_simulators_makes_the_updates_of_dp_only_to_the_last_bit():
-    crew = Crew((E, E, E, AT), (4, 3, 1, 0))
-    expected, expected_results = three_iterations(dp_only(8))
-    *simulated, (found, learned) = unfailed(run_crew(crew, three_iterations))
+    spec = unequal((5.0, 3.0, 1.0, 1.0), num_envs=3)
+    expected, expected_results = three_iterations(dp_only(9))
+    *simulated, (found, learned) = unfailed(run_gmis((E, E, E, AT), three_iterations, spec))
     for name, value in expected["learner"]["model"].items():
         assert torch.equal(found["learner"]["model"][name], value), name
     assert torch.equal(found["obs_normaliser"]["mean"], expected["obs_normaliser"]["mean"])
-    assert found["env_steps"] == expected["env_steps"] == 3 * 8 * 8
+    assert found["env_steps"] == expected["env_steps"] == 3 * 8 * 9
     for mine, theirs in zip(learned, expected_results, strict=True):
-        for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm"):
-            assert mine.metrics[name] == theirs.metrics[name], name
+        assert_same_learning(mine, theirs)
     returns = [value for _, results in simulated for result in results for value in result.episode_returns]
     assert sorted(returns) == sorted(v for result in expected_results for v in result.episode_returns)
-    assert [result.metrics["env_steps"] for result in simulated[0][1]] == [32.0] * 3
-    assert [result.iteration for result in simulated[0][1]] == [0, 1, 2]
+    steps = [[result.metrics["env_steps"] for result in results] for _, results in simulated]
+    assert steps == [[40.0] * 3, [24.0] * 3, [8.0] * 3]
 
 
-@pytest.mark.parametrize("envs", [(2, 2, 2, 2, 0, 0), (3, 3, 2, 0, 0)], ids=["even", "unequal agents"])
-def test_several_agents_make_the_updates_of_dp_only_to_rounding(envs):
-    crew = Crew((E,) * (len(envs) - 2) + (AT, AT), envs)
-    expected, _ = three_iterations(dp_only(8))
-    *_, (found, _), (other, _) = unfailed(run_crew(crew, three_iterations))
+@pytest.mark.parametrize("num_simulators", [4, 3], ids=["even", "unequal agents"])
+def test_several_agents_make_the_updates_of_dp_only_to_rounding(num_simulators):
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, num_envs=3))
+    expected, _ = three_iterations(dp_only(3 * num_simulators))
+    kinds = (E,) * num_simulators + (AT, AT)
+    *_, (found, _), (other, _) = unfailed(run_gmis(kinds, three_iterations, spec))
     for name, value in expected["learner"]["model"].items():
         assert torch.allclose(found["learner"]["model"][name], value, atol=2e-4), name
         assert torch.equal(found["learner"]["model"][name], other["learner"]["model"][name]), name
-    assert found["obs_normaliser"]["count"] == expected["obs_normaliser"]["count"] == 3 * 8 * 8
+    assert (
+        found["obs_normaliser"]["count"] == expected["obs_normaliser"]["count"] == 3 * 8 * 3 * num_simulators
+    )
 
 
-def test_a_resumed_run_continues_to_the_last_bit():
-    crew = Crew((E, E, AT), (2, 2, 0))
+@pytest.mark.parametrize("kinds", [(E, E, A, T), (E, E, A, A, T), (E, E, E, A, A, T, T)], ids=str)
+def test_three_kinds_apart_make_the_updates_of_dp_only_to_rounding(kinds):
+    num_simulators, num_trainers = kinds.count(E), kinds.count(T)
+    expected, expected_results = three_iterations(dp_only(4 * num_simulators))
+    everyone = unfailed(run_gmis(kinds, three_iterations))
+    (found, learned), (last, _) = everyone[-num_trainers], everyone[-1]
+    for name, value in expected["learner"]["model"].items():
+        assert torch.allclose(found["learner"]["model"][name], value, atol=2e-4), name
+        assert torch.equal(found["learner"]["model"][name], last["learner"]["model"][name]), name
+    assert found["obs_normaliser"]["count"] == 3 * 8 * 4 * num_simulators
+    assert [result.iteration for result in learned] == [0, 1, 2]
+    merged = [merge(results) for results in zip(*(results for _, results in everyone), strict=True)]
+    for mine, theirs in zip(merged, expected_results, strict=True):
+        assert mine.metrics["env_steps"] == theirs.metrics["env_steps"] == 8 * 4 * num_simulators
+        assert sorted(mine.episode_returns) == pytest.approx(sorted(theirs.episode_returns), abs=1e-3)
+        assert mine.metrics["policy_loss"] == pytest.approx(theirs.metrics["policy_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("kinds", [(E, E, AT), (E, E, A, T)], ids=str)
+def test_a_resumed_run_continues_to_the_last_bit(kinds):
     straight = {}
 
     def until_saved(program, index):
@@ -120,18 +142,18 @@ def test_a_resumed_run_continues_to_the_last_bit():
         straight[index] = program.iterate()
         return saved
 
-    saved = unfailed(run_crew(crew, until_saved))
+    saved = unfailed(run_gmis(kinds, until_saved))
 
     def resumed(program, index):
         # As a session does: every GMI gets what all hold alike, and its own.
-        program.load_state_dict({"shared": saved[2]["shared"], "local": saved[index]["local"]})
+        program.load_state_dict({"shared": saved[-1]["shared"], "local": saved[index]["local"]})
         return program.iterate()
 
-    for index, result in enumerate(unfailed(run_crew(crew, resumed))):
+    for index, result in enumerate(unfailed(run_gmis(kinds, resumed))):
         assert result.iteration == straight[index].iteration == 1
         assert result.episode_returns == straight[index].episode_returns
-        if crew.kinds[index] == AT:
-            assert result.metrics["policy_loss"] == straight[index].metrics["policy_loss"]
+        if "trainer" in kinds[index]:
+            assert_same_learning(result, straight[index])
 
 
 def test_a_checkpoint_of_dp_only_goes_on_with_new_environments():
@@ -143,7 +165,7 @@ def test_a_checkpoint_of_dp_only_goes_on_with_new_environments():
         program.load_state_dict({"shared": shared})
         return program.iterate().iteration
 
-    assert unfailed(run_crew(Crew((E, AT), (4, 0)), resumed)) == [1, 1]
+    assert unfailed(run_gmis((E, AT), resumed)) == [1, 1]
 
 
 def test_an_agent_evaluates_with_environments_of_its_own():
@@ -153,7 +175,7 @@ def test_an_agent_evaluates_with_environments_of_its_own():
         result = program.evaluate(5, seed=1)
         return result, before, program.state_dict()
 
-    simulator, agent = unfailed(run_crew(Crew((E, AT), (4, 0)), evaluated))
+    simulator, agent = unfailed(run_gmis((E, AT), evaluated))
     assert simulator[0].episode_returns == []
     result, _, state = agent
     assert len(result.episode_returns) == 5
@@ -165,7 +187,7 @@ def test_an_agent_evaluates_with_environments_of_its_own():
 
 def test_a_nan_of_a_simulator_stops_all_before_the_update():
     def poisoned(*, num_envs, first_env_index, seed, num_threads):
-        # Step 20 of the second simulator is step 3 of the third rollout of 8, in environment 2 of the agent's.
+        # Step 20 of the second simulator is step 3 of the third rollout of 8, the fifth of the agent's environments.
         return PointEnv(num_envs, first_env_index, seed, poison_step=20 if first_env_index else None)
 
     weights = {}
@@ -176,9 +198,9 @@ def test_a_nan_of_a_simulator_stops_all_before_the_update():
                 weights[program.trainer.iteration] = program.training.learner.flat.parameters.detach().clone()
             program.iterate()
 
-    *simulators, agent = run_crew(Crew((E, E, AT), (2, 2, 0)), until_error, make_env=poisoned)
+    *simulators, agent = run_gmis((E, E, AT), until_error, make_env=poisoned)
     assert isinstance(agent, NonFiniteError)
-    assert "a reward became NaN or infinite in iteration 3 (rollout step 3, environment 2)" in str(agent)
+    assert "a reward became NaN or infinite in iteration 3 (rollout step 3, environment 4)" in str(agent)
     assert sorted(weights) == [0, 1, 2]
     for told in simulators:
         assert isinstance(told, PartnerLostError)
@@ -195,9 +217,7 @@ def test_a_simulator_that_fails_is_named():
     def broken(*, num_envs, first_env_index, seed, num_threads):
         return Broken(num_envs, first_env_index, seed)
 
-    first, second, agent = run_crew(
-        Crew((E, E, AT), (2, 2, 0)), lambda program, _: program.iterate(), make_env=broken
-    )
+    first, second, agent = run_gmis((E, E, AT), lambda program, _: program.iterate(), make_env=broken)
     assert isinstance(second, FloatingPointError)
     assert isinstance(agent, PartnerLostError)
     assert (agent.partner, agent.has_ended) == ("GMI 1 (simulator)", False)
@@ -219,6 +239,6 @@ def test_environments_that_cannot_resume_start_anew_with_their_returns():
         program.load_state_dict(state)
         return None if index == 0 else (state["local"], program.state_dict()["local"])
 
-    _, (before, after) = unfailed(run_crew(Crew((E, AT), (4, 0)), saved_and_loaded, make_env=forgetful))
+    _, (before, after) = unfailed(run_gmis((E, AT), saved_and_loaded, make_env=forgetful))
     assert before["training"]["running_returns"].abs().sum() > 0
     assert after["training"]["running_returns"].abs().sum() == 0

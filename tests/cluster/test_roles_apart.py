@@ -1,4 +1,4 @@
-"""e_at on a Ray of this machine: the updates of dp_only, saved, loaded, evaluated, and ended by a lost simulator."""
+"""Templates whose simulators are apart, on a Ray of this machine: what dp_only does, and a lost simulator named."""
 
 import os
 import signal
@@ -11,10 +11,15 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.groups import GmiLostError
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.session import Session, SessionClosedError
+from rayagi.envs import env_info
+from rayagi.planning import serving_plan_of
+from rayagi.serving.program import ServingJob, merged_results
+from rayagi.serving.templates import serving_factory
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +47,39 @@ def dp_only_program():
         slice=Slice(node="here", backend="cpu", cores=(0,)),
     )  # fmt: skip
     return dp_only_factory(spec)(GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
+
+
+def test_dp_mp_makes_the_updates_of_dp_only_to_rounding():
+    dp_only = dp_only_program()
+    expected = [dp_only.iterate().metrics for _ in range(2)]
+    with Session(replace(SPEC, gmi=replace(SPEC.gmi, template="dp_mp", num_gmis=4))) as session:
+        assert session.plan.kinds == (("simulator",), ("simulator",), ("agent",), ("trainer",))
+        for mine, theirs in zip(session.train(2), expected, strict=True):
+            assert mine.metrics["env_steps"] == theirs["env_steps"] == 8 * 4
+            assert mine.metrics["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=1e-4)
+            assert mine.metrics["value_loss"] == pytest.approx(theirs["value_loss"], rel=1e-3)
+        assert len(session.evaluate(3, seed=1).episode_returns) == 3
+        state = session.state_dict()
+        assert state["shared"]["iteration"] == 2
+        assert [sorted(local) for local in state["local"][:2]] == [["simulator"]] * 2
+
+
+def test_simulators_that_share_an_agent_serve():
+    policy = new_policy(SPEC, env_info(SPEC.env.id), torch.device("cpu"))
+    shared = {
+        "learner": {"model": policy.model.state_dict()},
+        "obs_normaliser": policy.normaliser.state_dict(),
+    }
+    job = ServingJob(spec=SPEC, shared=shared, version=0, greedy=False, seed=5)
+    with Session(
+        SPEC,
+        factory=serving_factory(job, "mp_dp"),
+        make_plan=lambda machine: serving_plan_of(SPEC.gmi, "mp_dp", machine),
+    ) as session:
+        assert session.plan.kinds == (("simulator",), ("simulator",), ("agent",))
+        for steps in (20, 5):
+            assert merged_results(session.run("serve", steps)).env_steps == steps * 4
+        session.run("finish", 10.0)
 
 
 def test_e_at_trains_evaluates_and_resumes_as_dp_only_does_and_a_killed_simulator_is_named():
