@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.impala.impala import IMPALAConfig as RllibIMPALAConfig
 
 from rayagi.config.rllib_config import GmiConfig
+from rayagi.config.spec import Algorithm
 
 
 class ImpalaConfig(GmiConfig, RllibIMPALAConfig):
@@ -20,7 +21,7 @@ class ImpalaConfig(GmiConfig, RllibIMPALAConfig):
         result = algo.train()
     """
 
-    algorithm = "impala"
+    algorithm: ClassVar[Algorithm] = "impala"
 
     def training(
         self,
@@ -77,4 +78,4 @@ class ImpalaConfig(GmiConfig, RllibIMPALAConfig):
 class A3CConfig(ImpalaConfig):
     """A3C on GMIs: as ImpalaConfig, without V-trace and its bounds. RLlib itself no longer has it."""
 
-    algorithm = "a3c"
+    algorithm: ClassVar[Algorithm] = "a3c"

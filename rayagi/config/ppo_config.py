@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo.ppo import PPOConfig as RllibPPOConfig
 
 from rayagi.config.rllib_config import GmiConfig
+from rayagi.config.spec import Algorithm
 
 
 class PPOConfig(GmiConfig, RllibPPOConfig):
@@ -24,7 +25,7 @@ class PPOConfig(GmiConfig, RllibPPOConfig):
     seed differs too, as with ``debugging(seed=tune.randint(0, 2**31))``.
     """
 
-    algorithm = "ppo"
+    algorithm: ClassVar[Algorithm] = "ppo"
 
     def training(
         self,

@@ -126,7 +126,7 @@ class GmiConfig(AlgorithmConfig):
         Raises:
             ConfigError: the argument, and what is like it.
         """
-        methods = [cls.training for cls in type(self).__mro__ if issubclass(cls, AlgorithmConfig)]
+        methods = [vars(cls)["training"] for cls in type(self).__mro__ if "training" in vars(cls)]
         known = set().union(*map(_parameters, methods))
         for name, value in settings.items():
             if name not in known:
@@ -169,7 +169,8 @@ class GmiConfig(AlgorithmConfig):
                 )
             length, minibatches = self._sizes(spec, base)
             sized = dataclasses.replace(learning, rollout_length=length, num_minibatches=minibatches)
-            return checked(dataclasses.replace(spec, **{section: sized}))
+            sections: dict[str, Any] = {section: sized}
+            return checked(dataclasses.replace(spec, **sections))
         except ConfigError as error:
             raise error.at(self._settings().user_name(error.path)) from None
 
