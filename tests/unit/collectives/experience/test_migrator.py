@@ -97,7 +97,7 @@ def test_everyone_can_see_what_was_announced_last(tmp_path):
 
 
 def test_a_consumer_is_announced_as_text():
-    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"))
+    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"), "a1", node="b2")
     assert Consumer.from_text(consumer.text()) == consumer
 
 
@@ -137,7 +137,9 @@ def test_a_fixed_consumer_is_waited_for_although_another_is_idle(directory):
 def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
         Migrator(dispenser, directory, NAME)
-        directory.announce(inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2).text())
+        directory.announce(
+            inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2, "a1").text()
+        )
         send(dispenser, 1)
         batcher.announce(directory, NAME, 0)
         assert dispenser.drain(timeout_s=0.3) == 1
@@ -147,7 +149,7 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
 def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser:
         Migrator(dispenser, directory, NAME)
-        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b")).text())
+        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b"), "a1").text())
         with pytest.raises(SchemaError, match="consumer 0 is on another host"):
             dispenser.open(LIMIT_S)
 
