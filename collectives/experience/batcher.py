@@ -172,7 +172,7 @@ class Batcher:
         directory.announce(inbox_key(name, index), consumer.text())
 
     def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
-        """``rows`` rows as they come; None once producers came and all have left and too few rows are there.
+        """``rows`` rows as they come; None once producers came, all have said goodbye, and too few rows are left.
 
         Args:
             timeout_s: how long to wait for them
@@ -242,7 +242,7 @@ class Batcher:
         self._leave()
 
     def _receive(self, begin: float, timeout_s: float) -> bool:
-        """Wait for one more transfer; False once producers came and all have left and are drained."""
+        """Wait for one more transfer; False once producers came, all have said goodbye, and all is taken."""
         self._open = [transfer for transfer in self._open if not transfer.is_released]
         for transfer in self._stack.transfers if self._stack else ():
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)

@@ -149,7 +149,8 @@ def test_a_relay_that_is_killed_is_replaced_and_nothing_comes_twice(nodes, sende
     assert dispenser.drain(LIMIT_S) == 0
     counts, repeated = ray.get(came, timeout=LIMIT_S)
     assert sorted(counts) == list(range(1, 8))
-    assert repeated in (0, len(PLAN.groups))  # what the first relay had delivered came again, if anything
+    # Of the two that the first relay had delivered, those come again whose answer had not reached the sender.
+    assert repeated in (0, len(PLAN.groups), 2 * len(PLAN.groups))
     ray.kill(trainer)
 
 

@@ -200,8 +200,9 @@ def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_ta
     with Batcher(PLAN, rows=1) as batcher:
         victim = start(die_between_commits, batcher.endpoints)
         assert [take(batcher) for _ in range(2)] == [0, 1]
-        assert batcher.next(LIMIT_S) is None
         victim.join(LIMIT_S)
+        with pytest.raises(ChannelTimeoutError, match=r"producers \[0\] ended without a goodbye"):
+            batcher.next(timeout_s=0.3)
         with Dispenser(PLAN, rows=1, producer=0) as successor:
             successor.attach(0, batcher.endpoints)
             for count in range(10, 15):  # sequence numbers from 1 again: 3 was half there
