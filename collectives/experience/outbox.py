@@ -334,8 +334,8 @@ class Outbox:
         return next(slot for slot in self._waiting if self._slots.sequence(slot) == sequence)
 
     def _post(self, slot: int, line: int) -> None:
-        self._slots.set_state(slot, at.STATE_POSTED + line)
         self._lines[line].post(slot, self._slots.ticket(slot))
+        self._slots.set_state(slot, at.STATE_POSTED + line)
 
     def _wait_for_slot(self, timeout_s: float) -> None:
         begin_ns = self._words[at.BLOCKED_SINCE_NS] = time.monotonic_ns()

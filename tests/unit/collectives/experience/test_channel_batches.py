@@ -1,6 +1,5 @@
 """What is committed is what is taken, and slots come back exactly when their batches are released."""
 
-import gc
 import threading
 
 import numpy as np
@@ -113,7 +112,6 @@ def test_a_claim_is_committed_once():
 def test_a_claim_that_is_dropped_gives_its_slot_back_and_says_so(caplog):
     outbox, _ = pair(slots=1)
     outbox.claim()
-    gc.collect()
     assert "neither committed nor cancelled" in caplog.text
     outbox.claim(timeout_s=0.0).cancel()
 
@@ -161,7 +159,6 @@ def test_a_consumer_gets_no_more_than_its_credit_and_the_rest_waits_in_order():
     assert outbox.waiting() == [3, 4]
     first = inbox.take(LIMIT_S)
     assert inbox.take(LIMIT_S).sequence == 2  # dropped unreleased: given back by the collector
-    gc.collect()
     assert [state.backlog for state in outbox.consumers()] == [2]
     assert outbox.waiting() == [4]
     first.release()
@@ -257,7 +254,6 @@ def test_what_a_closed_inbox_had_not_taken_goes_to_others_at_once_and_the_rest_w
     assert same(taken, random_rows(SCHEMA, 1, 0))
     assert [batch.sequence for batch in take_all(other)] == [2, 3]
     taken.release()
-    gc.collect()
     assert len(outbox.consumers()) == 1
     assert outbox.drain(LIMIT_S) == 0
 
@@ -325,11 +321,9 @@ def test_an_inbox_with_the_descriptor_of_one_that_was_closed_is_told_apart():
 def test_an_end_that_is_dropped_is_closed():
     outbox, inbox = pair()
     del outbox
-    gc.collect()
     assert inbox.take(LIMIT_S) is None
     outbox, inbox = pair()
     del inbox
-    gc.collect()
     assert outbox.consumers() == ()
 
 
@@ -375,7 +369,6 @@ def test_a_slot_is_withheld_while_anything_refers_to_it_and_that_is_reported(hol
     with pytest.raises(ChannelTimeoutError):
         outbox.claim(timeout_s=0.0)
     del held
-    gc.collect()
     outbox.claim(timeout_s=0.0).cancel()
     assert inbox.leaks == 1
 
@@ -387,7 +380,6 @@ def test_what_is_gone_before_the_release_is_no_leak(hold, caplog):
         outbox.put(random_rows(SCHEMA, 4, number), version=0, timeout_s=0.0)
         with inbox.take(LIMIT_S) as batch:
             hold(batch)
-            gc.collect()
     assert (inbox.leaks, caplog.text) == (0, "")
 
 
@@ -395,7 +387,6 @@ def test_a_batch_that_is_never_released_is_reported_and_its_slot_comes_back(capl
     outbox, inbox = pair(slots=1)
     outbox.put(random_rows(SCHEMA, 4, 0), version=0)
     held = inbox.take(LIMIT_S)["obs"]
-    gc.collect()
     assert "was never released" in caplog.text
     with pytest.raises(ChannelTimeoutError):
         outbox.claim(timeout_s=0.0)
