@@ -134,8 +134,8 @@ class Outbox:
         """
         self._check_open()
         self._pump()
-        for number, line in self._lines.items():
-            if line.endpoint == inbox_endpoint:
+        for number in self._lines:
+            if self.takes(number, inbox_endpoint):
                 return number
         inbox = open_inbox(self.schema, inbox_endpoint, self.producer, self.endpoint)
         free = [number for number in range(at.MAX_CONSUMERS) if number not in self._lines]
@@ -209,7 +209,7 @@ class Outbox:
         words[at.COMMITTED_ROWS] += claim.num_rows
         words[at.COMMITTED_BYTES] += claim.num_rows * self.schema.row_bytes
         words[at.NEWEST_VERSION] = version
-        if to is not None and self.takes(to):
+        if to is not None and self._is_open(to):
             self._post(claim.slot, to)
         else:
             self._queue([claim.slot])
@@ -229,9 +229,9 @@ class Outbox:
         self._check_open()
         self._pump()
 
-    def takes(self, line: int) -> bool:
-        """Whether a consumer is attached there that is alive, as far as was seen, and open."""
-        return line in self._lines and not self._lines[line].is_closed
+    def takes(self, line: int, inbox_endpoint: str) -> bool:
+        """Whether this consumer is attached there, alive as far as was seen, and open."""
+        return self._is_open(line) and self._lines[line].endpoint == inbox_endpoint
 
     def backlog(self, line: int) -> int:
         """Batches that were posted there and not seen released."""
@@ -307,7 +307,7 @@ class Outbox:
                 del self._lines[number]
                 self._processes.watch_only(line.pid for line in self._lines.values())
         while self._waiting and not self._routed:
-            open_lines = [number for number in self._lines if self.takes(number)]
+            open_lines = [number for number in self._lines if self._is_open(number)]
             number = min(open_lines, key=self.backlog, default=-1)
             if number < 0 or self.backlog(number) >= self._credit:
                 return
@@ -367,6 +367,9 @@ class Outbox:
 
     def _unreleased_count(self) -> int:
         return len(self._waiting) + sum(len(line.posted) for line in self._lines.values())
+
+    def _is_open(self, line: int) -> bool:
+        return line in self._lines and not self._lines[line].is_closed
 
     def _check_open(self) -> None:
         if self._closed:

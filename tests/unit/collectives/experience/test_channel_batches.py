@@ -262,8 +262,10 @@ def test_a_batch_for_a_consumer_that_is_closed_goes_to_another():
     outbox, first = pair()
     second = Inbox(SCHEMA)
     outbox.attach(second.endpoint)
+    assert outbox.takes(0, first.endpoint)
+    assert not outbox.takes(0, second.endpoint)
     first.close()
-    assert not outbox.takes(0)
+    assert not outbox.takes(0, first.endpoint)
     outbox.put(random_rows(SCHEMA, 1, 0), version=0, to=0)
     assert second.take(LIMIT_S).sequence == 1
 
