@@ -71,11 +71,11 @@ class Inbox:
 
     @property
     def producers(self) -> tuple[int, ...]:
-        """Those that have knocked, and are alive or have left something."""
-        self._check_open()
-        self._answer()
-        self._all_left()
-        self._bury()
+        """Those that have knocked, and are alive or have left something; none once this is closed."""
+        if not self._closed:
+            self._answer()
+            self._all_left()
+            self._bury()
         return tuple(link.producer for link in self._links)
 
     @property

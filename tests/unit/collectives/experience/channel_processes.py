@@ -11,6 +11,7 @@ import pickle
 import random
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from channel_cases import LIMIT_S, digest, random_rows
 
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.inbox import Inbox
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema
@@ -56,10 +58,10 @@ class Work:
 class End:
     """A producer or a consumer in another process."""
 
-    def __init__(self, role: Any, work: Work, inboxes: dict[int, str] | None = None) -> None:
+    def __init__(self, role: Any, work: Work, inboxes: Sequence[str] = ()) -> None:
         self.work, self.said = work, []
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=role, args=(work, inboxes or {}, theirs), daemon=True)
+        self.process = context.Process(target=role, args=(work, inboxes, theirs), daemon=True)
         self.process.start()
         theirs.close()
         self.over = False
@@ -79,13 +81,14 @@ class End:
             limit_s = 0.0
 
     def wait_for(self, what: str) -> Any:
-        """The first thing of this name that it says."""
+        """The first thing of this name that it says; None if it ends before."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             for name, value in self.said:
                 if name == what:
                     return value
-            assert not self.over, f"it ended before it said {what!r}: {self.said[-3:]}"
+            if self.over:
+                return None
             assert time.monotonic() < deadline, f"it did not say {what!r} in time: {self.said[-3:]}"
             self.hear(0.1)
 
@@ -133,7 +136,7 @@ class Teller:
         return found
 
 
-def produce(work: Work, inboxes: dict[int, str], pipe: Connection) -> None:
+def produce(work: Work, inboxes: Sequence[str], pipe: Connection) -> None:
     """Put batches whose rows say whose they are, attach to whom it is told to, and leave once all are released."""
     torch.set_num_threads(1)
     teller = Teller(pipe, work.kill)
@@ -146,10 +149,8 @@ def produce(work: Work, inboxes: dict[int, str], pipe: Connection) -> None:
         producer=work.producer,
         origin=work.origin,
     )
-    lines = {}
-    for name, endpoint in inboxes.items():
-        with contextlib.suppress(Exception):
-            lines[name] = outbox.attach(endpoint)
+    for endpoint in inboxes:
+        attach(outbox, endpoint)
     teller.say("endpoint", outbox.endpoint)
     teller.wait_for("go")
     for number in range(1, work.batches + 1):
@@ -178,21 +179,25 @@ def produce(work: Work, inboxes: dict[int, str], pipe: Connection) -> None:
 def attach_told(teller: Teller, outbox: Outbox) -> None:
     for word, *values in teller.heard():
         if word == "attach":
-            with contextlib.suppress(Exception):  # it may have ended meanwhile
-                outbox.attach(values[0])
+            attach(outbox, values[0])
+
+
+def attach(outbox: Outbox, endpoint: str) -> None:
+    with contextlib.suppress(ChannelError):  # it may have ended meanwhile
+        outbox.attach(endpoint)
 
 
 def claim_patiently(teller: Teller, outbox: Outbox, rows: int) -> Any:
     """Wait for a slot, and go on attaching to new consumers meanwhile."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(TimeoutError, RuntimeError):
+        with contextlib.suppress(ChannelTimeoutError):
             return outbox.claim(rows, timeout_s=0.02)
         attach_told(teller, outbox)
     raise TimeoutError("no slot came free")
 
 
-def consume(work: Work, _: dict[int, str], pipe: Connection) -> None:
+def consume(work: Work, _: Sequence[str], pipe: Connection) -> None:
     """Take batches, say what was in them, and release them in some order, until told that no producer comes any more."""
     torch.set_num_threads(1)
     teller = Teller(pipe, work.kill)
@@ -205,7 +210,7 @@ def consume(work: Work, _: dict[int, str], pipe: Connection) -> None:
         last = last or any(word == "last" for word, *_ in teller.heard())
         try:
             batch = inbox.take(timeout_s=0.02)
-        except RuntimeError:
+        except ChannelTimeoutError:
             batch = None
         if batch is not None:
             teller.passing("taken")
