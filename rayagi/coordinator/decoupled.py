@@ -220,13 +220,14 @@ class DecoupledSession(Session):
     def _merged(self, count: int) -> list[IterationResult]:
         """The next updates; what collectors did meanwhile is dealt to them evenly, in order."""
         rollouts, self._rollouts = self._rollouts, []
+        steps = int(sum(result.metrics["env_steps"] for result in rollouts))
         merged = []
         for place in range(count):
             update = merge([replace(self._updates[index].popleft(), iteration=0) for index in self._learners])
             own = rollouts[place * len(rollouts) // count : (place + 1) * len(rollouts) // count]
             whole = merge([update, *(replace(result, iteration=0) for result in own)])
-            metrics = {"env_steps": 0.0, "episodes": 0.0, **whole.metrics}
-            metrics["iteration_s"] = update.metrics["iteration_s"]
+            metrics = {"episodes": 0.0, **whole.metrics, "iteration_s": update.metrics["iteration_s"]}
+            metrics["env_steps"] = float(steps * (place + 1) // count - steps * place // count)
             merged.append(replace(whole, metrics=metrics))
         return merged
 

@@ -101,7 +101,12 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
         ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
         ("impala", ["rollouts_per_update=0"], "impala.rollouts_per_update", "at least 1"),
-        ("impala", ["max_lag=0", "rollouts_per_update=1"], "impala.rollouts_per_update", "allow a lag"),
+        (
+            "impala",
+            ["max_lag=0", "rollouts_per_update=1"],
+            "impala.rollouts_per_update",
+            "leave it out, or allow a lag",
+        ),
         ("impala", ["lr_schedule=linear"], "impala.lr_schedule", "total_env_steps"),
         ("a3c", ["on_stale=correct"], "impala.on_stale", "use 'wait' or 'drop'"),
     ],
