@@ -1,21 +1,34 @@
-"""The colocated loop: simulator and agent in one process, tensors by reference (GMI-DRL §3.1.1, DP-only)."""
+"""The loop of simulator and agent: in one process, tensors by reference (GMI-DRL §3.1.1, DP-only), or apart."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from actors.agent import Agent
 from actors.errors import NonFiniteError
-from actors.protocols import EvaluationResult, VecEnv
+from actors.protocols import EvaluationResult, StepResult, VecEnv
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 
 LONGEST_EPISODE_STEPS = 10_000
 """Of an evaluation's episode, where the task sets no limit of its own: ten times the field's usual one."""
+
+
+class Steps(Protocol):
+    """What is stepped: a simulator here, or those of other GMIs (actors.stepping)."""
+
+    @property
+    def obs(self) -> Tensor:
+        """What to act on next, (N, obs_dim)."""
+        ...
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment; ``actions`` on the host. What is returned is valid until the next step."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,7 +39,7 @@ class CollectTimes:
     act_s: float = 0.0
 
 
-def collect(simulator: Simulator, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
+def collect(simulator: Steps, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
     """Fill ``rollout`` with T steps of every environment; ``noise`` (T, N, output_dim) is on the policy's device."""
     times = CollectTimes()
     rollout.finals.clear()

@@ -1,6 +1,7 @@
 """The collective actor: where members meet and agree on the next generation. No gradient ever passes through it.
 
-It can die and come back: what it knows, its callers say again (``collectives.rendezvous``). Only waits begin anew.
+It is also the directory: where each GMI takes experience and shows parameters. It can die and come back: what it knows,
+its callers say again (``collectives.rendezvous``). Only waits begin anew.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ class Collective:
         """By when they came."""
         self._lost: dict[Process, Member] = {}
         self._forming_since: float | None = None
+        self._announced: dict[str, tuple[int, str]] = {}
+        """By key: the incarnation, and what it said."""
+
+    def announce(self, key: str, value: str, incarnation: int = 0) -> None:
+        """Say ``value`` under ``key``, until a later incarnation of who says it says something else."""
+        if incarnation >= self._announced.get(key, (incarnation, ""))[0]:
+            self._announced[key] = incarnation, value
+
+    def announced(self, prefix: str) -> dict[str, str]:
+        """What was said last under each key that begins with ``prefix``."""
+        return {key: value for key, (_, value) in sorted(self._announced.items()) if key.startswith(prefix)}
 
     def register(self, generation: int, member: Member) -> Attendance:
         """Say that a member is here; a member may repeat itself.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collectives.experience.errors import ChannelError
+
 
 class NonFiniteError(RuntimeError):
     """A NaN or infinity appeared where training cannot go on: in an observation, a reward, a loss or a gradient.
@@ -18,4 +20,30 @@ class NonFiniteError(RuntimeError):
             f"{self.quantity} became NaN or infinite in iteration {self.iteration} ({self.where}); training stopped. "
             "A lower learning_rate, max_grad_norm or initial_log_std often helps; "
             "if an observation or reward did it, look at the environment"
+        )
+
+
+class PartnerLostError(ChannelError):
+    """A GMI that this one exchanges steps with has ended, or has left after an error of its own."""
+
+    def __init__(self, channel: str, partner: str, asked: str, has_ended: bool) -> None:
+        how = "its process has ended" if has_ended else "it has left"
+        super().__init__(channel, f"{partner} was lost while this GMI waited for {asked}: {how}")
+        self.args = (channel, partner, asked, has_ended)  # what pickle replays
+        self.partner, self.asked = partner, asked
+        self.has_ended = has_ended
+        """Its process, as far as this GMI could see; else it has left, as GMIs do after an error."""
+
+
+class OutOfStepError(RuntimeError):
+    """Two GMIs that exchange steps are in different iterations: they were asked for different things."""
+
+    def __init__(self, partner: str, theirs: int, own: int) -> None:
+        super().__init__(partner, theirs, own)
+        self.partner, self.theirs, self.own = partner, theirs, own
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partner} is in iteration {self.theirs} where this GMI is in iteration {self.own}: "
+            "load one checkpoint into all GMIs"
         )

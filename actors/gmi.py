@@ -6,12 +6,15 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
+from collectives.experience.directory import Directory
 
+from actors.collective import Collective
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from collectives.communicator import Communicator
 from collectives.connect import connect
@@ -25,13 +28,32 @@ from placement.types import Slice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GmiIdentity:
-    """Who a GMI is. ``index`` is also its rank in the group of all GMIs."""
+    """Who a GMI is."""
 
     index: int
     num_gmis: int
     slice: Slice
     roles: tuple[str, ...]
     task: str
+    kinds: tuple[tuple[str, ...], ...] = ()
+    """Roles of every GMI, where they differ; empty: all have these."""
+    group: tuple[int, ...] | None = None
+    """GMIs that its communicator connects, by rank; None: all. Where others may be lost and replaced, learners only."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """GMIs that form the group, by rank."""
+        return tuple(range(self.num_gmis)) if self.group is None else self.group
+
+    @property
+    def joins(self) -> bool:
+        """Whether it has others to meet."""
+        return self.index in self.members and len(self.members) > 1
+
+    def hosting(self, role: str) -> tuple[int, ...]:
+        """Indices of the GMIs that host a role."""
+        kinds = self.kinds or (self.roles,) * self.num_gmis
+        return tuple(index for index, roles in enumerate(kinds) if role in roles)
 
     def __str__(self) -> str:
         return f"GMI {self.index}/{self.num_gmis} {self.slice.label()} {'+'.join(self.roles)} {self.task}"
@@ -56,7 +78,10 @@ class GmiContext:
 
     identity: GmiIdentity
     communicator: Communicator
+    """Of the GMIs in the identity's group; a GMI that is not among them has one of its own."""
     device: torch.device
+    directory: Directory = field(default_factory=partial(Collective, 1))
+    """Where GMIs say how experience and parameters reach them; one that is alone has its own."""
 
 
 class ProgramFactory(Protocol):
@@ -78,7 +103,7 @@ class WorkloadFactory(Protocol):
 class Gmi:
     """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
 
-    Calls come in this order: ``land``, ``enter``, ``join`` (with more than one GMI), ``build``, then any of the others.
+    Calls come in this order: ``land``, ``enter``, ``join`` (where the group has others), ``build``, then any of the others.
     When the program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
     """
 
@@ -87,6 +112,7 @@ class Gmi:
         self._backend = get_backend(backend_name)
         self._communicator: Communicator | None = None
         self._program: Program | Workload | None = None
+        self.directory: Directory = Collective(1)
 
     def land(self) -> Landing:
         """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
@@ -123,7 +149,7 @@ class Gmi:
         address: str = "127.0.0.1",
         generation: int = 0,
     ) -> str:
-        """Meet the other GMIs and connect to them. ``address``: this host's, for GMIs elsewhere.
+        """Meet the other GMIs of the group and connect to them. ``address``: this host's, for GMIs elsewhere.
 
         Returns:
             what came of it: the composition, the layout it found, and what carries each primitive.
@@ -137,8 +163,10 @@ class Gmi:
         with self._needing_device() as device:  # to choose a composition is to try what the GPU can do
             self._communicator = connect(
                 rendezvous,
-                this_member(self.identity.index, address, self.identity.slice.gpu_uuid),
-                world_size=self.identity.num_gmis,
+                this_member(
+                    self.identity.members.index(self.identity.index), address, self.identity.slice.gpu_uuid
+                ),
+                world_size=len(self.identity.members),
                 timeout_s=timeout_s,
                 transport=transport,
                 composition=composition,
@@ -155,12 +183,17 @@ class Gmi:
             SliceError: CUDA is not there, or shows that this process is not confined to its slice.
         """
         if self._communicator is None:
-            if self.identity.num_gmis > 1:
+            if self.identity.joins:
                 raise RuntimeError(f"{self} must join the other GMIs before its program is built")
             self._communicator = SoloCommunicator()
         with self._leaving_on_error():
             with self._needing_device() as device:
-                context = GmiContext(identity=self.identity, communicator=self._communicator, device=device)
+                context = GmiContext(
+                    identity=self.identity,
+                    communicator=self._communicator,
+                    device=device,
+                    directory=self.directory,
+                )
                 self._program = factory(context)
             if torch.cuda.is_initialized():
                 self._backend.verify(self.identity.slice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,13 @@ import ray
 import ray.exceptions
 import ray.util
 
+from actors.errors import PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, Landing
-from actors.rendezvous import RemoteRendezvous, start_collective
+from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
 from collectives.errors import CommunicatorError, MemberLostError
+from collectives.experience.errors import ChannelError
 from collectives.wires import TransportName
-from placement.plan import Plan
+from placement.plan import Plan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
 ROOT_CAUSE_GRACE_S = 2.0
@@ -51,13 +53,16 @@ class GmiSilentError(RuntimeError):
 class GmiActor(Gmi):
     """A GMI as Ray hosts it: it knows its node, and meets the others through an actor handle."""
 
-    def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
+    def __init__(self, identity: GmiIdentity, backend_name: str, collective: Any | None) -> None:
         given = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
         self._gpu_ids = tuple(str(gpu) for gpu in given)
         if self._gpu_ids and identity.slice.gpu_uuid is not None:
             # Its name, which Ray asks for once, is to say which GPU Ray chose, not which was planned.
             identity = replace(identity, slice=replace(identity.slice, gpu_uuid=self._gpu_ids[0]))
         super().__init__(identity, backend_name)
+        self._collective = collective
+        if collective is not None:
+            self.directory = RemoteDirectory(collective)
 
     def land(self) -> Landing:
         """Say where this process is in Ray's terms."""
@@ -65,34 +70,46 @@ class GmiActor(Gmi):
         return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
 
     def join_through(
-        self, collective: Any, *, timeout_s: float, transport: TransportName, composition: str
+        self, *, timeout_s: float, transport: TransportName, composition: str, generation: int = 0
     ) -> str:
-        """Meet the other GMIs at the collective actor. Returns what came of it, as ``join``."""
-        with RemoteRendezvous(collective) as rendezvous:
+        """Meet the other GMIs of the group at the collective actor. Returns what came of it, as ``join``."""
+        with RemoteRendezvous(self._collective) as rendezvous:
             return self.join(
                 rendezvous,
                 timeout_s=timeout_s,
                 transport=transport,
                 composition=composition,
                 address=ray.util.get_node_ip_address(),
+                generation=generation,
             )
+
+    def close(self) -> None:
+        """Release the program, leave the group, and say nothing any more."""
+        super().close()
+        if isinstance(self.directory, RemoteDirectory):
+            self.directory.close()
 
 
 @dataclass(frozen=True, slots=True)
 class GmiGroup:
     """Running GMIs, by index, and where they meet."""
 
-    identities: tuple[GmiIdentity, ...]
-    handles: tuple[Any, ...]
+    identities: list[GmiIdentity]
+    handles: list[Any]
+    """Actors; one that was started anew stands in the place of the one before."""
     collective: Any | None
     """Handle of the collective actor; None for a GMI that is alone."""
 
-    def ask(self, question: Callable[[int, Any], Any]) -> list[Any]:
-        """Send one call to every GMI: ``question(index, handle)`` gives the reference. Does not wait."""
-        return [question(index, handle) for index, handle in enumerate(self.handles)]
+    def ask(self, question: Callable[[int, Any], Any], of: Sequence[int] | None = None) -> list[Any]:
+        """Send one call to every GMI, or to some: ``question(index, handle)`` gives the reference. Does not wait."""
+        return [
+            question(index, self.handles[index]) for index in (range(len(self.handles)) if of is None else of)
+        ]
 
-    def answers(self, refs: Sequence[Any], asked: str, timeout_s: float) -> list[Any]:
-        """Every GMI's answer, by index.
+    def answers(
+        self, refs: Sequence[Any], asked: str, timeout_s: float, of: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Every GMI's answer, in the order of ``refs``: by index, or those of the GMIs ``of``.
 
         Raises:
             GmiLostError: a process or node ended.
@@ -101,31 +118,35 @@ class GmiGroup:
         """
         begin = time.monotonic()
         waiting = list(refs)
+        asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=max(0.0, timeout_s - (time.monotonic() - begin)))
             if not ready:
-                silent = refs.index(waiting[0])
+                silent = asked_of[waiting[0]]
                 raise GmiSilentError(str(self.identities[silent]), asked, timeout_s)
-            failure = self._failure(refs.index(ready[0]), ready[0], asked)
+            failure = self.failure(asked_of[ready[0]], ready[0], asked)
             if failure is not None:
-                raise self._root_cause(failure, refs, waiting, asked)
+                raise self._root_cause(failure, asked_of, waiting, asked)
         return list(ray.get(list(refs)))
 
-    def _root_cause(self, first: Exception, refs: Sequence[Any], waiting: list[Any], asked: str) -> Exception:
-        """A lost peer makes the others raise CommunicatorError, perhaps before the loss is known here."""
-        if not isinstance(first, CommunicatorError | GmiLostError) or not waiting:
+    def _root_cause(
+        self, first: Exception, asked_of: Mapping[Any, int], waiting: list[Any], asked: str
+    ) -> Exception:
+        """A lost peer makes the others raise errors of what connects them, perhaps before the loss is known here."""
+        if not isinstance(first, CommunicatorError | ChannelError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
-        failures = [self._failure(refs.index(ref), ref, asked) for ref in ready]
+        failures = [self.failure(asked_of[ref], ref, asked) for ref in ready]
         known = [first, *(failure for failure in failures if failure is not None)]
-        cause = next((failure for failure in known if not isinstance(failure, CommunicatorError)), first)
-        noticed = next((failure for failure in known if isinstance(failure, MemberLostError)), None)
+        consequences = (CommunicatorError, ChannelError)
+        cause = next((failure for failure in known if not isinstance(failure, consequences)), first)
+        noticed = next((failure for failure in known if _names_the_lost(failure)), None)
         if isinstance(cause, GmiLostError) and noticed is not None:
             return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
         return cause
 
-    def _failure(self, index: int, ref: Any, asked: str) -> Exception | None:
-        """What a finished call raised, in our terms."""
+    def failure(self, index: int, ref: Any, asked: str) -> Exception | None:
+        """What a finished call of a GMI raised, in our terms; None where it answered."""
         try:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -143,30 +164,49 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
     Environment variables of a slice are set before its process starts. An actor is never restarted by Ray: a
     restarted one would come back with fresh weights and tell nobody.
     """
-    token = reservation.group.id.hex()[:8]
-    handles: list[Any] = []
-    collective = None
-    identities = tuple(
-        GmiIdentity(index=index, num_gmis=plan.num_gmis, slice=piece, roles=plan.roles, task=task)
+    identities = [
+        GmiIdentity(
+            index=index,
+            num_gmis=plan.num_gmis,
+            slice=piece,
+            roles=plan.roles_of(index),
+            task=task,
+            kinds=plan.kinds,
+            group=plan.group,
+        )
         for index, piece in enumerate(plan.slices)
-    )
+    ]
+    group = GmiGroup(identities, [], None)
     try:
-        for identity, bundle in zip(identities, plan.bundles(), strict=True):
-            actor = ray.remote(GmiActor).options(
-                name=f"gmi-{identity.index}-{token}-{time.time_ns():x}",
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0.0),
-                max_restarts=0,
-                scheduling_strategy=scheduling(reservation, identity.index),
-                runtime_env={"env_vars": dict(identity.slice.environment)},
-            )
-            handles.append(actor.remote(identity, plan.backend))
         if plan.num_gmis > 1:
-            collective = start_collective(plan.num_gmis)
+            group = GmiGroup(identities, [], start_collective(len(identities[0].members)))
+        for identity in identities:
+            group.handles.append(_start_one(identity, plan, reservation, group.collective))
     except BaseException:
-        stop(GmiGroup(identities, tuple(handles), None), timeout_s=0.0)
+        stop(group, timeout_s=0.0)
         raise
-    return GmiGroup(identities, tuple(handles), collective)
+    return group
+
+
+def restart(group: GmiGroup, index: int, plan: Plan, reservation: Reservation) -> None:
+    """Start a GMI anew on its bundle, in place of one that is lost or to be replaced. Does not wait: ask it to land."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(group.handles[index], no_restart=True)
+    group.handles[index] = _start_one(group.identities[index], plan, reservation, group.collective)
+
+
+def _start_one(identity: GmiIdentity, plan: Plan, reservation: Reservation, collective: Any | None) -> Any:
+    token = reservation.group.id.hex()[:8]
+    bundle = bundle_of(identity.slice)
+    actor = ray.remote(GmiActor).options(
+        name=f"gmi-{identity.index}-{token}-{time.time_ns():x}",
+        num_cpus=bundle["CPU"],
+        num_gpus=bundle.get("GPU", 0.0),
+        max_restarts=0,
+        scheduling_strategy=scheduling(reservation, identity.index),
+        runtime_env={"env_vars": dict(identity.slice.environment)},
+    )
+    return actor.remote(identity, plan.backend, collective)
 
 
 def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:
@@ -189,6 +229,13 @@ def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambd
         if handle is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle, no_restart=True)
+
+
+def _names_the_lost(failure: Exception) -> bool:
+    """Whether it says more of a lost GMI than its end does: who else noticed it, doing what."""
+    return isinstance(failure, MemberLostError) or (
+        isinstance(failure, PartnerLostError) and failure.has_ended
+    )
 
 
 def _brief(error: ray.exceptions.RayError) -> str:

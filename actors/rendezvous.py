@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import ray.exceptions
 
 from actors.collective import Collective
 from collectives.errors import RendezvousError
+from collectives.experience.errors import ChannelError
 from collectives.rendezvous import Attendance, Candidacy, Member, Rendezvous, Roster
 
 _CALL_TIMEOUT_S = 30.0
@@ -25,20 +27,90 @@ def start_collective(world_size: int) -> Any:
     return ray.remote(Collective).options(**options).remote(world_size)
 
 
-class RemoteRendezvous(Rendezvous):
-    """A collective actor's handle as the object that ``collectives.connect`` and ``membership`` call.
+class _Caller:
+    """Calls a collective actor, and says again twice a second what it is to remember: an actor that came back knows it."""
 
-    As long as it is open, it says again twice a second what it said: an actor that came back knows it again. Open it to
-    form a generation and to connect; a connected group needs no actor.
-    """
-
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, name: str) -> None:
         self._handle = handle
         self._said: dict[tuple[str, str], tuple[int, tuple[Any, ...]]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._repeat, name="rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        """Stop repeating. Safe to call twice."""
+        self._closed.set()
+        self._thread.join()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """The actor's answer.
+
+        Raises:
+            ray.exceptions.RayActorError: it is gone for good.
+            ray.exceptions.GetTimeoutError: it did not answer.
+        """
+        try:
+            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+    def _remember(self, generation: int, method: str, key: str, *arguments: Any) -> None:
+        """To be said again, until something of a later generation is said."""
+        with self._lock:
+            self._said = {which: what for which, what in self._said.items() if what[0] >= generation}
+            self._said[method, key] = (generation, arguments)
+
+    def _repeat(self) -> None:
+        while not self._closed.wait(_REPEAT_S):
+            with self._lock:
+                said = list(self._said.items())
+            for (method, _), (_, arguments) in said:
+                getattr(self._handle, method).remote(
+                    *arguments
+                )  # whoever needs it asks; no answer is awaited
+
+
+class RemoteDirectory(_Caller):
+    """A collective actor's handle as a directory (``collectives.experience``), for as long as a GMI lives."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle, "directory")
+
+    def announce(self, key: str, value: str) -> None:
+        """Say ``value`` under ``key``: instead of what another process of this GMI said before it was replaced.
+
+        Raises:
+            ChannelError: the collective actor does not answer.
+        """
+        incarnation = time.time_ns()
+        self._ask("announce", key, value, incarnation)
+        self._remember(0, "announce", key, key, value, incarnation)
+
+    def announced(self, prefix: str) -> dict[str, str]:
+        """What was said last under each key that begins with ``prefix``; an actor that came back needs a second for it.
+
+        Raises:
+            ChannelError: the collective actor does not answer.
+        """
+        said: dict[str, str] = self._ask("announced", prefix)
+        return said
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self._call(method, *arguments)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise ChannelError("directory", f"the collective actor does not answer: {error}") from error
+
+
+class RemoteRendezvous(_Caller, Rendezvous):
+    """A collective actor's handle as the object that ``collectives.connect`` and ``membership`` call.
+
+    Open it to form a generation and to connect; a connected group needs no actor.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle, "rendezvous")
 
     def register(self, generation: int, member: Member) -> Attendance:
         """Say that a member is here, and see who else is."""
@@ -72,33 +144,11 @@ class RemoteRendezvous(Rendezvous):
         """No longer want to."""
         self._ask(0, "withdraw", member)
 
-    def close(self) -> None:
-        """Stop repeating. Safe to call twice."""
-        self._closed.set()
-        self._thread.join()
-
     def _ask(self, generation: int, method: str, *arguments: Any) -> Any:
         try:
-            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            return self._call(method, *arguments)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RendezvousError(generation, f"the collective actor does not answer: {error}") from error
-
-    def _remember(self, generation: int, method: str, key: str, *arguments: Any) -> None:
-        """To be said again, until something of a later generation is said."""
-        with self._lock:
-            self._said = {which: what for which, what in self._said.items() if what[0] >= generation}
-            self._said[method, key] = (generation, arguments)
-
-    def _repeat(self) -> None:
-        while not self._closed.wait(_REPEAT_S):
-            with self._lock:
-                said = list(self._said.items())
-            for (method, _), (_, arguments) in said:
-                getattr(self._handle, method).remote(
-                    *arguments
-                )  # whoever needs it asks; no answer is awaited
 
     def __enter__(self) -> Self:
         return self

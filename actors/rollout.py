@@ -28,6 +28,8 @@ class StepRow(NamedTuple):
 class Rollout:
     """T steps of N environments, time first. ``outputs`` are the policy's distribution parameters.
 
+    Where simulator and agent are elsewhere, the last two are given, and a learner looks at neither ``obs`` nor ``outputs``.
+
     Attributes:
         raw_obs: observations as the simulator gave them                    (T, N, obs_dim) float32, host
         obs: what the networks saw                                          (T, N, obs_dim) float32
@@ -38,6 +40,8 @@ class Rollout:
         truncated: the time limit cut the episode on this step              (T, N) bool, host
         last_obs: what the next rollout will act on first                   (N, obs_dim) float32, host
         finals: per ended episode batch: step, environment ids, true last observations
+        log_probs: log probability of each action under the policy that took it   (T, N) float32
+        running_returns: discounted return of the episode so far, at each step    (T, N) float32, host
     """
 
     raw_obs: Tensor
@@ -49,6 +53,8 @@ class Rollout:
     truncated: Tensor
     last_obs: Tensor
     finals: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    log_probs: Tensor | None = None
+    running_returns: Tensor | None = None
 
     @classmethod
     def allocate(cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device) -> Rollout:

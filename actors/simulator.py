@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.protocols import StateDict, StepResult, VecEnv
+from actors.protocols import EnvInfo, StateDict, StepResult, VecEnv
 
 
 class Simulator:
@@ -21,6 +21,19 @@ class Simulator:
         self._lengths = torch.zeros(env.num_envs, dtype=torch.int64)
         self.finished_returns: list[float] = []
         self.finished_lengths: list[int] = []
+
+    @property
+    def info(self) -> EnvInfo:
+        """What the environments are."""
+        return self.env.info
+
+    @property
+    def resumes_episodes(self) -> bool:
+        """Whether a saved state goes on within its episodes."""
+        return self.env.resumes_episodes
+
+    def begin(self, iteration: int) -> None:
+        """Nothing to wait for: the environments are here."""
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; ``actions`` on the host."""
@@ -41,6 +54,10 @@ class Simulator:
         finished = self.finished_returns, self.finished_lengths
         self.finished_returns, self.finished_lengths = [], []
         return finished
+
+    def close(self) -> None:
+        """Release the environments."""
+        self.env.close()
 
     def state_dict(self) -> StateDict:
         """Environments, and the running episodes' returns and lengths."""

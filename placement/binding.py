@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import fsum
 
 from placement.backends import get_backend
-from placement.errors import PlanError
-from placement.plan import Plan
+from placement.errors import PlanError, counted
+from placement.plan import Plan, bundle_of
 from placement.types import FRACTION_STEP, Gpu, Machine, Node, Slice, core_ranges
 
 
@@ -30,14 +30,40 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
             f"{len(bundle_node_ids)} bundles were given",
             "Give one node id per GMI, in GMI order",
         )
+    nodes = [_node_of(plan.machine, node_id, bundle_node_ids) for node_id in bundle_node_ids]
+    if any(piece.num_cpus is not None for piece in plan.slices):
+        return replace(plan, slices=tuple(_bound_sharing(plan, nodes, pinned=pinned)))
     free: dict[str, _FreeNode] = {}
     slices = []
-    for index, (piece, node_id) in enumerate(zip(plan.slices, bundle_node_ids, strict=True)):
-        node = _node_of(plan.machine, node_id, bundle_node_ids)
+    for index, (piece, node) in enumerate(zip(plan.slices, nodes, strict=True)):
         if node.name not in free:
             free[node.name] = _FreeNode(node, pinned=pinned)
         slices.append(free[node.name].take(piece, index))
     return replace(plan, slices=tuple(slices))
+
+
+def _bound_sharing(plan: Plan, nodes: Sequence[Node], *, pinned: bool) -> list[Slice]:
+    """GMIs that share cores keep doing so where whole nodes of the plan moved to whole nodes; else nobody is pinned."""
+    moves = {(piece.node, node.name) for piece, node in zip(plan.slices, nodes, strict=True)}
+    whole = len(moves) == len({old for old, _ in moves}) == len({new for _, new in moves})
+    slices = []
+    for piece, node in zip(plan.slices, nodes, strict=True):
+        asked = fsum(
+            bundle_of(other)["CPU"] for other, place in zip(plan.slices, nodes, strict=True) if place == node
+        )
+        have, planned = node.usable_cores, plan.machine.node(piece.node).usable_cores
+        if asked > len(have) + FRACTION_STEP / 2:
+            raise PlanError(
+                f"{asked:g} cores for {counted(nodes.count(node), 'GMI')} on node {node.name}",
+                f"it has {counted(len(have), 'core')}",
+                "Ray placed more GMIs there than planned: set num_gmis lower, or plan again",
+            )
+        places = [planned.index(core) for core in piece.cores]
+        stays = pinned and node.pinnable and whole and max(places, default=-1) < len(have)
+        cores = tuple(have[place] for place in places) if stays else ()
+        moved = replace(piece, node=node.name, cores=cores)
+        slices.append(replace(moved, environment=get_backend(moved.backend).environment(moved)))
+    return slices
 
 
 def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:

@@ -83,7 +83,7 @@ def bundles_text(bundles: Sequence[Mapping[str, float]]) -> str:
 
 def _would_fit(plan: Plan, nodes: Sequence[NodeResources], *, only_free: bool) -> str:
     rooms = [node.free if only_free else node.total for node in nodes]
-    largest = bundle_of(max(plan.slices, key=lambda piece: piece.num_threads))
+    largest = max(map(bundle_of, plan.slices), key=lambda bundle: bundle["CPU"])
     per_node = [_how_many(room, largest) for room in rooms]
     most = max(per_node, default=0) if plan.strategy() == "STRICT_PACK" else sum(per_node)
     now, wait = (" now", ", or wait until others have finished") if only_free else ("", "")

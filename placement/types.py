@@ -211,6 +211,8 @@ class Slice:
     """Variables that must be set before the process imports torch or CUDA."""
     share: Share | None = None
     """What was carved for it; None before carving, and where the backend carves nothing."""
+    num_cpus: float | None = None
+    """What Ray is asked for where other slices have the same cores; None: its cores are its own, one CPU per thread."""
 
     def label(self) -> str:
         """Short text for tables and actor names, e.g. ``cpu[0-1]`` or ``direct[GPU-12ab34cd x0.50]``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from placement.errors import PlanError
 from placement.plan import Plan, make_plan
 from placement.types import Machine
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import GmiSpec, RunSpec
 
 
 def plan_of(spec: RunSpec, machine: Machine) -> Plan:
@@ -29,9 +29,35 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         template=gmi.template,
         num_gmis=gmi.num_gmis,
         gmis_per_gpu=gmi.gmis_per_gpu,
+        num_learners=gmi.num_learners,
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
         sizes=gmi.slices,
+    )
+
+
+def serving_plan_of(gmi: GmiSpec, template: str, machine: Machine, *, num_agents: int | None = None) -> Plan:
+    """The plan of GMIs that act without training.
+
+    Args:
+        gmi: how the machine is cut; its own template is one for training, and not looked at
+        template: dp_only, dp_mp or mp_dp (GMI-DRL §3.1.1, Figure 5)
+        machine: what there is
+        num_agents: GMIs of mp_dp with an agent; None: 1
+
+    Raises:
+        PlanError: the machine cannot hold it.
+    """
+    assert gmi.num_gmis != "auto"
+    return make_plan(
+        machine,
+        backend=gmi.backend,
+        template=template,
+        serving=True,
+        num_gmis=gmi.num_gmis,
+        num_agents=num_agents,
+        num_envs=gmi.envs,
+        threads_per_gmi=gmi.threads_per_gmi,
     )
 
 

@@ -46,17 +46,26 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
 
-def load_policy(shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo) -> NetworkPolicy:
-    """The policy of a checkpoint's shared state, on the CPU.
+def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
+    """The policy that a run begins with: the same weights wherever it is made. [unverified on GPU]"""
+    learning = spec.learning
+    model = ActorCritic(info, spec.network, spec.seed).to(device)
+    normaliser = (
+        ObservationNormaliser(info.obs_dim, learning.obs_clip, device) if learning.normalize_obs else None
+    )
+    return NetworkPolicy(model, info, normaliser, device)
+
+
+def load_policy(
+    shared: Mapping[str, Any], spec: RunSpec, info: EnvInfo, device: torch.device | None = None
+) -> NetworkPolicy:
+    """The policy of a checkpoint's shared state, on ``device``; None: the CPU.
 
     Raises:
         RuntimeError: the checkpoint's networks have other shapes than ``spec`` and ``info`` say.
     """
-    device = torch.device("cpu")
-    model = ActorCritic(info, spec.network)
-    model.load_state_dict(shared["learner"]["model"])
-    normaliser = None
-    if spec.ppo.normalize_obs:
-        normaliser = ObservationNormaliser(info.obs_dim, spec.ppo.obs_clip, device)
-        normaliser.load_state_dict(shared["obs_normaliser"])
-    return NetworkPolicy(model, info, normaliser, device)
+    policy = new_policy(spec, info, device or torch.device("cpu"))
+    policy.model.load_state_dict(shared["learner"]["model"])
+    if policy.normaliser is not None:
+        policy.normaliser.load_state_dict(shared["obs_normaliser"])
+    return policy

@@ -1,21 +1,17 @@
-"""The PPO learner: minibatches over epochs, gradients reduced across trainers in one flat bucket."""
+"""The PPO learner: minibatches over epochs (Schulman et al. 2017)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from actors.errors import NonFiniteError
-from actors.protocols import StateDict
-from collectives.communicator import Communicator
 from rayagi.algorithms import losses
-from rayagi.algorithms.networks import ActorCritic, FlatParameters
+from rayagi.algorithms.gradient_learner import GradientLearner
 from rayagi.config.spec import PPOSpec
+
+_MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
 @dataclass(slots=True)
@@ -39,43 +35,8 @@ class PPOBatch:
     targets: Tensor
 
 
-class PPOLearner:
-    """Holds the model's parameters as one flat vector, the optimiser and the step size.
-
-    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These
-    live in the communicator's memory, where they are reduced without being copied.
-    """
-
-    def __init__(
-        self,
-        model: ActorCritic,
-        spec: PPOSpec,
-        communicator: Communicator,
-        total_env_steps: int | None = None,
-        *,
-        weight: float = 1.0,
-    ) -> None:
-        """Every trainer makes one.
-
-        Args:
-            model: alike everywhere after the broadcast here
-            spec: PPO's settings
-            communicator: of all trainers
-            total_env_steps: for the linear schedule
-            weight: samples of this trainer relative to the mean of all: where trainers are unequal, the mean of their
-                weighted means is the mean over all samples
-        """
-        self.weight = weight
-        self.model, self.spec, self.communicator = model, spec, communicator
-        self.flat = FlatParameters(model, communicator.buffer)
-        self.optimiser = torch.optim.Adam(
-            [self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True
-        )
-        self.learning_rate = spec.learning_rate
-        self.total_env_steps = total_env_steps
-        self.sync_s = 0.0
-        """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
-        communicator.broadcast(self.flat.parameters.data)
+class PPOLearner(GradientLearner[PPOSpec]):
+    """Clipped surrogate and value loss, step by step."""
 
     def update(
         self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int
@@ -94,24 +55,11 @@ class PPOLearner:
         Raises:
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
-        self.sync_s = 0.0
-        if self.spec.lr_schedule == "linear" and self.total_env_steps:
-            left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
-            self.learning_rate = self.spec.learning_rate * left
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate
+        self.begin_update(env_steps_total)
         rows = [self._step(batch, order) for epoch in orders for order in epoch]
-        means = torch.stack(rows).mean(0)
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-        metrics = dict(zip(names, means.tolist(), strict=True))
-        for name, value in metrics.items():
-            if value != value or abs(value) == float("inf"):
-                raise NonFiniteError(name, iteration, "PPO update")
-        metrics["learning_rate"] = self.learning_rate
-        metrics["action_std"] = self.model.head.spread()
-        if self.spec.lr_schedule == "kl_adaptive":
-            self._adapt(torch.stack(rows[-orders.shape[1] :])[:, names.index("approx_kl")].mean())
-        return metrics
+        return self.end_update(
+            _MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
+        )
 
     def loss(self, batch: PPOBatch, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
@@ -131,57 +79,5 @@ class PPOLearner:
         return total, parts
 
     def _step(self, batch: PPOBatch, order: Tensor) -> Tensor:
-        self.flat.gradients.zero_()
         total, parts = self.loss(batch, order)
-        total.backward()
-        self._reduce(self.flat.gradients)
-        norm = self.flat.clip_gradients(self.spec.max_grad_norm)
-        self.optimiser.step()
-        return torch.cat((parts, norm.reshape(1)))
-
-    def _reduce(self, tensor: Tensor) -> None:
-        """The mean over the samples of all trainers, in place, from the mean over this one's."""
-        if self.communicator.world_size == 1:
-            return
-        if self.weight != 1.0:
-            tensor.mul_(self.weight)
-        started = time.perf_counter()
-        self.communicator.all_reduce(tensor, "mean")
-        self.sync_s += time.perf_counter() - started
-
-    def _adapt(self, kl: Tensor) -> None:
-        kl = kl.to(torch.float64).reshape(1)
-        self._reduce(kl)
-        self.learning_rate = losses.adapted_learning_rate(self.learning_rate, float(kl), self.spec.target_kl)
-
-    def state_dict(self) -> StateDict:
-        """Model, optimiser moments and step size; alike on every replica."""
-        return {
-            "model": _on_host(self.model.state_dict()),
-            "optimiser": _on_host(self.optimiser.state_dict()),
-            "learning_rate": self.learning_rate,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place: the model's parameters stay views of the flat vector.
-
-        Settings are this run's own: only a KL-adaptive step size is something learned, and comes from the state.
-        """
-        self.model.load_state_dict(state["model"])
-        # A copy: torch keeps the tensors that it is given.
-        self.optimiser.load_state_dict(_on_host(state["optimiser"]))
-        for group in self.optimiser.param_groups:
-            group["eps"] = self.spec.adam_eps
-        if self.spec.lr_schedule == "kl_adaptive":
-            self.learning_rate = float(state["learning_rate"])
-
-
-def _on_host(state: Any) -> Any:
-    """A copy of nested state with every tensor in host memory: checkpoints are read where there may be no GPU."""
-    if isinstance(state, Tensor):
-        return state.detach().cpu().clone()
-    if isinstance(state, Mapping):
-        return {name: _on_host(value) for name, value in state.items()}
-    if isinstance(state, list):
-        return [_on_host(value) for value in state]
-    return state
+        return torch.cat((parts, self.step(total).reshape(1)))

@@ -19,10 +19,8 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal import env_counts
-from rayagi.algorithms.networks import ActorCritic
-from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import NetworkPolicy
-from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
 
@@ -46,7 +44,7 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 
 
 class DpOnlyProgram:
-    """Synchronous PPO in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
+    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
 
     On a GPU slice the networks live there and physics stays on the host. [unverified on GPU]
     """
@@ -57,27 +55,18 @@ class DpOnlyProgram:
         counts = env_counts(spec.gmi.envs, context.identity.num_gmis, spec.gmi.slices or ())
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
         env = self._env(num_envs, self.first_env_index, spec.seed)
-        # The same weights everywhere: seeded alike here, and broadcast by the learner.
-        model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
-        normaliser = (
-            ObservationNormaliser(env.info.obs_dim, spec.ppo.obs_clip, context.device)
-            if spec.ppo.normalize_obs
-            else None
-        )
-        policy = NetworkPolicy(model, env.info, normaliser, context.device)
+        policy = new_policy(spec, env.info, context.device)
         self.simulator, self.agent = Simulator(env), Agent(policy)
-        self.training = PPOTraining(
-            policy=policy,
-            spec=spec.ppo,
+        self.training = make_training(
+            spec,
+            policy,
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
             total_envs=sum(counts),
-            seed=spec.seed,
-            total_env_steps=spec.total_env_steps,
         )
         self.trainer = Trainer(self.training)
-        self.rollout = Rollout.allocate(spec.ppo.rollout_length, num_envs, env.info, context.device)
+        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, env.info, context.device)
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads
@@ -110,19 +99,12 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
-                **self._memory(),
+                **memory_metrics(self.context.device),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
-
-    def _memory(self) -> dict[str, float]:
-        """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
-        held = {"resident_bytes": float(resident_bytes())}
-        if self.context.device.type == "cuda":
-            held["device_bytes"] = float(torch.cuda.max_memory_reserved(self.context.device))
-        return held
 
     def _noise(self, iteration: int) -> torch.Tensor:
         return exploration_noise(
@@ -160,6 +142,14 @@ class DpOnlyProgram:
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.env.close()
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
+    held = {"resident_bytes": float(resident_bytes())}
+    if device.type == "cuda":
+        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
+    return held
 
 
 def resident_bytes() -> int:

@@ -34,6 +34,13 @@ def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
+def seed_argument(text: str) -> int:
+    """A seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+    return int(text)
+
+
 duration_argument = checked(parse_duration_s)
 count_argument = checked(parse_count)
 bytes_argument = checked(parse_bytes)

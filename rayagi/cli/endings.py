@@ -112,7 +112,7 @@ def _way_on(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpo
         return (
             f"{stands} To try again from the start with half the learning rate:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
-            f"--set ppo.learning_rate={spec.ppo.learning_rate / 2:g}"
+            f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
         )
     where = "Go on from it with" if checkpoints else "Start it again with"
     return f"{stands} {where}:\n  rayagi train --resume {folder.path}"

@@ -15,16 +15,14 @@ import torch
 
 from actors.agent import Agent
 from actors.collecting import evaluate
-from rayagi.algorithms.policy import load_policy
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
-from rayagi.config.convert import run_spec_from_dict
 from rayagi.config.spec import RunSpec
-from rayagi.envs import env_info, make_env_factory, render_env
+from rayagi.envs import make_env_factory, render_env
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
-from rayagi.run.folder import open_run
 from rayagi.run.versions import usable_cores
+from rayagi.serving.source import saved_policy
 
 _MOST_ENVS = 64
 _VIDEO_SUFFIXES = (".mp4", ".gif", ".mkv")
@@ -37,13 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit code."""
     if arguments.video is not None:
         _check_video(arguments.video)
-    folder = open_run(arguments.run)
-    spec = run_spec_from_dict(folder.read_config())
-    checkpoint = folder.checkpoints.load(arguments.checkpoint, with_local=False)
-    for reason in checkpoint.damaged:
-        say(f"{reason}; using {checkpoint.name}.")
-    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    agent = Agent(load_policy(checkpoint.state["shared"], spec, info))
+    saved = saved_policy(arguments.run, arguments.checkpoint)
+    for reason in saved.damaged:
+        say(f"{reason}; using {saved.checkpoint}.")
+    spec, agent = saved.spec, Agent(saved.policy)
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     env = make_envs(
         num_envs=min(arguments.episodes, _MOST_ENVS),
@@ -57,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         env.close()
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
-    steps = checkpoint.counters["env_steps"]
-    say(f"{spec.env.id}, {checkpoint.name} ({steps:,} environment steps), seed {arguments.seed}")
+    say(f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), seed {arguments.seed}")
     spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
     mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
     say(

@@ -22,6 +22,9 @@ _COMMANDS = {
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
     "cleanup": "rayagi.cli.cleanup",
+    "serve": "rayagi.cli.serve",
+    "policy-server": "rayagi.cli.policy_server",
+    "export": "rayagi.cli.export",
     "comm plan": "rayagi.cli.comm_plan",
     "comm bench": "rayagi.cli.comm_bench",
 }

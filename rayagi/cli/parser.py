@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
-from rayagi.cli.arguments import add_command, count_argument, duration_argument
+from rayagi.cli.arguments import add_command, count_argument, duration_argument, seed_argument
 from rayagi.cli.comm_parser import add_comm
-from rayagi.config.spec import Backend
+from rayagi.cli.serving_parser import add_serving
+from rayagi.config.spec import Algorithm, Backend, Template
 from rayagi.run.versions import rayagi_version
 
 _TRAIN_EXAMPLES = """\
@@ -18,6 +19,7 @@ examples:
   rayagi train Ant-v5 --time 5m --gmis 2              two GMIs, five minutes
   rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
+  rayagi train Ant-v5 --algorithm impala              collecting and learning at the same time
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
   rayagi train --resume runs/Ant-v5-20260102-030405   go on after Ctrl-C or a crash
   rayagi train --resume runs/ant-seed3 --time 1h      go on until one hour of training in all
@@ -38,6 +40,8 @@ start here:
   rayagi search Ant-v5             how it should be cut to train fastest, by trying
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
+  rayagi serve runs/NAME --out DIR                     a dataset of what the policy does
+  rayagi policy-server runs/NAME --port 8000           its actions, for a robot or game outside
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
 
@@ -65,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_envs(commands)
     _add_report(commands)
     _add_cleanup(commands)
+    add_serving(commands)
     add_comm(commands)
     return parser
 
@@ -131,7 +136,9 @@ def _add_evaluate(commands: Any) -> None:
     parser.add_argument(
         "--episodes", type=count_argument, default=10, metavar="N", help="episodes (default 10)"
     )
-    parser.add_argument("--seed", type=_seed, default=0, help="seed of the episodes' starts (default 0)")
+    parser.add_argument(
+        "--seed", type=seed_argument, default=0, help="seed of the episodes' starts (default 0)"
+    )
     parser.add_argument(
         "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
     )
@@ -250,6 +257,16 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
     )
     group.add_argument(
+        "--algorithm",
+        choices=get_args(Algorithm),
+        help="ppo (default); impala and a3c learn while they collect",
+    )
+    group.add_argument(
+        "--template",
+        choices=[template for template in get_args(Template) if template != "program"],
+        help="which roles share a GMI (default: dp_only, or decoupled for impala and a3c)",
+    )
+    group.add_argument(
         "--gmis",
         type=_count_or_auto,
         metavar="N",
@@ -259,7 +276,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: as searched"
     )
     group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
-    group.add_argument("--seed", type=_seed, help="seed of everything random (default 0)")
+    group.add_argument("--seed", type=seed_argument, help="seed of everything random (default 0)")
     group.add_argument(
         "--set",
         action="append",
@@ -272,12 +289,6 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
 
 def _count_or_auto(text: str) -> int | str:
     return "auto" if text == "auto" else count_argument(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
-    return int(text)
 
 
 def _return(text: str) -> float:

@@ -9,7 +9,7 @@ from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import spec_from
+from rayagi.cli.settings import refuse_unmeasured, spec_from
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 
@@ -40,6 +40,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--machine FILE cannot be profiled: unit costs are measured on the machine this runs on"
         )
+    refuse_unmeasured(spec, "unit costs are measured")
     cluster = cluster_of(
         arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
     )

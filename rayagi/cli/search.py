@@ -10,7 +10,7 @@ from placement.errors import counted
 from placement.search import Failed, Measured, Trial
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import spec_from
+from rayagi.cli.settings import refuse_unmeasured, spec_from
 from rayagi.coordinator.searching import SearchResult, SearchSettings, search
 from rayagi.run.errors import disk_errors
 from rayagi.run.quantities import bytes_text, duration_text
@@ -20,6 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search; returns the exit code."""
     tell = complain if arguments.json else say
     spec = spec_from(arguments)
+    refuse_unmeasured(spec, "the search trains")
     machine = machine_of_run()
     settings = SearchSettings(
         objective=arguments.objective,

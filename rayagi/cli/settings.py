@@ -18,6 +18,8 @@ from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
 _FIXED_ON_RESUME = {
     "config": "--config",
+    "algorithm": "--algorithm",
+    "template": "--template",
     "gmis": "--gmis",
     "num_envs": "--num-envs",
     "backend": "--backend",
@@ -37,12 +39,17 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     if arguments.task is None and arguments.config is None:
         raise UsageError("which task? e.g. rayagi train Ant-v5; `rayagi envs` lists what there is")
     if arguments.config is not None:
-        spec = load_config_file(arguments.config, env_id=arguments.task)
+        spec = load_config_file(arguments.config, arguments.task, arguments.algorithm)
     else:
         # Before the preset, so that a wrong name is said to be one and nothing else.
         env_info(arguments.task)
-        spec = preset(arguments.task)
-    gmi = {"num_gmis": arguments.gmis, "num_envs": arguments.num_envs, "backend": arguments.backend}
+        spec = preset(arguments.task, arguments.algorithm or "ppo")
+    gmi = {
+        "template": arguments.template,
+        "num_gmis": arguments.gmis,
+        "num_envs": arguments.num_envs,
+        "backend": arguments.backend,
+    }
     spec = replace(
         spec, gmi=replace(spec.gmi, **{name: value for name, value in gmi.items() if value is not None})
     )
@@ -52,6 +59,19 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     checked(spec)
     env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     return spec
+
+
+def refuse_unmeasured(spec: RunSpec, what: str) -> None:
+    """For commands that measure ppo on dp_only, whatever a run does with what they find.
+
+    Raises:
+        UsageError: another algorithm or template was asked for.
+    """
+    if (spec.algorithm, spec.gmi.template) != ("ppo", "dp_only"):
+        raise UsageError(
+            f"{what} with algorithm ppo on template dp_only: leave other ones out (here {spec.algorithm} on "
+            f"{spec.gmi.template})"
+        )
 
 
 def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
@@ -74,8 +94,8 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
     if decays_linearly(spec) and arguments.env_steps not in (None, spec.total_env_steps):
         raise UsageError(
             f"--env-steps {arguments.env_steps} cannot be given on --resume: the learning rate of this run falls to "
-            f"zero over {spec.total_env_steps} steps (ppo.lr_schedule = linear), and another number would change "
-            f"it. Leave it out, or start a new run: "
+            f"zero over {spec.total_env_steps} steps ({spec.learning_section}.lr_schedule = linear), and another number "
+            f"would change it. Leave it out, or start a new run: "
             f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml --env-steps {arguments.env_steps}"
         )
     return checked(_with_training_options(spec, arguments))
@@ -100,7 +120,7 @@ def resumed_limits(arguments: argparse.Namespace, spec: RunSpec, stored: Mapping
 
 def decays_linearly(spec: RunSpec) -> bool:
     """Whether the number of steps decides the learning rate too."""
-    return spec.ppo.lr_schedule == "linear"
+    return spec.learning.lr_schedule == "linear"
 
 
 def with_num_gmis(spec: RunSpec, num_gmis: int) -> RunSpec:

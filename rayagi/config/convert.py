@@ -46,21 +46,22 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     """``spec`` with ``key=value`` texts applied in order, as ``--set`` takes them.
 
-    The key is a dotted path (``ppo.learning_rate``) or a field's name alone where only one section has it;
-    the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
+    The key is a dotted path (``ppo.learning_rate``) or a field's name alone where only one section has it, or the
+    algorithm's does; the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
 
     A mapping is laid over a section and replaces a free mapping, so that ``env.kwargs={}`` can empty it.
 
     Raises:
-        ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type, or
-            another task, whose preset the spec does not have.
+        ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type, a setting of
+            another algorithm, or another task or algorithm, whose preset the spec does not have.
     """
     data = run_spec_to_dict(spec)
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key.strip():
             raise ConfigError(setting, NO_VALUE, "is not key=value", "for example ppo.learning_rate=1e-4")
-        path = setting_path(key.strip())
+        path = setting_path(key.strip(), spec.learning_section)
+        _refuse_unread(path, spec.learning_section)
         try:
             value = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -78,11 +79,18 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
             f"cannot be set: the other settings are those of {spec.env.id}",
             f"name the task itself: rayagi train {changed.env.id}",
         )
+    if changed.algorithm != spec.algorithm:
+        raise ConfigError(
+            "algorithm",
+            changed.algorithm,
+            f"cannot be set: the other settings are those of {spec.algorithm}",
+            f"name it itself: rayagi train {spec.env.id} --algorithm {changed.algorithm}",
+        )
     return changed
 
 
-def setting_path(key: str) -> str:
-    """The dotted path that a ``--set`` key means.
+def setting_path(key: str, section: str = "ppo") -> str:
+    """The dotted path that a ``--set`` key means in a run whose algorithm reads ``section``.
 
     Raises:
         ConfigError: nothing has that name, or more than one section has.
@@ -92,13 +100,28 @@ def setting_path(key: str) -> str:
         return key
     if "." not in key:
         matches = [path for path in paths if path.rpartition(".")[2] == key]
-        if len(matches) == 1:
-            return matches[0]
+        own = [path for path in matches if path == f"{section}.{key}"]
+        if len(own or matches) == 1:
+            return (own or matches)[0]
         if matches:
             raise ConfigError(
                 key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}"
             )
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
+
+
+_OTHERS = {"ppo": ("impala", "impala and a3c"), "impala": ("ppo", "ppo")}
+"""By the section that a run's algorithm reads: the one that it does not, and whose that is."""
+
+
+def _refuse_unread(path: str, section: str) -> None:
+    other, algorithms = _OTHERS[section]
+    if path == other or path.startswith(f"{other}."):
+        own = path.replace(other, section, 1)
+        has_it = own in setting_paths()
+        raise ConfigError(
+            path, NO_VALUE, f"is a setting of {algorithms}", f"write {own}" if has_it else "leave it out"
+        )
 
 
 @cache

@@ -15,26 +15,29 @@ from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import Algorithm, RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
+def load_config_file(
+    path: str | Path, env_id: str | None = None, algorithm: Algorithm | None = None
+) -> RunSpec:
     """Read a run's configuration, checked.
 
-    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), laid over the task's preset.
-    A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig``, or a function without arguments
-    that returns one.
+    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), laid over the preset of the task and the
+    algorithm. A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig`` or one of its kind, or a function
+    without arguments that returns one.
 
     Args:
         path: a .yaml, .yml or .py file
         env_id: the task, where the file does not say it
+        algorithm: the algorithm, where a YAML file does not say it; it says ppo where nobody does
 
     Raises:
         ConfigError: no such file, another suffix, a file that raises (with its line), an unknown key, a wrong
-            value, or a task that is not ``env_id``.
+            value, or a task or algorithm that is not the one asked for.
     """
     file = Path(path)
     if file.suffix not in (*_YAML_SUFFIXES, ".py"):
@@ -45,18 +48,19 @@ def load_config_file(path: str | Path, env_id: str | None = None) -> RunSpec:
         raise ConfigError(str(path), NO_VALUE, "no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), NO_VALUE, f"cannot be read ({error})") from error
-    spec = _from_python(file, source, env_id) if file.suffix == ".py" else _from_yaml(file, source, env_id)
-    if env_id is not None and spec.env.id != env_id:
-        raise ConfigError(
-            f"{path}: env.id",
-            spec.env.id,
-            f"is not the task that was asked for, {env_id!r}",
-            "give one of them only",
-        )
+    python = file.suffix == ".py"
+    spec = _from_python(file, source, env_id) if python else _from_yaml(file, source, env_id, algorithm)
+    for name, what, value, asked in (
+        ("env.id", "task", spec.env.id, env_id),
+        ("algorithm", "algorithm", spec.algorithm, algorithm),
+    ):
+        if asked not in (None, value):
+            reason = f"is not the {what} that was asked for, {asked!r}"
+            raise ConfigError(f"{path}: {name}", value, reason, "give one of them only")
     return spec
 
 
-def _from_yaml(file: Path, source: str, env_id: str | None) -> RunSpec:
+def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: Algorithm | None) -> RunSpec:
     try:
         data = parse_yaml(source)
     except yaml.YAMLError as error:
@@ -70,7 +74,9 @@ def _from_yaml(file: Path, source: str, env_id: str | None) -> RunSpec:
             env_id = given.env.id
         elif env_id is None:
             raise ConfigError("env.id", NO_VALUE, "names no task", "give env.id, or `rayagi train TASK`")
-        base = preset(env_id)
+        if "algorithm" in data:
+            algorithm = given.algorithm
+        base = preset(env_id, algorithm or "ppo")
         return checked(run_spec_from_dict(merged(run_spec_to_dict(base), data)))
     except ConfigError as error:
         raise error.at(f"{file}: {error.path}") from error

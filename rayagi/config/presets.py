@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rayagi.config.spec import Activation, EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.rules import TEMPLATES_OF
+from rayagi.config.spec import (
+    Activation,
+    Algorithm,
+    EnvSpec,
+    GmiSpec,
+    ImpalaSpec,
+    NetworkSpec,
+    PPOSpec,
+    RunSpec,
+)
 from rayagi.envs.registry import default_hidden
 
 
@@ -13,6 +23,7 @@ class TaskPreset:
     """Settings of one task that differ from the specs' own defaults."""
 
     ppo: PPOSpec = field(default_factory=PPOSpec)
+    impala: ImpalaSpec = field(default_factory=ImpalaSpec)
     num_envs: int = 32
     """Environments of one GMI."""
     hidden: tuple[int, ...] | None = None
@@ -28,12 +39,16 @@ _CLASSIC = TaskPreset(
     ppo=PPOSpec(
         rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False
     ),
+    impala=ImpalaSpec(
+        rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False
+    ),
 )
 """Small tasks with short episodes: cheap steps, so many epochs; bounded rewards, so no scaling."""
 
 _MUJOCO = TaskPreset(
     initial_log_std=-1.0,
     ppo=PPOSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
+    impala=ImpalaSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
 )
 """Robots of MuJoCo. Chosen by a few single trials on Ant-v5 and HalfCheetah-v5 (experiments/learning/README.md)."""
 
@@ -43,6 +58,7 @@ _PENDULUM = TaskPreset(
     activation="tanh",
     initial_log_std=-0.5,
     ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
+    impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
 )
 
 PRESETS: dict[str, TaskPreset] = {
@@ -65,16 +81,18 @@ PRESETS: dict[str, TaskPreset] = {
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 
 
-def preset(env_id: str) -> RunSpec:
-    """The default run of a task."""
+def preset(env_id: str, algorithm: Algorithm = "ppo") -> RunSpec:
+    """The default run of a task with an algorithm, on the algorithm's usual template."""
     task = PRESETS.get(env_id, TaskPreset())
     return RunSpec(
+        algorithm=algorithm,
         env=EnvSpec(id=env_id),
-        gmi=GmiSpec(num_envs=task.num_envs),
+        gmi=GmiSpec(num_envs=task.num_envs, template=TEMPLATES_OF[algorithm][0]),
         network=NetworkSpec(
             hidden=task.hidden if task.hidden is not None else tuple(default_hidden(env_id)),
             activation=task.activation,
             initial_log_std=task.initial_log_std,
         ),
         ppo=task.ppo,
+        impala=task.impala,
     )

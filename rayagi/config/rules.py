@@ -7,7 +7,25 @@ from collections.abc import Iterator
 
 from collectives.compositions import KNOWN_NAMES, is_name
 from rayagi.config.errors import ConfigError
-from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import (
+    Algorithm,
+    Auto,
+    EvaluationSpec,
+    GmiSpec,
+    ImpalaSpec,
+    LearningSpec,
+    NetworkSpec,
+    PPOSpec,
+    RunSpec,
+    Template,
+)
+
+TEMPLATES_OF: dict[Algorithm, tuple[Template, ...]] = {
+    "ppo": ("dp_only", "ea_t", "e_at", "dp_mp"),
+    "impala": ("decoupled", "dp_only"),
+    "a3c": ("decoupled", "dp_only"),
+}
+"""Which templates an algorithm trains on; its usual one first. The asynchronous ones are synchronous on dp_only."""
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -28,8 +46,12 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     if not spec.env.id.strip():
         yield ConfigError("env.id", spec.env.id, "must name an environment", "`rayagi envs` lists them")
     yield from _gmi(spec.gmi)
+    yield from _template(spec)
     yield from _network(spec.network)
-    yield from _ppo(spec.ppo, spec.gmi.num_envs)
+    yield from _ppo(spec.ppo)
+    yield from _impala(spec.impala, spec.algorithm)
+    if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
+        yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
     yield from _schedule(spec)
     yield from _evaluation(spec.evaluation)
     if not 0 <= spec.seed <= _LARGEST_SEED:
@@ -59,17 +81,10 @@ def _positive(path: str, value: float | None, *, zero: bool = False) -> Iterator
 
 
 def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
-    for name in ("num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi"):
+    for name in ("num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi", "num_learners"):
         yield from _at_least_one(f"gmi.{name}", getattr(gmi, name))
     for name in ("reserve_timeout_s", "collective_timeout_s"):
         yield from _positive(f"gmi.{name}", getattr(gmi, name))
-    if gmi.template == "program":
-        yield ConfigError(
-            "gmi.template",
-            gmi.template,
-            "is for workloads of other kinds (rayagi.programs)",
-            "use 'dp_only' to train",
-        )
     if gmi.slices is not None:
         yield from _slices(gmi, gmi.slices)
     if gmi.num_gmis is not None and gmi.gmis_per_gpu is not None:
@@ -86,6 +101,52 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
     if gmi.composition != "auto" and not is_name(gmi.composition):
         yield ConfigError(
             "gmi.composition", gmi.composition, "is not a composition", f"use auto, {KNOWN_NAMES}"
+        )
+
+
+def _template(spec: RunSpec) -> Iterator[ConfigError]:
+    gmi, possible = spec.gmi, TEMPLATES_OF[spec.algorithm]
+    if gmi.template == "program":
+        yield ConfigError(
+            "gmi.template",
+            gmi.template,
+            "is for workloads of other kinds (rayagi.programs)",
+            f"use {possible[0]!r} to train",
+        )
+        return
+    if gmi.template not in possible:
+        others = [name for name, templates in TEMPLATES_OF.items() if gmi.template in templates]
+        yield ConfigError(
+            "gmi.template",
+            gmi.template,
+            f"does not go with algorithm = {spec.algorithm!r}",
+            f"use {' or '.join(map(repr, possible))}, or algorithm {' or '.join(map(repr, others))}",
+        )
+    if gmi.wants_search and (gmi.template, spec.algorithm) != ("dp_only", "ppo"):
+        yield ConfigError(
+            "gmi.num_gmis" if gmi.num_gmis == "auto" else "gmi.num_envs",
+            "auto",
+            "is searched for ppo on dp_only only",
+            "give a number",
+        )
+    if gmi.num_learners is not None:
+        yield from _learners(gmi, gmi.num_learners)
+
+
+def _learners(gmi: GmiSpec, num_learners: int) -> Iterator[ConfigError]:
+    if gmi.template == "dp_only":
+        yield ConfigError(
+            "gmi.num_learners",
+            num_learners,
+            "means nothing on dp_only, where every GMI trains",
+            "leave it out",
+        )
+    elif isinstance(gmi.num_gmis, int) and num_learners >= gmi.num_gmis:
+        yield ConfigError(
+            "gmi.num_learners",
+            num_learners,
+            f"leaves no GMI of gmi.num_gmis = {gmi.num_gmis} to collect experience",
+            f"use at most {gmi.num_gmis - 1}" if gmi.num_gmis > 1 else "use at least 2 GMIs",
         )
 
 
@@ -115,50 +176,79 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 
 
-def _ppo(ppo: PPOSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
-    counts = ("rollout_length", "num_epochs", "num_minibatches")
-    for name in counts:
-        yield from _at_least_one(f"ppo.{name}", getattr(ppo, name))
-    for name in ("clip_ratio", "value_clip", "learning_rate", "target_kl", "adam_eps", "obs_clip"):
+def _ppo(ppo: PPOSpec) -> Iterator[ConfigError]:
+    yield from _learning("ppo", ppo)
+    for name in ("clip_ratio", "value_clip"):
         yield from _positive(f"ppo.{name}", getattr(ppo, name))
-    for name in ("value_coef", "entropy_coef", "max_grad_norm"):
-        yield from _positive(f"ppo.{name}", getattr(ppo, name), zero=True)
-    if not 0 < ppo.gamma <= 1:
-        yield ConfigError("ppo.gamma", ppo.gamma, "must be greater than 0 and at most 1")
-    if not 0 <= ppo.gae_lambda <= 1:
-        yield ConfigError("ppo.gae_lambda", ppo.gae_lambda, "must be between 0 and 1")
-    if all(getattr(ppo, name) >= 1 for name in counts):
-        yield from _minibatches(ppo, num_envs)
 
 
-def _minibatches(ppo: PPOSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
-    if ppo.rollout_length % ppo.num_minibatches:
-        offered = " or ".join(str(d) for d in nearest_divisors(ppo.rollout_length, ppo.num_minibatches))
-        smaller = ppo.rollout_length // ppo.num_minibatches * ppo.num_minibatches
-        lengths = [length for length in (smaller, smaller + ppo.num_minibatches) if length]
+def _impala(impala: ImpalaSpec, algorithm: Algorithm) -> Iterator[ConfigError]:
+    yield from _learning("impala", impala)
+    for name in ("clip_ratio", "rho_bar", "c_bar"):
+        yield from _positive(f"impala.{name}", getattr(impala, name))
+    if impala.c_bar > impala.rho_bar:
+        reason = f"must be at most impala.rho_bar = {impala.rho_bar} (Espeholt et al. 2018, §4.1)"
+        yield ConfigError("impala.c_bar", impala.c_bar, reason)
+    if impala.max_lag < 0:
+        yield ConfigError("impala.max_lag", impala.max_lag, "must be at least 0 (0: the synchronous learner)")
+    yield from _at_least_one("impala.rollouts_per_update", impala.rollouts_per_update)
+    if impala.on_stale == "correct" and algorithm == "a3c":
         yield ConfigError(
-            "ppo.num_minibatches",
-            ppo.num_minibatches,
-            f"must divide ppo.rollout_length = {ppo.rollout_length}",
+            "impala.on_stale", "correct", "needs a correction, and a3c has none", "use 'wait' or 'drop'"
+        )
+    if (impala.on_stale == "wait" or impala.max_lag == 0) and impala.rollouts_per_update is not None:
+        yield ConfigError(
+            "impala.rollouts_per_update",
+            impala.rollouts_per_update,
+            "cannot be chosen with impala.on_stale = 'wait' or impala.max_lag = 0: an update then takes one rollout of "
+            "every collecting GMI",
+            "leave it out, or allow a lag with on_stale 'drop' or 'correct'",
+        )
+
+
+def _learning(section: str, learning: LearningSpec) -> Iterator[ConfigError]:
+    for name in ("rollout_length", "num_epochs", "num_minibatches"):
+        yield from _at_least_one(f"{section}.{name}", getattr(learning, name))
+    for name in ("learning_rate", "target_kl", "adam_eps", "obs_clip"):
+        yield from _positive(f"{section}.{name}", getattr(learning, name))
+    for name in ("value_coef", "entropy_coef", "max_grad_norm"):
+        yield from _positive(f"{section}.{name}", getattr(learning, name), zero=True)
+    if not 0 < learning.gamma <= 1:
+        yield ConfigError(f"{section}.gamma", learning.gamma, "must be greater than 0 and at most 1")
+    if not 0 <= learning.gae_lambda <= 1:
+        yield ConfigError(f"{section}.gae_lambda", learning.gae_lambda, "must be between 0 and 1")
+
+
+def _minibatches(section: str, learning: LearningSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
+    if learning.rollout_length % learning.num_minibatches:
+        offered = " or ".join(
+            str(d) for d in nearest_divisors(learning.rollout_length, learning.num_minibatches)
+        )
+        smaller = learning.rollout_length // learning.num_minibatches * learning.num_minibatches
+        lengths = [length for length in (smaller, smaller + learning.num_minibatches) if length]
+        yield ConfigError(
+            f"{section}.num_minibatches",
+            learning.num_minibatches,
+            f"must divide {section}.rollout_length = {learning.rollout_length}",
             f"use num_minibatches {offered}, or rollout_length {' or '.join(map(str, lengths))}",
         )
     elif (
         num_envs != "auto"
-        and ppo.normalize_advantages
-        and ppo.rollout_length * num_envs // ppo.num_minibatches == 1
+        and learning.normalize_advantages
+        and learning.rollout_length * num_envs // learning.num_minibatches == 1
     ):
         yield ConfigError(
-            "ppo.num_minibatches",
-            ppo.num_minibatches,
+            f"{section}.num_minibatches",
+            learning.num_minibatches,
             "leaves minibatches of one step, whose advantage cannot be normalised",
-            "use fewer minibatches, a longer rollout, more environments, or ppo.normalize_advantages = false",
+            f"use fewer minibatches, a longer rollout, more environments, or {section}.normalize_advantages = false",
         )
 
 
 def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
-    if spec.ppo.lr_schedule == "linear" and spec.total_env_steps is None:
+    if spec.learning.lr_schedule == "linear" and spec.total_env_steps is None:
         yield ConfigError(
-            "ppo.lr_schedule",
+            f"{spec.learning_section}.lr_schedule",
             "linear",
             "needs to know where the run ends",
             "give total_env_steps (rayagi train --env-steps), or use 'constant' or 'kl_adaptive'",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
-Template = Literal["dp_only", "program"]
+Algorithm = Literal["ppo", "impala", "a3c"]
+Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "program"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine decides (rayagi.coordinator.auto)."""
@@ -35,8 +36,11 @@ class GmiSpec:
     backend: Backend = "auto"
     """auto: mps where GMIs share a GPU to train, mig to serve; direct for a GMI per GPU; cpu without a GPU."""
     template: Template = "dp_only"
-    """Which roles share a GMI. dp_only: simulator, agent and trainer in each (GMI-DRL §3.1.1, Figure 6b). program: for
-    workloads of other kinds (rayagi.programs), not for training."""
+    """Which roles share a GMI (GMI-DRL §3.1.1, Figure 6). dp_only: simulator, agent and trainer in each. ea_t, e_at, dp_mp:
+    roles apart, in step. decoupled: simulators with agents, and trainers, each at its own pace. program: for workloads of
+    other kinds (rayagi.programs), not for training."""
+    num_learners: int | None = None
+    """GMIs that train, of num_gmis, where the template has trainers apart. None: 1."""
     num_gmis: int | Auto | None = None
     """GMIs in all. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU. auto: as searched."""
     gmis_per_gpu: int | Auto | None = None
@@ -88,8 +92,8 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOSpec:
-    """PPO as the field knows it (Schulman et al. 2017)."""
+class LearningSpec:
+    """What every algorithm has: a rollout, estimates from it, and minibatches that Adam steps on."""
 
     rollout_length: int = 32
     """T: steps of every environment between updates."""
@@ -98,16 +102,14 @@ class PPOSpec:
     """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps."""
     gamma: float = 0.99
     gae_lambda: float = 0.95
-    clip_ratio: float = 0.2
-    value_clip: float | None = None
-    """Clip range of the value loss; None: unclipped."""
+    """Decay of the trace: lambda of GAE, and of V-trace (Espeholt et al. 2018, remark 2)."""
     value_coef: float = 0.5
     entropy_coef: float = 0.0
     learning_rate: float = 3e-4
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
     target_kl: float = 0.01
-    """For kl_adaptive."""
+    """For kl_adaptive: of an update, from the policy before it."""
     max_grad_norm: float = 0.5
     """Clip the global gradient norm; 0: no clipping."""
     adam_eps: float = 1e-5
@@ -117,6 +119,34 @@ class PPOSpec:
     """Divide rewards by the running standard deviation of the discounted return."""
     obs_clip: float = 10.0
     """Clip normalised observations to [-obs_clip, obs_clip]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOSpec(LearningSpec):
+    """PPO as the field knows it (Schulman et al. 2017)."""
+
+    clip_ratio: float = 0.2
+    value_clip: float | None = None
+    """Clip range of the value loss; None: unclipped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImpalaSpec(LearningSpec):
+    """The asynchronous algorithms: IMPALA (Espeholt et al. 2018), and A3C (Mnih et al. 2016) without its correction."""
+
+    rho_bar: float = 1.0
+    """Upper bound of the importance ratios in the temporal differences: which policy the values converge to. IMPALA's."""
+    c_bar: float = 1.0
+    """Upper bound of those in the trace: how fast they do. IMPALA's."""
+    clip_ratio: float | None = 0.2
+    """Bound on what one update changes, as in PPO (IMPALA with it is known as APPO); None: the papers' plain gradient."""
+    max_lag: int = 4
+    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner."""
+    on_stale: Literal["wait", "drop", "correct"] = "wait"
+    """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
+    whatever their age (IMPALA's)."""
+    rollouts_per_update: int | None = None
+    """Rollouts that one update takes, each of one collecting GMI. None: as many as there are such GMIs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,11 +166,25 @@ class RunSpec:
     ``dataclasses.replace``.
     """
 
+    algorithm: Algorithm = "ppo"
+    """a3c and impala are asynchronous where the template is decoupled."""
     env: EnvSpec = field(default_factory=EnvSpec)
     gmi: GmiSpec = field(default_factory=GmiSpec)
     network: NetworkSpec = field(default_factory=NetworkSpec)
     ppo: PPOSpec = field(default_factory=PPOSpec)
+    impala: ImpalaSpec = field(default_factory=ImpalaSpec)
+    """Of both asynchronous algorithms."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     seed: int = 0
     total_env_steps: int | None = None
     """Steps of all environments after which training ends; None: another limit ends it."""
+
+    @property
+    def learning_section(self) -> Literal["ppo", "impala"]:
+        """Name of the section that the algorithm reads."""
+        return "ppo" if self.algorithm == "ppo" else "impala"
+
+    @property
+    def learning(self) -> PPOSpec | ImpalaSpec:
+        """That section."""
+        return self.ppo if self.algorithm == "ppo" else self.impala

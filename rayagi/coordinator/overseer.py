@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from actors.protocols import IterationResult
@@ -17,6 +18,8 @@ from rayagi.run.limits import Position
 
 WINDOW = 20
 """Iterations over which speed and memory are judged."""
+_WAITING = ("sync_s", "exchange_s", "wait_s")
+"""Metrics that say how long a GMI waited for others."""
 
 
 class RunOverseer:
@@ -156,14 +159,22 @@ def replanned(spec: RunSpec, plan: Plan, decision: Decision) -> RunSpec:
 def _readings(results: Sequence[IterationResult], plan: Plan) -> list[tuple[float, float | None]]:
     """Each GMI's steps per second of its own work and its memory, of one iteration.
 
-    Unequal GMIs are to take as long as each other, so each counts as many steps as they have on average.
+    Unequal GMIs are to take as long as each other, so each counts as many steps as they have on average. GMIs without a
+    simulator make no steps, and cannot be compared: they count as usual, and only their memory is watched.
     """
-    steps = sum(result.metrics["env_steps"] for result in results) / len(results)
+    simulating = [result.metrics for result in results if "env_steps" in result.metrics]
+    steps = sum(metrics["env_steps"] for metrics in simulating) / len(simulating)
+    usual = median(steps / _own_work_s(metrics) for metrics in simulating)
     memory = "resident_bytes" if plan.backend == "cpu" else "device_bytes"
     return [
         (
-            steps / max(result.metrics["iteration_s"] - result.metrics.get("sync_s", 0.0), 1e-9),
+            steps / _own_work_s(result.metrics) if "env_steps" in result.metrics else usual,
             result.metrics.get(memory),
         )
         for result in results
     ]
+
+
+def _own_work_s(metrics: Mapping[str, float]) -> float:
+    """Of an iteration, without waiting for others."""
+    return max(metrics["iteration_s"] - sum(metrics.get(name, 0.0) for name in _WAITING), 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from placement.plan import Plan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.deployment import START_TIMEOUT_S, deploy
+from rayagi.coordinator.deployment import START_TIMEOUT_S, Deployment, deploy
 from rayagi.monitoring.catalogue import merge
 from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.planning import plan_of
@@ -56,6 +56,7 @@ class Session:
         *,
         ray_address: str | None = None,
         factory: ProgramFactory | WorkloadFactory | None = None,
+        make_plan: Callable[[Machine], Plan] | None = None,
         run_name: str | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         dashboard: bool = False,
@@ -66,6 +67,7 @@ class Session:
             spec: the run
             ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
             factory: makes each GMI's program; None: the one of the spec's template, with its metrics exported through Ray
+            make_plan: plans for the machine that there is; None: as the spec says, to train
             run_name: tag of the exported metrics; None: the environment's id
             on_plan: called with the plan before anything is reserved
             dashboard: whether a Ray that is started here has its dashboard
@@ -73,6 +75,7 @@ class Session:
         self._spec = spec
         self._ray_address = ray_address
         self._factory = factory
+        self._make_plan = make_plan or (lambda machine: plan_of(spec, machine))
         self._run_name = run_name or spec.env.id
         self._on_plan = on_plan
         self._dashboard = dashboard
@@ -133,7 +136,11 @@ class Session:
             self._join_and_build(deployment.group)
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
+        self._begin(deployment)
         return self
+
+    def _begin(self, deployment: Deployment) -> None:
+        """Called once the GMIs are built."""
 
     def train(self, num_iterations: int) -> list[IterationResult]:
         """Run iterations on all GMIs at once; one merged result each.
@@ -174,20 +181,15 @@ class Session:
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
-        """Run episodes with the policy's mode, spread over the GMIs; their results in GMI order."""
-        if num_episodes < 1:
-            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        group = self._open()
-        counts = _shares(num_episodes, len(group.handles))
+        """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
+        busy = shares(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
-        seeds = [seed + sum(counts[:index]) for index in range(len(counts))]
-        refs = [
-            gmi.evaluate.remote(count, own_seed)
-            for gmi, count, own_seed in zip(group.handles, counts, seeds, strict=True)
-            if count
-        ]
+        seeds = {index: seed + sum(list(busy.values())[:place]) for place, index in enumerate(busy)}
+        refs = self._open().ask(
+            lambda index, gmi: gmi.evaluate.remote(busy[index], seeds[index]), tuple(busy)
+        )
         parts: list[EvaluationResult] = self._answers(
-            refs, f"evaluation of {num_episodes} episodes", self._limit_s()
+            refs, f"evaluation of {num_episodes} episodes", self._limit_s(), tuple(busy)
         )
         return EvaluationResult(
             episode_returns=[value for part in parts for value in part.episode_returns],
@@ -209,10 +211,11 @@ class Session:
 
         The state after all submitted iterations.
         """
-        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == 0))
+        trainer = self.plan.hosting("trainer")[0]
+        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == trainer))
         states: list[StateDict] = self._answers(refs, "its state", self._limit_s())
         return {
-            "shared": states[0]["shared"],
+            "shared": states[trainer]["shared"],
             "local": [state["local"] for state in states],
             "num_gmis": len(states),
         }
@@ -236,26 +239,28 @@ class Session:
         self.close()
 
     def _planned(self, machine: Machine) -> Plan:
-        plan = plan_of(self._spec, machine)
+        plan = self._make_plan(machine)
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan
 
     def _join_and_build(self, group: GmiGroup) -> None:
         gmi = self._spec.gmi
-        if group.collective is not None:
-            refs = group.ask(
-                lambda index, handle: handle.join_through.remote(
-                    group.collective,
-                    timeout_s=gmi.collective_timeout_s,
-                    transport=gmi.transport,
-                    composition=gmi.composition,
-                )
-            )
-            group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s)
-        factory = self._factory or _template_factory(self._spec, self._run_name)
+        members = [identity.index for identity in group.identities if identity.joins]
+        refs = group.ask(
+            lambda index, handle: handle.join_through.remote(
+                timeout_s=gmi.collective_timeout_s, transport=gmi.transport, composition=gmi.composition
+            ),
+            members,
+        )
+        group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
+        factory = self._program_factory()
         refs = group.ask(lambda index, handle: handle.build.remote(factory))
         group.answers(refs, "building its program", START_TIMEOUT_S)
+
+    def _program_factory(self) -> ProgramFactory | WorkloadFactory:
+        """What builds each GMI's program."""
+        return self._factory or _template_factory(self._spec, self._run_name)
 
     def _open(self) -> GmiGroup:
         if self._group is None:
@@ -266,9 +271,11 @@ class Session:
         """For a request that queues behind the pending iterations."""
         return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
 
-    def _answers(self, refs: list[Any], asked: str, limit_s: float) -> list[Any]:
+    def _answers(
+        self, refs: list[Any], asked: str, limit_s: float, of: Sequence[int] | None = None
+    ) -> list[Any]:
         try:
-            return self._open().answers(refs, asked, limit_s)
+            return self._open().answers(refs, asked, limit_s, of)
         except SessionClosedError:
             raise
         except Exception as error:
@@ -305,10 +312,26 @@ class Session:
 def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
     from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.separate import separate_factory
+    from rayagi.algorithms.stepwise import stepwise_factory
 
-    return ExportingFactory(dp_only_factory(spec), run=run_name)
+    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
+        "dp_only": dp_only_factory,
+        "ea_t": separate_factory,
+        "e_at": stepwise_factory,
+        "dp_mp": stepwise_factory,
+        "decoupled": separate_factory,
+    }
+    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
-def _shares(total: int, parts: int) -> list[int]:
-    """``total`` dealt evenly, the first parts getting one more."""
-    return [total // parts + (index < total % parts) for index in range(parts)]
+def shares(total: int, among: Sequence[int]) -> dict[int, int]:
+    """``total`` episodes dealt evenly, the first GMIs getting one more; those with none are left out.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if total < 1:
+        raise ValueError(f"num_episodes={total}: at least 1 is needed")
+    counts = {index: total // len(among) + (place < total % len(among)) for place, index in enumerate(among)}
+    return {index: count for index, count in counts.items() if count}

@@ -32,6 +32,7 @@ from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.ppo import PPOBatch
+from rayagi.algorithms.ppo_rollouts import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram, resident_bytes
 from rayagi.config.spec import RunSpec
 
@@ -158,6 +159,7 @@ class CostProgram:
         program, spec = self._program, self._spec.ppo
         steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
         simulator, training = program.simulator, program.training
+        assert isinstance(training, PPOTraining), "unit costs are measured with PPO"
         collect(simulator, program.agent, program.rollout, torch.randn_like(program.rollout.outputs))
         obs, actions = simulator.obs, program.rollout.actions.cpu()
         simulate = self._timed(lambda: [simulator.step(each) for each in actions])

@@ -71,6 +71,36 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="time",
         help="time in collectives, waiting for other GMIs included",
     ),
+    GmiMetric(
+        name="exchange_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
+    ),
+    GmiMetric(
+        name="wait_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time until there was room for a rollout, or experience to learn from",
+    ),
+    GmiMetric(
+        name="train_samples",
+        kind="counter",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps that learners in GMIs of their own learned from",
+    ),
+    GmiMetric(
+        name="stale_samples",
+        kind="counter",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps that were too old to be learned from",
+    ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
@@ -109,6 +139,34 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         merge="mean",
         group="learning",
         help="mean standard deviation of a Gaussian policy",
+    ),
+    GmiMetric(
+        name="importance_ratio",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="mean of pi / mu: the policy before the update over the one that acted",
+    ),
+    GmiMetric(
+        name="importance_truncated",
+        unit="",
+        merge="mean",
+        group="learning",
+        help="share of samples whose pi / mu V-trace truncated (above rho_bar)",
+    ),
+    GmiMetric(
+        name="policy_lag_mean",
+        unit="updates",
+        merge="mean",
+        group="learning",
+        help="updates that the policy which acted was behind, mean over an update's samples",
+    ),
+    GmiMetric(
+        name="policy_lag_max",
+        unit="updates",
+        merge="max",
+        group="learning",
+        help="updates that the policy which acted was behind, most of an update's samples",
     ),
     GmiMetric(
         name="resident_bytes",
@@ -151,7 +209,13 @@ DERIVED: tuple[Metric, ...] = (
         name="steps_per_second",
         unit="steps/s",
         group="progress",
-        help="environment steps of all GMIs per wall second",
+        help="environment steps of all GMIs per wall second: the papers' predictions per second (PPS)",
+    ),
+    Metric(
+        name="samples_per_second",
+        unit="steps/s",
+        group="progress",
+        help="environment steps learned from per wall second: the papers' training samples throughput (TTP)",
     ),
     Metric(
         name="episode_return_mean",
@@ -202,16 +266,17 @@ _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
 
 
 def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
-    """Means over samples count each GMI by its own, which differ where GMIs are unequal."""
-    values = [result.metrics[metric.name] for result in results]
-    steps = [result.metrics.get("env_steps", 0.0) for result in results]
-    if metric.group == "learning" and metric.merge == "mean" and len(set(steps)) > 1:
-        return sum(value * own for value, own in zip(values, steps, strict=True)) / sum(steps)
+    """Over the GMIs that report it. Means over samples count each GMI by its own, which differ where they are unequal."""
+    reports = [result.metrics for result in results if metric.name in result.metrics]
+    values = [report[metric.name] for report in reports]
+    samples = [report.get("train_samples", report.get("env_steps", 0.0)) for report in reports]
+    if metric.group == "learning" and metric.merge == "mean" and len(set(samples)) > 1:
+        return sum(value * own for value, own in zip(values, samples, strict=True)) / sum(samples)
     return float(_MERGE[metric.merge](values))
 
 
 def merge(results: Sequence[IterationResult]) -> IterationResult:
-    """One iteration's results of all GMIs as one; every GMI reports the same metric names.
+    """One iteration's results of all GMIs as one; GMIs of different roles report different metrics.
 
     Raises:
         ValueError: the GMIs are at different iterations.
@@ -219,12 +284,10 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
     iterations = {result.iteration for result in results}
     if len(iterations) != 1:
         raise ValueError(f"GMIs are at different iterations: {sorted(iterations)}")
-    merged = {
-        metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in results[0].metrics
-    }
+    reported = {name for result in results for name in result.metrics}
     return IterationResult(
         iteration=results[0].iteration,
-        metrics=merged,
+        metrics={metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in reported},
         episode_returns=[value for result in results for value in result.episode_returns],
         episode_lengths=[value for result in results for value in result.episode_lengths],
     )

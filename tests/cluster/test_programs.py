@@ -35,7 +35,7 @@ def test_heat_in_strips_is_the_whole_plate_to_the_last_bit(cluster):
         manager.add_gmi(gmi_id, HeatStrip, size=31)
     with manager:
         assert manager.plan.num_gmis == 2
-        assert manager.plan.roles == ("program",)
+        assert manager.plan.roles_of(0) == ("program",)
         manager.gmi_run(12)
         answers = manager.gmi_run(num_steps=8)
     assert [strip.shape[0] for strip, _ in answers] == [15, 16]

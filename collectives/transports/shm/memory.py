@@ -75,7 +75,7 @@ class Segment:
         """
         descriptor = os.memfd_create("rayagi-collective", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, 0, _segment_bytes(world_size))
+            back_with_memory(descriptor, 0, _segment_bytes(world_size))
             return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
         except OSError as error:
             os.close(descriptor)
@@ -109,7 +109,7 @@ class Segment:
         Raises:
             OSError: there is no memory for it.
         """
-        _reserve(self._open(), self._end, self.world_size * piece_bytes)
+        back_with_memory(self._open(), self._end, self.world_size * piece_bytes)
 
     def map_region(self, piece_bytes: int) -> Region:
         """Map the next region; every member asks for the same sizes in the same order.
@@ -149,7 +149,7 @@ def _segment_bytes(world_size: int) -> int:
     return _words_bytes(world_size) + HALVES * world_size * HALF_BYTES
 
 
-def _reserve(descriptor: int, begin: int, size: int) -> None:
+def back_with_memory(descriptor: int, begin: int, size: int) -> None:
     """Give the file memory now: a later write without memory behind it would end the process with SIGBUS."""
     if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and end processes to find it
         raise OSError(errno.ENOMEM, "that is more than this host's memory")

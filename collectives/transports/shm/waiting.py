@@ -8,14 +8,14 @@ processes are looked at through descriptors (pidfd), which an id that is used ag
 
 from __future__ import annotations
 
-import ctypes
 import os
-import select
 import threading
 import time
 from collections.abc import Sequence
 
+from collectives import futex
 from collectives.errors import CommunicatorError
+from collectives.processes import Processes
 from collectives.rendezvous import Member
 from collectives.transports.shm import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
@@ -32,25 +32,6 @@ _OFFER_S = 200e-6
 look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
 microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
-
-_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1  # of x86-64 Linux; see memory.is_supported
-_EVERYONE = 2**31 - 1
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
-_sleep_limit = _Timespec(0, int(_SLEEP_S * 1e9))
-_syscall = ctypes.CDLL(None).syscall
-_syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.POINTER(_Timespec),
-)
-_syscall.restype = ctypes.c_long
 
 
 class Barrier:
@@ -70,7 +51,7 @@ class Barrier:
         self._own = rank * _STRIDE
         self._others = [index * _STRIDE for index in range(len(members)) if index != rank]
         self._fence = threading.Lock()
-        self._processes = Processes([member for index, member in enumerate(members) if index != rank])
+        self._processes = Processes(member.pid for index, member in enumerate(members) if index != rank)
 
     def arrive(self, call: int) -> None:
         """Wait until every member arrived as often as this one, and make sure that it did for the same call.
@@ -92,7 +73,7 @@ class Barrier:
         awaited = self._rank + 1
         for other in self._others:
             if words[other + _ASLEEP] == awaited:
-                _wake(self._address + self._own * _WORD_BYTES)
+                futex.wake(self._address + self._own * _WORD_BYTES)
                 break
         for other in self._others:
             if words[other] < count:
@@ -111,7 +92,7 @@ class Barrier:
         words, self._words = self._words, memoryview(b"").cast("Q")
         if len(words):
             words[self._own + _GOODBYE] = 1
-            _wake(self._address + self._own * _WORD_BYTES)
+            futex.wake(self._address + self._own * _WORD_BYTES)
         self._processes.close()
 
     @property
@@ -130,7 +111,7 @@ class Barrier:
                 return
         words[self._own + _ASLEEP] = other // _STRIDE + 1
         while (seen := words[other]) < count:
-            _sleep(self._address + other * _WORD_BYTES, seen)
+            futex.sleep(self._address + other * _WORD_BYTES, seen, _SLEEP_S)
             if words[other] < count:
                 self._check(words, other, count, call, time.monotonic() - begin)
         words[self._own + _ASLEEP] = 0
@@ -164,43 +145,3 @@ class Barrier:
         self.broken = self.broken or f"an earlier {calls.name(call)} failed: {member}: {detail}"
         self.leave()
         raise CommunicatorError(calls.name(call), self._me.rank, str(member), waited_s, detail)
-
-
-class Processes:
-    """Notices when processes end."""
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._poll = select.poll()
-        self._pids: dict[int, int] = {}
-        self._ended: set[int] = set()
-        for member in members:
-            try:
-                descriptor = os.pidfd_open(member.pid)
-            except ProcessLookupError:
-                self._ended.add(member.pid)
-            except OSError:  # a kernel without such descriptors: the time limit alone ends a wait
-                continue
-            else:
-                self._pids[descriptor] = member.pid
-                self._poll.register(descriptor, select.POLLIN)
-
-    def ended(self) -> set[int]:
-        """Ids of those that have ended."""
-        pids = self._pids
-        return self._ended | {pids[found] for found, _ in self._poll.poll(0) if found in pids}
-
-    def close(self) -> None:
-        """Close the descriptors. Safe to call twice."""
-        self._poll = select.poll()
-        while self._pids:
-            os.close(self._pids.popitem()[0])
-
-
-def _sleep(address: int, seen: int) -> None:
-    """Until woken, at most ``_SLEEP_S``; not at all if the word is not ``seen`` any more. Signals end it too."""
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, _sleep_limit)
-
-
-def _wake(address: int) -> None:
-    """Everyone who sleeps on this word."""
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, _EVERYONE, None)

@@ -43,7 +43,7 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
     # Nobody looks twice before sleeping, and a sleep that nobody ends outlasts the test.
     monkeypatch.setattr(waiting, "_SPINS", 0)
     monkeypatch.setattr(waiting, "_OFFER_S", 0.0)
-    monkeypatch.setattr(waiting, "_sleep_limit", waiting._Timespec(10 * LIMIT_S, 0))
+    monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(3)
     progress = [0] * 3
 
@@ -58,7 +58,7 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
 
 
 def test_who_leaves_wakes_those_that_wait_for_it(monkeypatch):
-    monkeypatch.setattr(waiting, "_sleep_limit", waiting._Timespec(10 * LIMIT_S, 0))
+    monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(2)
     asleep = 1 * waiting._STRIDE + waiting._ASLEEP
 

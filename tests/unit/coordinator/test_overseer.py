@@ -73,6 +73,23 @@ def test_a_slow_gmi_is_told_once_and_left_to_the_user():
     assert not watch.wants_to_replan
 
 
+def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched():
+    watch, session, told, _ = overseer(spec(template="e_at", num_gmis=3))
+    metrics = [
+        {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 3.0, "resident_bytes": 1e8},
+        {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 2.0, "resident_bytes": 1e8},
+        {"iteration_s": 4.0, "exchange_s": 3.9, "update_s": 0.1, "resident_bytes": 1.25 * GIB},
+    ]
+    for _ in range(3):
+        session.collected = tuple((IterationResult(iteration=1, metrics=each),) for each in metrics)
+        watch.look(HERE)
+    (line,) = told
+    assert (
+        "GMI 1 makes 50 steps per second of its own work, the others 88" in line
+    )  # of 100 and the median, 75
+    assert "GMI 2 holds 1,280 MiB of 1,365" in line  # a third of the node's 4 GiB
+
+
 def test_replanning_carries_the_shared_state_and_says_what_changes():
     watch, session, told, kept = overseer(spec(replan=True))
     for _ in range(3):

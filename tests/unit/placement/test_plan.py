@@ -138,7 +138,7 @@ def test_a_plan_becomes_json():
     plan = make_plan(machine("a100x1"), num_envs=16, gmis_per_gpu=2)
     content = json.loads(json.dumps(plan.to_dict()))
     assert content["bundles"] == [{"CPU": 6.0, "GPU": 0.5}] * 2
-    assert content["roles"] == ["simulator", "agent", "trainer"]
+    assert content["kinds"] == [["simulator", "agent", "trainer"]] * 2
     assert content["slices"][1]["cores"] == [6, 7, 8, 9, 10, 11]
 
 
@@ -159,7 +159,7 @@ def test_a_plan_becomes_json():
         ("cpu2", {"gmis_per_gpu": 2}, ("gmis_per_gpu=2", "no GPUs", "Use num_gmis instead")),
         ("cpu2", {"backend": "direct"}, ("backend='direct'", "no GPU", "Use backend='cpu'")),
         ("cpu2", {"backend": "vgpu"}, ("backend='vgpu'", "cpu, direct")),
-        ("cpu2", {"template": "dp_mp"}, ("template='dp_mp'", "dp_only")),
+        ("cpu2", {"template": "dp_np"}, ("template='dp_np'", "dp_only")),
         ("a100x1", {"num_gmis": 2}, ("num_gmis=2", "1 GPU ", "num_gmis=1 or gmis_per_gpu=2")),
         ("h100x8", {"num_gmis": 17, "gmis_per_gpu": 2}, ("num_gmis=17", "16", "gmis_per_gpu=3")),
         ("a100x1", {"gmis_per_gpu": 13}, ("13 GMIs", "12 cores", "at most 12 GMIs")),

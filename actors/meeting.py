@@ -1,0 +1,72 @@
+"""How GMIs that exchange steps find each other: each says in the directory where it takes messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.rendezvous import host_identity, poll
+
+
+def meet(
+    directory: Directory,
+    channel: str,
+    *,
+    index: int,
+    endpoint: str,
+    partners: Mapping[int, str],
+    attach: Callable[[list[str]], object],
+    limit_s: float,
+) -> None:
+    """Attach to all partners, and wait until they have attached to this GMI.
+
+    Args:
+        directory: the one that they use too
+        channel: name of what is exchanged
+        index: of this GMI
+        endpoint: where this GMI takes messages
+        partners: names of the GMIs that it exchanges messages with, by index
+        attach: gets their endpoints, in this order
+        limit_s: for all of them to come
+
+    Raises:
+        ChannelTimeoutError: one did not come.
+        ChannelError: one is on another host, with which this one shares no memory.
+        SchemaError: one has other environments in mind.
+    """
+    host = host_identity()
+    directory.announce(inbox_key(channel, index), Consumer(host, (endpoint,)).text())
+    keys = {inbox_key(channel, partner): name for partner, name in partners.items()}
+    said = _awaited(
+        directory, channel, inbox_key(channel), keys, "has not said where it takes messages", limit_s
+    )
+    found = [Consumer.from_text(said[key]) for key in keys]
+    for name, consumer in zip(partners.values(), found, strict=True):
+        if consumer.host_id != host:
+            raise ChannelError(
+                channel,
+                f"{name} is on another host than GMI {index}, and steps are exchanged in shared memory: give the "
+                "template no more GMIs than one node holds, or take one whose simulator and agent are together",
+            )
+    attach([consumer.endpoints[0] for consumer in found])
+    attached = f"attached/{channel}/"
+    directory.announce(f"{attached}{index}", "")
+    keys = {f"{attached}{partner}": name for partner, name in partners.items()}
+    _awaited(directory, channel, attached, keys, "has not attached", limit_s)
+
+
+def _awaited(
+    directory: Directory, channel: str, prefix: str, keys: Mapping[str, str], what: str, limit_s: float
+) -> dict[str, str]:
+    """All that was said under a prefix, once it has been said under all of these keys."""
+    said: dict[str, str] = {}
+
+    def complete() -> bool | None:
+        said.update(directory.announced(prefix))
+        return True if keys.keys() <= said.keys() else None
+
+    if poll(complete, limit_s) is None:
+        missing = " and ".join(name for key, name in keys.items() if key not in said)
+        raise ChannelTimeoutError(channel, f"{missing} {what}", limit_s)
+    return said

@@ -1,0 +1,379 @@
+"""Batcher: joins, slices and stacks what comes to what a trainer wants, in memory that is ready for one copy."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.inbox import Inbox
+from collectives.experience.joining import Joiner, Transfer
+from collectives.experience.packer import ROW_FIELD, ChannelPlan
+from collectives.rendezvous import host_identity
+
+Accept = Callable[[int], bool]
+"""Whether experience of a version is fresh enough."""
+
+
+@dataclass(slots=True)
+class Experience:
+    """What a trainer gets at a time. Its tensors are valid until it is released.
+
+    Attributes:
+        tensors: fields of the full groups, (rows, *shape)
+        ragged: by group, fields of its rows; ``env`` counts rows of ``tensors``
+        versions: of the policy that collected each row, (rows,) int64
+        producers: that each row came from, (rows,) int64
+    """
+
+    tensors: dict[str, Tensor]
+    ragged: dict[str, dict[str, Tensor]]
+    versions: Tensor
+    producers: Tensor
+    _transfers: list[Transfer] = field(repr=False)
+    _give_back: Callable[[], None] | None = field(default=None, repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the full groups."""
+        return len(self.versions)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A field of the full groups, (rows, *shape)."""
+        return self.tensors[name]
+
+    def release(self) -> None:
+        """Say that the rows are consumed. Safe to call twice."""
+        self.tensors, self.ragged = {}, {}
+        while self._transfers:
+            self._transfers.pop().let_go()
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class _Stack:
+    """Experience that is being put together of several transfers, in registered memory."""
+
+    def __init__(self, memory: dict[str, Tensor], rows: int) -> None:
+        self.memory, self.rows = memory, rows
+        self.filled = 0
+        self.ragged: dict[str, list[dict[str, Tensor]]] = {}
+        self.versions = torch.empty(rows, dtype=torch.int64)
+        self.producers = torch.empty(rows, dtype=torch.int64)
+        self.transfers: list[Transfer] = []
+
+    def release_oldest_of(self, producer: int) -> None:
+        """Its rows are here."""
+        for transfer in self.transfers:
+            if transfer.producer == producer and not transfer.is_released and not transfer.rows_left:
+                transfer.release()
+                return
+
+
+class Batcher:
+    """One trainer's experience: an inbox per group. Not for several threads at once.
+
+    ::
+
+        batcher = Batcher(plan, rows=128)
+        batcher.announce(directory, "experience", index=0)      # a Migrator finds it there
+        with batcher.next(timeout_s=60.0) as experience:
+            learn(experience["obs"], experience.versions)
+    """
+
+    def __init__(self, plan: ChannelPlan, *, rows: int) -> None:
+        """Open the inboxes.
+
+        Args:
+            plan: the dispensers' plan
+            rows: of the full groups that ``next`` gives
+
+        Raises:
+            ChannelError: there is no memory for it.
+            ValueError: no rows.
+        """
+        if rows < 1:
+            raise ValueError(f"rows={rows}: at least 1")
+        self.plan, self.rows = plan, rows
+        self._identity = secrets.token_hex(8)
+        self._inboxes = [Inbox(group) for group in plan.groups]
+        self._joiner = Joiner(self._inboxes)
+        self._full = [index for index, group in enumerate(plan.groups) if group.name not in plan.ragged]
+        self._ragged = [index for index, group in enumerate(plan.groups) if group.name in plan.ragged]
+        self._ready: deque[Transfer] = deque()
+        self._open: list[Transfer] = []
+        """All that is not released: with a trainer, ready, or in the stack."""
+        self._stack: _Stack | None = None
+        self._memory: dict[int, list[dict[str, Tensor]]] = {}
+        """Registered memory that no experience uses, by its rows."""
+        self.taken_rows = 0
+        """Rows that were given to the trainer."""
+        self.stale_rows = 0
+        """Rows that were released unused, since they were not accepted."""
+        self.left_rows = 0
+        """Rows that were left when all producers had gone: too few for a batch."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Of its inboxes, one per group, for dispensers to attach to."""
+        return tuple(inbox.endpoint for inbox in self._inboxes)
+
+    @property
+    def torn(self) -> int:
+        """Transfers of which some parts will never come, and that were released unused."""
+        return self._joiner.torn
+
+    @property
+    def received(self) -> dict[int, tuple[int, int]]:
+        """By origin of a dispenser: rows that came, and those of them that were released."""
+        joiner = self._joiner
+        return {origin: (rows, joiner.released[origin]) for origin, rows in joiner.received.items()}
+
+    @property
+    def repeated(self) -> int:
+        """Parts that came twice, and were dropped once."""
+        return self._joiner.repeated
+
+    @property
+    def producers(self) -> tuple[int, ...]:
+        """Those that have come, are alive or have left something."""
+        return self._inboxes[0].producers
+
+    @property
+    def lost(self) -> list[int]:
+        """Producers whose process ended without a goodbye, in the order in which that was noticed."""
+        return self._inboxes[0].lost
+
+    def announce(
+        self, directory: Directory, name: str, index: int, *, node: str = "", host_id: str | None = None
+    ) -> None:
+        """Say where this consumer is.
+
+        Args:
+            directory: to whom
+            name: of the channel set
+            index: this consumer's number in it, from 0; a successor of one that died takes its number
+            node: by which relays find its host (in Ray: the node's id)
+            host_id: of its host; None: ``host_identity()``
+        """
+        consumer = Consumer(host_id or host_identity(), self.endpoints, self._identity, node)
+        directory.announce(inbox_key(name, index), consumer.text())
+
+    def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
+        """``rows`` rows as they come; None once producers came, all have said goodbye, and too few rows are left.
+
+        Args:
+            timeout_s: how long to wait for them
+            accept: what is not accepted when its turn comes is released unused, and counted
+
+        Raises:
+            ChannelTimeoutError: not as many came within the time limit. Those that came are kept.
+            SchemaError: a producer sends something else.
+        """
+        begin = time.monotonic()
+        while True:
+            self._drop_stale(accept)
+            if self._stack is None and self._ready and self._ready[0].rows_left >= self.rows:
+                return self._view(self._use(self.rows))
+            while self._ready:
+                self._stack = self._stack or _Stack(self._register(self.rows), self.rows)
+                self._add(self._stack, *self._use(self._stack.rows - self._stack.filled))
+                if self._stack.filled == self.rows:
+                    stack, self._stack = self._stack, None
+                    return self._stacked(stack)
+            if not self._receive(begin, timeout_s):
+                self._leave()
+                return None
+
+    def round(
+        self, producers: Iterable[int], timeout_s: float = 60.0, accept: Accept | None = None
+    ) -> Experience:
+        """One whole transfer of each of these producers, the oldest, stacked in their order: for synchronous learners.
+
+        Raises:
+            ChannelTimeoutError: some of them sent none within the time limit. Those that came are kept.
+            SchemaError: a producer sends something else.
+        """
+        begin = time.monotonic()
+        wanted = list(producers)
+        while True:
+            self._drop_stale(accept)
+            first: dict[int, Transfer] = {}
+            for transfer in self._ready:
+                if transfer.producer not in first or transfer.sequence < first[transfer.producer].sequence:
+                    first[transfer.producer] = transfer
+            missing = [producer for producer in wanted if producer not in first]
+            if not missing:
+                break
+            try:
+                received = self._receive(begin, timeout_s)
+            except ChannelTimeoutError as error:
+                raise self._silent(missing, begin) from error
+            if not received:
+                raise self._silent(missing, begin)
+        chosen = [first[producer] for producer in wanted]
+        for transfer in chosen:
+            self._ready.remove(transfer)
+        if len(chosen) == 1:
+            return self._view(self._used(chosen[0], chosen[0].rows_left))
+        rows = sum(transfer.rows_left for transfer in chosen)
+        stack = _Stack(self._register(rows), rows)
+        for transfer in chosen:
+            self._add(stack, *self._used(transfer, transfer.rows_left))
+        return self._stacked(stack)
+
+    def close(self) -> None:
+        """Take nothing any more, and release what was taken and not given. Safe to call twice."""
+        for inbox in self._inboxes:
+            inbox.close()
+        self.left_rows += self._joiner.close()
+        self._leave()
+
+    def _receive(self, begin: float, timeout_s: float) -> bool:
+        """Wait for one more transfer; False once producers came, all have said goodbye, and all is taken."""
+        self._open = [transfer for transfer in self._open if not transfer.is_released]
+        for transfer in self._stack.transfers if self._stack else ():
+            held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)
+            if held >= transfer.slots and self._stack:  # it could send nothing more
+                self._stack.release_oldest_of(transfer.producer)
+        received = self._joiner.next(max(0.0, begin + timeout_s - time.monotonic()))
+        if received is None:
+            return False
+        self._ready.append(received)
+        self._open.append(received)
+        return True
+
+    def _silent(self, missing: Sequence[int], begin: float) -> ChannelTimeoutError:
+        here = set(self.producers)
+        names = ", ".join(f"{producer}{'' if producer in here else ' (not here)'}" for producer in missing)
+        waited_s = time.monotonic() - begin
+        return ChannelTimeoutError(self.plan.groups[0].name, f"nothing came of producers {names}", waited_s)
+
+    def _drop_stale(self, accept: Accept | None) -> None:
+        for transfer in [one for one in self._ready if accept is not None and not accept(one.version)]:
+            self._ready.remove(transfer)
+            self.stale_rows += self._give_up(transfer)
+
+    def _leave(self) -> None:
+        for transfer in self._stack.transfers if self._stack else ():
+            transfer.let_go()
+        self.left_rows += self._stack.filled if self._stack else 0
+        self._stack = None
+        while self._ready:
+            self.left_rows += self._give_up(self._ready.popleft())
+
+    def _give_up(self, transfer: Transfer) -> int:
+        """Release its unused rows; returns how many they are."""
+        rows, transfer.used_rows = transfer.rows_left, transfer.num_rows
+        transfer.release_if_done()
+        return rows
+
+    def _use(self, most: int) -> tuple[Transfer, slice]:
+        """The next rows of the transfer that is ready first, at most so many."""
+        used = self._used(self._ready[0], most)
+        if not used[0].rows_left:
+            self._ready.popleft()
+        return used
+
+    def _used(self, transfer: Transfer, most: int) -> tuple[Transfer, slice]:
+        rows = slice(transfer.used_rows, min(transfer.num_rows, transfer.used_rows + most))
+        transfer.used_rows = rows.stop
+        transfer.users += 1
+        return transfer, rows
+
+    def _view(self, used: tuple[Transfer, slice]) -> Experience:
+        """Rows of one transfer, in place."""
+        transfer, rows = used
+        count = rows.stop - rows.start
+        self.taken_rows += count
+        return Experience(
+            {name: tensor[rows] for group in self._full for name, tensor in transfer.tensors(group).items()},
+            {
+                self.plan.groups[group].name: self._ragged_rows(transfer, group, rows, 0)
+                for group in self._ragged
+            },
+            torch.full((count,), transfer.version),
+            torch.full((count,), transfer.producer),
+            [transfer],
+        )
+
+    def _add(self, stack: _Stack, transfer: Transfer, rows: slice) -> None:
+        """Copy rows to where they are wanted."""
+        to = slice(stack.filled, stack.filled + rows.stop - rows.start)
+        for group in self._full:
+            for name, tensor in transfer.tensors(group).items():
+                stack.memory[name][to].copy_(tensor[rows])
+        for group in self._ragged:
+            pieces = stack.ragged.setdefault(self.plan.groups[group].name, [])
+            pieces.append(
+                {
+                    name: tensor.clone()
+                    for name, tensor in self._ragged_rows(transfer, group, rows, to.start).items()
+                }
+            )
+        stack.versions[to], stack.producers[to] = transfer.version, transfer.producer
+        stack.transfers.append(transfer)
+        stack.filled = to.stop
+
+    def _ragged_rows(self, transfer: Transfer, group: int, rows: slice, first: int) -> dict[str, Tensor]:
+        """Of a ragged group what belongs to these rows, which the trainer counts from ``first``."""
+        tensors = transfer.tensors(group)
+        if rows == slice(0, transfer.num_rows) and first == 0:
+            return dict(tensors)
+        env = tensors[ROW_FIELD]
+        mine = (env >= rows.start) & (env < rows.stop)
+        found = {name: tensor[mine] for name, tensor in tensors.items()}
+        found[ROW_FIELD] += first - rows.start
+        return found
+
+    def _stacked(self, stack: _Stack) -> Experience:
+        self.taken_rows += stack.filled
+        return Experience(
+            stack.memory,
+            {
+                name: {key: torch.cat([piece[key] for piece in pieces]) for key in pieces[0]}
+                for name, pieces in stack.ragged.items()
+            },
+            stack.versions,
+            stack.producers,
+            stack.transfers,
+            lambda: self._memory.setdefault(stack.rows, []).append(stack.memory),
+        )
+
+    def _register(self, rows: int) -> dict[str, Tensor]:
+        """Memory for so many rows, used before if possible; page-locked where there is CUDA [unverified on GPU]."""
+        free = self._memory.get(rows)
+        if free:
+            return free.pop()
+        pinned = torch.cuda.is_available()
+        return {
+            field.name: torch.empty((rows, *field.shape), dtype=field.dtype, pin_memory=pinned)
+            for group in self._full
+            for field in self.plan.groups[group].fields
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

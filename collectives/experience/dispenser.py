@@ -1,0 +1,323 @@
+"""Dispenser: gives an agent tensors to write its experience into, and sends all groups of it under one number."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from collectives.experience.errors import ChannelTimeoutError, SchemaError
+from collectives.experience.outbox import Claim, Outbox
+from collectives.experience.packer import ROW_FIELD, ChannelPlan
+from collectives.experience.ways import Router, SharedMemoryWay, Way
+
+_LOOK_S = 0.05
+"""After which a dispenser that waits for a slot looks at consumers and ways again."""
+
+Ragged = Mapping[str, Mapping[str, Tensor]]
+"""Rows of ragged groups: by group, by field."""
+
+
+class Dispenser:
+    """One agent's experience on its way: an outbox per group, and one decision where each sequence number goes.
+
+    Not for several threads at once. ::
+
+        dispenser = Dispenser(plan, rows=64, producer=0)
+        dispenser.attach(0, batcher_endpoints)        # or a Migrator does
+        rollout = dispenser.open()
+        rollout["obs"][:, step].copy_(obs)
+        dispenser.send(version=3, ragged={"finals": {"env": ..., "obs": ...}})
+    """
+
+    def __init__(
+        self,
+        plan: ChannelPlan,
+        *,
+        rows: int,
+        producer: int,
+        slots: int = 4,
+        ragged_rows: int | None = None,
+        credit: int | None = None,
+    ) -> None:
+        """Give it its memory.
+
+        Args:
+            plan: what travels in which channel
+            rows: of the full groups that are sent at a time
+            producer: its number among the channel set's producers, from 0
+            slots: transfers that can be under way
+            ragged_rows: of a ragged group that are sent at a time, at most; None: ``rows``
+            credit: transfers that one consumer may have and not have released; None: all slots
+
+        Raises:
+            ChannelError: there is no memory for it.
+            ValueError: a number is out of its range.
+        """
+        self.plan, self.rows, self.producer, self.slots = plan, rows, producer, slots
+        self._credit = credit or slots
+        origin = secrets.randbits(63) | 1
+        self.origin = origin
+        """Tells this dispenser from another that had its number before."""
+        self.outboxes: tuple[Outbox, ...] = tuple(
+            Outbox(
+                group,
+                rows=plan.batch * ((ragged_rows or rows) if group.name in plan.ragged else rows),
+                slots=slots,
+                producer=producer,
+                origin=origin,
+                routed=True,
+            )
+            for group in plan.groups
+        )
+        self._full = [outbox for outbox in self.outboxes if outbox.schema.name not in plan.ragged]
+        self._claims: dict[str, Claim] = {}
+        self._kept: dict[str, list[dict[str, Tensor]]] = {name: [] for name in plan.ragged}
+        """Ragged rows of groups whose transfer is not full yet."""
+        self._filled = self._sequence = self._version = self._newest = 0
+        self._is_closed = False
+        self._ways: dict[int, Way] = {}
+        self._carried: dict[int, int] = {}
+        """Of sequences whose slots stay here until a way says that they were released: the consumer."""
+        self.router: Router = _LeastBacklog(self)
+        self.torn = 0
+        """Sequences of which a consumer that died had released some parts: it was done with them, the rest is dropped."""
+        self.rerouted = 0
+        """Sequences that were handed over again, since the consumer that had them was gone."""
+
+    def open(self, timeout_s: float = 60.0) -> dict[str, Tensor]:
+        """Fields of the full groups, (rows, *shape), to be written in place; what stood there before still does.
+
+        Raises:
+            ChannelTimeoutError: no consumer released a slot within the time limit. May be called again.
+        """
+        begin = time.monotonic()
+        for outbox in self._full:
+            if outbox.schema.name not in self._claims:
+                self._claims[outbox.schema.name] = self._claim(outbox, outbox.rows, begin, timeout_s)
+        rows = slice(self._filled * self.rows, (self._filled + 1) * self.rows)
+        claims = [self._claims[outbox.schema.name] for outbox in self._full]
+        return {name: tensor[rows] for claim in claims for name, tensor in claim.tensors.items()}
+
+    def send(self, version: int, ragged: Ragged | None = None, timeout_s: float = 60.0) -> int:
+        """Send what was opened, and the rows of ragged groups (a group that is not given has none).
+
+        With several groups per transfer, the last of them sends all, under the oldest version among them.
+
+        Returns:
+            the sequence number under which it travels, from 1; the same in all channels.
+
+        Raises:
+            SchemaError: ragged rows with other fields, types or shapes, or more of them than a slot holds.
+            ChannelTimeoutError: no slot for the ragged rows within the time limit. May be called again.
+            ValueError: nothing is open.
+        """
+        if len(self._claims) < len(self._full):
+            raise ValueError("nothing is open: call open() and write into its tensors first")
+        pieces = self._checked(ragged or {})
+        if self._filled + 1 < self.plan.batch:
+            for name, piece in pieces.items():
+                self._kept[name].append({field: tensor.clone() for field, tensor in piece.items()})
+        else:
+            self._fill_ragged(pieces, timeout_s)
+        self._version = version if self._filled == 0 else min(version, self._version)
+        self._filled += 1
+        if self._filled < self.plan.batch:
+            return self._sequence + 1
+        for outbox in self.outboxes:
+            self._sequence = self._claims.pop(outbox.schema.name).commit(self._version)
+        self._begin_anew()
+        self.pump()
+        return self._sequence
+
+    def cancel(self) -> None:
+        """Give what was opened back unsent, with all groups that wait for the same transfer."""
+        while self._claims:
+            self._claims.popitem()[1].cancel()
+        self._begin_anew()
+
+    def attach(self, index: int, endpoints: Sequence[str]) -> None:
+        """Connect all groups to a consumer of this host: its number, and its inboxes in the plan's order.
+
+        Raises:
+            ChannelError: an inbox is not there any more.
+            SchemaError: one expects something else, or there are not as many as groups.
+        """
+        self.attach_way(index, SharedMemoryWay(self.outboxes, endpoints))
+        self.pump()
+
+    def attach_way(self, index: int, way: Way) -> None:
+        """Connect to a consumer by any way. Who had its number before is let go of."""
+        if index in self._ways:
+            self._let_go(index)
+        self._ways[index] = way
+
+    def consumers(self) -> dict[int, int]:
+        """The backlog of each consumer that is attached and alive, by number."""
+        return {index: way.backlog for index, way in self._ways.items() if way.alive}
+
+    def has_room(self, index: int) -> bool:
+        """Whether a consumer is there and may have one more."""
+        way = self._ways.get(index)
+        return way is not None and way.alive and way.backlog < self._credit
+
+    def pump(self) -> None:
+        """Take in what was released and who is gone, and hand over what waits. ``open`` and ``send`` do so too."""
+        for outbox in self.outboxes:
+            outbox.look()
+        for index, way in list(self._ways.items()):
+            for sequence in way.released():
+                del self._carried[sequence]
+                self._drop(sequence)
+            if not way.alive:
+                self._let_go(index)
+        self.router.look()
+        self._hand_over_waiting()
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait until consumers have released everything; returns how many transfers they have not when time is up."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.pump()
+            left = set[int]().union(*(outbox.unreleased() for outbox in self.outboxes))
+            if not left or time.monotonic() >= deadline:
+                return len(left)
+            for outbox in self.outboxes:
+                outbox.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Say goodbye, once what was sent has found a consumer or time is up. Safe to call twice."""
+        if self._is_closed:
+            return
+        deadline = time.monotonic() + timeout_s
+        self.cancel()
+        self.pump()
+        while any(outbox.waiting() for outbox in self.outboxes) and time.monotonic() < deadline:
+            self.outboxes[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            self.pump()
+        for outbox in self.outboxes:
+            outbox.close(timeout_s=max(0.0, deadline - time.monotonic()))
+        for index in list(self._ways):
+            self._let_go(index)
+        self._is_closed = True
+
+    def _claim(self, outbox: Outbox, rows: int, begin: float, timeout_s: float) -> Claim:
+        """Of a slot; whoever waits for one sees to it that what a dead consumer had goes to another."""
+        while True:
+            self.pump()
+            left_s = begin + timeout_s - time.monotonic()
+            try:
+                return outbox.claim(rows, timeout_s=max(0.0, min(_LOOK_S, left_s)))
+            except ChannelTimeoutError as error:
+                if left_s <= _LOOK_S:
+                    waited_s = time.monotonic() - begin
+                    raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
+
+    def _checked(self, ragged: Ragged) -> dict[str, dict[str, Tensor]]:
+        """By group; their rows refer to those of the whole transfer."""
+        unknown = ragged.keys() - self.plan.ragged
+        if unknown:
+            raise SchemaError(
+                self.plan.groups[0].name,
+                f"ragged rows of {sorted(unknown)} came: the plan has {sorted(self.plan.ragged)}",
+            )
+        pieces = {}
+        for outbox in self.outboxes:
+            name = outbox.schema.name
+            if name in ragged and outbox.schema.refuse_tensors(ragged[name]):
+                pieces[name] = dict(ragged[name])
+                pieces[name][ROW_FIELD] = pieces[name][ROW_FIELD] + self._filled * self.rows
+        return pieces
+
+    def _fill_ragged(self, last: Mapping[str, Mapping[str, Tensor]], timeout_s: float) -> None:
+        """Claim slots for the ragged rows of this transfer, and copy them there."""
+        begin = time.monotonic()
+        claims: dict[str, Claim] = {}
+        try:
+            for outbox in self.outboxes:
+                name = outbox.schema.name
+                if name not in self.plan.ragged:
+                    continue
+                pieces = [*self._kept[name], *([last[name]] if name in last else [])]
+                rows = sum(len(piece[ROW_FIELD]) for piece in pieces)
+                claims[name] = claim = self._claim(outbox, rows, begin, timeout_s)
+                for field in claim.tensors if pieces else ():
+                    torch.cat([piece[field] for piece in pieces], out=claim[field])
+        except Exception:
+            for claim in claims.values():
+                claim.cancel()
+            raise
+        self._claims.update(claims)
+
+    def _begin_anew(self) -> None:
+        self._filled = 0
+        for pieces in self._kept.values():
+            pieces.clear()
+
+    def _hand_over_waiting(self) -> None:
+        waiting = [set(outbox.waiting()) for outbox in self.outboxes]
+        for sequence in sorted(set[int]().union(*waiting) - self._carried.keys()):
+            if not all(sequence in numbers for numbers in waiting):
+                self._settle(sequence)
+                continue
+            index = self.router.route(sequence)
+            if index is None:
+                return
+            way = self._ways[index]
+            way.hand_over(sequence)
+            if way.carries:
+                self._carried[sequence] = index
+            self.rerouted += sequence <= self._newest
+            self._newest = max(self._newest, sequence)
+
+    def _settle(self, sequence: int) -> None:
+        """A sequence of which not all parts wait: its consumer is being given up, or was done with it."""
+        if all(sequence in outbox.unreleased() for outbox in self.outboxes):
+            return  # its other parts will come back too, or be released
+        self._drop(sequence)
+        self.torn += 1
+
+    def _drop(self, sequence: int) -> None:
+        for outbox in self.outboxes:
+            if sequence in outbox.waiting():
+                outbox.drop(sequence)
+
+    def _let_go(self, index: int) -> None:
+        """What a way carried and did not bring waits again."""
+        self._ways.pop(index).close()
+        self._carried = {sequence: whose for sequence, whose in self._carried.items() if whose != index}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _LeastBacklog(Router):
+    """Any consumer that has room; of several the one that has least to do."""
+
+    def __init__(self, dispenser: Dispenser) -> None:
+        self._dispenser = dispenser
+
+    def look(self) -> None:
+        """Consumers are attached by hand."""
+
+    def route(self, sequence: int) -> int | None:
+        """The index of the consumer with the least backlog."""
+        return least_backlog(self._dispenser)
+
+
+def least_backlog(dispenser: Dispenser) -> int | None:
+    """Index of the consumer that has least to do, of those that may have one more."""
+    backlogs = {
+        index: backlog for index, backlog in dispenser.consumers().items() if dispenser.has_room(index)
+    }
+    return min(backlogs, key=lambda index: (backlogs[index], index), default=None)

@@ -1,0 +1,225 @@
+"""Joining: parts of one transfer that came through several channels become one piece of experience again."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from torch import Tensor
+
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.inbox import Batch, Inbox
+from collectives.experience.memory import MAX_PRODUCERS
+
+_SLEEP_S = 0.05
+"""After which whoever waits for a part looks again at all channels."""
+_PATIENCE = 8
+"""Transfers of one producer that may be complete before an earlier one, whose missing parts then count as gone."""
+_REMEMBERED = 256
+"""Sequence numbers per producer by which a transfer that comes twice is known."""
+_REMEMBERED_PRODUCERS = 4 * MAX_PRODUCERS
+
+Key = tuple[int, int, int]
+"""Producer, origin, sequence."""
+
+
+class Transfer:
+    """All parts of one sequence number of one producer, until its rows are used up and released."""
+
+    def __init__(self, parts: Sequence[Batch], released: Counter[int]) -> None:
+        """``released``: gets this one's rows, by origin, once they are."""
+        self._parts, self._released = tuple(parts), released
+        first = parts[0]
+        self.origin = first.origin
+        self.producer, self.sequence, self.version = first.producer, first.sequence, first.version
+        self.num_rows, self.slots = first.num_rows, first.slots
+        self.used_rows = 0
+        """From the begin; the rest is for later."""
+        self.users = 0
+        """Pieces of experience that keep it from being released."""
+        self.is_released = False
+
+    @property
+    def rows_left(self) -> int:
+        """That nobody has used."""
+        return self.num_rows - self.used_rows
+
+    def tensors(self, group: int) -> dict[str, Tensor]:
+        """The fields of a group, in place."""
+        return self._parts[group].tensors
+
+    def let_go(self) -> None:
+        """A user less."""
+        self.users -= 1
+        self.release_if_done()
+
+    def release_if_done(self) -> None:
+        """Tell the producer, once it has neither users nor unused rows."""
+        if self.users <= 0 and not self.rows_left:
+            self.release()
+
+    def release(self) -> None:
+        """Tell the producer at once. Safe to call twice."""
+        if not self.is_released:
+            self._released[self.origin] += self.num_rows
+        self.is_released = True
+        for part in self._parts:
+            part.release()
+
+
+class Joiner:
+    """Takes from one inbox per group, and gives complete transfers."""
+
+    def __init__(self, inboxes: Sequence[Inbox]) -> None:
+        self._inboxes = inboxes
+        self._parts: dict[Key, dict[int, Batch]] = {}
+        """Of transfers that are not complete: by group."""
+        self._since: dict[Key, int] = {}
+        """How many of its producer were complete when the first part came."""
+        self._completed: Counter[int] = Counter()
+        """By producer, whoever had its number."""
+        self._recent: dict[tuple[int, int], deque[int]] = {}
+        """Sequence numbers that were complete, by producer and origin."""
+        self._lost_before: dict[int, int] = {}
+        """How many producers were lost when something last came of each: what is lost has left nothing more."""
+        self._complete: deque[Transfer] = deque()
+        self.torn = 0
+        """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
+        self.repeated = 0
+        """Parts that came a second time, by another way, and were dropped."""
+        self.received: Counter[int] = Counter()
+        """Rows of complete transfers, by origin."""
+        self.released: Counter[int] = Counter()
+        """Of them those that were released."""
+
+    @property
+    def waits_for(self) -> int:
+        """Transfers that are not complete."""
+        return len(self._parts)
+
+    def next(self, timeout_s: float) -> Transfer | None:
+        """The next complete transfer; None once producers came, all have said goodbye, and all is taken.
+
+        A producer that ended without a goodbye is waited for: a successor may come, and what comes through a relay goes
+        on through another.
+
+        Raises:
+            ChannelTimeoutError: none within the time limit.
+        """
+        begin = time.monotonic()
+        while not self._complete:
+            if self._take_from_each():
+                continue
+            left_s = begin + timeout_s - time.monotonic()
+            try:
+                if not self._await_part(max(0.0, min(_SLEEP_S, left_s))):
+                    return None
+            except ChannelTimeoutError as error:
+                self._drop_orphans()
+                if left_s <= _SLEEP_S:
+                    waited_s = time.monotonic() - begin
+                    raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
+        return self._complete.popleft()
+
+    def close(self) -> int:
+        """Give up what was taken and not given; returns how many rows of complete transfers that is."""
+        self._drop(list(self._parts))
+        rows = sum(transfer.num_rows for transfer in self._complete)
+        while self._complete:
+            self._complete.popleft().release()
+        return rows
+
+    def _take_from_each(self) -> bool:
+        """One batch of each channel that has one: no more, since what is taken is lost with this process."""
+        took = False
+        for group in range(len(self._inboxes)):
+            with suppress(ChannelTimeoutError):
+                took = self._take(group, 0.0) or took
+        return took
+
+    def _await_part(self, limit_s: float) -> bool:
+        """Wait for what is missing longest, or for anything; False once all have said goodbye.
+
+        Raises:
+            ChannelTimeoutError: nothing came.
+        """
+        group = self._awaited()
+        if self._take(group, limit_s):
+            return True
+        self._drop(list(self._parts))  # nobody is there who could complete them
+        if group != 0:
+            return True
+        missed = self._missed()
+        if not missed:
+            return False
+        time.sleep(limit_s)
+        told = f"producers {missed} ended without a goodbye, and nobody came for them"
+        raise ChannelTimeoutError(self._inboxes[0].schema.name, told, limit_s)
+
+    def _take(self, group: int, timeout_s: float) -> bool:
+        batch = self._inboxes[group].take(timeout_s)
+        if batch is None:
+            return False
+        key = (batch.producer, batch.origin, batch.sequence)
+        parts = self._parts.get(key, {})
+        if group in parts or batch.sequence in self._recent_of(batch):
+            self.repeated += 1
+            batch.release()
+            return True
+        parts[group] = batch
+        self._parts[key] = parts
+        if group == 0:
+            self._lost_before[batch.producer] = len(self._inboxes[0].lost)
+        self._since.setdefault(key, self._completed[batch.producer])
+        if len(parts) == len(self._inboxes):
+            self._complete_with(key)
+        return True
+
+    def _complete_with(self, key: Key) -> None:
+        parts = self._parts.pop(key)
+        del self._since[key]
+        self._recent_of(parts[0]).append(parts[0].sequence)
+        self._completed[parts[0].producer] += 1
+        transfer = Transfer([parts[group] for group in range(len(parts))], self.released)
+        self.received[transfer.origin] += transfer.num_rows
+        self._complete.append(transfer)
+        self._drop([late for late in self._parts if self._completed[late[0]] - self._since[late] > _PATIENCE])
+
+    def _recent_of(self, batch: Batch) -> deque[int]:
+        who = (batch.producer, batch.origin)
+        if who not in self._recent:
+            if len(self._recent) == _REMEMBERED_PRODUCERS:
+                del self._recent[next(iter(self._recent))]
+            self._recent[who] = deque(maxlen=_REMEMBERED)
+        return self._recent[who]
+
+    def _missed(self) -> list[int]:
+        """Producers that were lost, and of whose successors nothing came."""
+        lost = enumerate(self._inboxes[0].lost)
+        return sorted({producer for place, producer in lost if place >= self._lost_before.get(producer, 0)})
+
+    def _awaited(self) -> int:
+        """The group whose part is missing longest, or the first if nothing is."""
+        oldest = next(iter(self._parts.values()), {})
+        return next(group for group in itertools.count() if group not in oldest)
+
+    def _drop_orphans(self) -> None:
+        """Transfers whose producer is gone from a channel that a part is missing from."""
+        here = [set(inbox.producers) for inbox in self._inboxes]
+        self._drop(
+            [
+                key
+                for key, parts in self._parts.items()
+                if any(key[0] not in here[group] for group in range(len(here)) if group not in parts)
+            ]
+        )
+
+    def _drop(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self.torn += 1
+            self._since.pop(key, None)
+            for batch in self._parts.pop(key).values():
+                batch.release()

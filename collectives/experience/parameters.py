@@ -1,0 +1,229 @@
+"""Parameters from a learner to its collectors: a versioned broadcast in shared memory that nobody waits for.
+
+The file holds a header and three copies of the tensors. The owner fills a copy that is not the published one and then
+publishes it by one word, which says version and copy; each copy also says which version it holds, and says none while it
+is filled. A reader copies what is published and then looks whether it still holds that version: else it begins again.
+It has the time of two publications for that, so it hardly ever must. An owner that dies while it fills a copy leaves
+readers with the version before. x86-64 keeps plain stores, and plain loads, in order (as in ``collectives.md``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from collectives import futex
+from collectives.experience import memory as at
+from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError
+from collectives.experience.memory import SharedFile
+from collectives.experience.messages import Layouts
+from collectives.experience.schema import ExperienceSchema
+from collectives.processes import Processes
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned
+
+BOARD_MAGIC = 0x3130445242594152
+COPIES = 3
+"""Of the tensors: one is read, one may be filled, and one is between them."""
+_OWNER, _SCHEMA_BYTES, _CLOSED = 1, 2, 3
+_PUBLISHED = at.LINE
+"""The word that publishes: 0 before the first time, else (version + 1) * 4 + copy."""
+_HELD = 2 * at.LINE
+"""The first of the copies' own words: 0 while it is filled, else version + 1. Each has a cache line."""
+_SCHEMA_AT = (2 + COPIES) * CACHE_LINE_BYTES
+_SLEEP_S = 0.05
+"""After which a reader that waits looks whether the owner is alive."""
+_MOST_READS = 1000
+"""Copies begun anew before a reader gives up: the owner would have published twice as often meanwhile."""
+
+
+class ParameterBoard:
+    """One owner publishes, any number of processes of the host read. Not for several threads at once.
+
+    ::
+
+        board = ParameterBoard.host({"parameters": flat, "mean": mean})   # tell readers board.endpoint
+        board.publish({"parameters": flat, "mean": mean}, version=0)
+
+        board = ParameterBoard.attach(endpoint)
+        board.wait(version=1, timeout_s=60.0)
+        version = board.read_into({"parameters": own_flat, "mean": own_mean})
+    """
+
+    def __init__(self, file: SharedFile, schema: ExperienceSchema, endpoint: str, *, hosts: bool) -> None:
+        """See ``host`` and ``attach``."""
+        self.schema, self.endpoint, self._hosts = schema, endpoint, hosts
+        self._file, self._words = file, file.words
+        begin = page_aligned(_SCHEMA_AT + self._words[_SCHEMA_BYTES])
+        stride = page_aligned(_copy_bytes(schema))
+        self._copies = tuple(_views(file, schema, begin + copy * stride) for copy in range(COPIES))
+        self._owner = self._words[_OWNER]
+        self._processes = Processes([self._owner])
+        self._closed = False
+
+    @classmethod
+    def host(cls, tensors: Mapping[str, Tensor], name: str = "parameters") -> Self:
+        """Make a board for tensors of these names, shapes and types. Nothing is published yet.
+
+        Raises:
+            ChannelError: there is no memory for it, or this host cannot.
+            SchemaError: a tensor's type is one that channels do not carry.
+        """
+        schema = ExperienceSchema.of(name, _rows(tensors))
+        message = Layouts(schema).schema_message()
+        begin = page_aligned(_SCHEMA_AT + len(message))
+        file = SharedFile.create(name, begin + COPIES * page_aligned(_copy_bytes(schema)))
+        file.bytes[_SCHEMA_AT : _SCHEMA_AT + len(message)] = message
+        file.words[_OWNER], file.words[_SCHEMA_BYTES] = os.getpid(), len(message)
+        file.words[at.MAGIC] = BOARD_MAGIC
+        return cls(file, schema, file.endpoint, hosts=True)
+
+    @classmethod
+    def attach(cls, endpoint: str, name: str = "parameters") -> Self:
+        """Read from a board of another process.
+
+        Raises:
+            ChannelError: it is not there any more, or is something else.
+        """
+        file = SharedFile.open(name, endpoint, BOARD_MAGIC)
+        message = file.bytes[_SCHEMA_AT : _SCHEMA_AT + file.words[_SCHEMA_BYTES]]
+        return cls(file, at.read_schema(message), endpoint, hosts=False)
+
+    @property
+    def version(self) -> int:
+        """Of what is published; -1 before the first time."""
+        return (self._words[_PUBLISHED] >> 2) - 1
+
+    @property
+    def over(self) -> bool:
+        """Whether no more will come: the owner has closed the board, or its process has ended. What it published stays."""
+        return bool(self._words[_CLOSED]) or bool(self._processes.ended())
+
+    def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Copy the tensors, and show them as this version. Nobody can make this wait.
+
+        Raises:
+            SchemaError: other names, shapes or types than the board's.
+            ValueError: a version that is not newer than the published one.
+            ChannelError: this process does not host the board.
+        """
+        self._check_open()
+        if not self._hosts:
+            raise ChannelError(self.schema.name, f"only its owner, process {self._owner}, publishes")
+        self.schema.refuse_tensors(_rows(tensors))
+        if version <= self.version:
+            raise ValueError(f"version {version} is published after version {self.version}")
+        copy = ((self._words[_PUBLISHED] & 3) + 1) % COPIES
+        held = _HELD + copy * at.LINE
+        self._words[held] = 0
+        for name, tensor in tensors.items():
+            self._copies[copy][name].copy_(tensor.detach())
+        self._words[held] = version + 1
+        self._words[_PUBLISHED] = version + 1 << 2 | copy
+        futex.wake(self._file.word_address(_PUBLISHED))
+
+    def wait(self, version: int, timeout_s: float) -> int:
+        """Sleep until this version or a newer one is published. Returns which.
+
+        Raises:
+            ChannelClosedError: the owner has closed the board, or its process has ended, before that.
+            ChannelTimeoutError: it was not published within the time limit.
+        """
+        begin = time.monotonic()
+        while True:
+            self._check_open()
+            ended = bool(
+                self._processes.ended()
+            )  # asked before the word: what it published last still counts
+            closed, seen = self._words[_CLOSED], self._words[_PUBLISHED]
+            if self.version >= version:
+                return self.version
+            if closed or ended:
+                how = "has closed it" if closed else "has ended"
+                raise ChannelClosedError(
+                    self.schema.name,
+                    f"its owner, process {self._owner}, {how} at version {self.version}; version {version} was awaited",
+                )
+            waited_s = time.monotonic() - begin
+            if waited_s >= timeout_s:
+                detail = f"its owner, process {self._owner}, is at version {self.version}; version {version} was awaited"
+                raise ChannelTimeoutError(self.schema.name, detail, waited_s)
+            futex.sleep(self._file.word_address(_PUBLISHED), seen, _SLEEP_S)
+
+    def read_into(self, tensors: Mapping[str, Tensor]) -> int:
+        """Copy what is published into tensors of the same names, shapes and types. Returns its version.
+
+        Raises:
+            SchemaError: the tensors are others than the board's.
+            ChannelError: nothing was published yet, or the owner publishes faster than this process can copy.
+        """
+        self._check_open()
+        self.schema.refuse_tensors(_rows(tensors))
+        for _ in range(_MOST_READS):
+            published = self._words[_PUBLISHED]
+            if not published:
+                raise ChannelError(self.schema.name, "nothing was published yet: wait(version=0) first")
+            copy = published & 3
+            for name, tensor in tensors.items():
+                tensor.detach().copy_(self._copies[copy][name])
+            if self._words[_HELD + copy * at.LINE] == published >> 2:
+                return (published >> 2) - 1
+        raise ChannelError(
+            self.schema.name,
+            f"process {self._owner} publishes faster than {_MOST_READS} copies could be read: publish less often",
+        )
+
+    def close(self) -> None:
+        """The owner tells readers that no more will come; a reader only lets go. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._hosts:
+            self._words[_CLOSED] = 1
+            futex.wake(self._file.word_address(_PUBLISHED))
+        self._processes.close()
+        self._file.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ChannelClosedError(self.schema.name, "this board is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _rows(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All of them as one row of a schema."""
+    return {name: tensor.detach().unsqueeze(0) for name, tensor in tensors.items()}
+
+
+def _offsets(schema: ExperienceSchema) -> list[int]:
+    """Where each tensor begins within a copy, on a cache line, and where the copy ends."""
+    offsets = [0]
+    for field in schema.fields:
+        offsets.append(offsets[-1] + -(-field.row_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
+    return offsets
+
+
+def _copy_bytes(schema: ExperienceSchema) -> int:
+    return _offsets(schema)[-1]
+
+
+def _views(file: SharedFile, schema: ExperienceSchema, begin: int) -> dict[str, Tensor]:
+    """The tensors of one copy, in place."""
+    return {
+        field.name: torch.frombuffer(
+            file.bytes, dtype=field.dtype, count=field.row_numel, offset=begin + offset
+        ).view(field.shape)
+        for field, offset in zip(schema.fields, _offsets(schema), strict=False)
+    }

@@ -1,0 +1,41 @@
+"""Sleeping on a word of shared memory until its writer wakes us: Linux futexes, between processes."""
+
+from __future__ import annotations
+
+import ctypes
+
+# System call and operations of x86-64; see collectives.transports.shm.memory.is_supported.
+_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
+_EVERYONE = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+_syscall = ctypes.CDLL(None).syscall
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.POINTER(_Timespec),
+)
+_syscall.restype = ctypes.c_long
+
+
+def sleep(address: int, seen: int, limit_s: float) -> None:
+    """Until woken, at most ``limit_s``; not at all if the word is not ``seen`` any more. Signals end it too.
+
+    Args:
+        address: of a 32-bit word, or of the lower half of a 64-bit one
+        seen: what the word was; its lower 32 bits count
+        limit_s: not negative
+    """
+    limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
+
+
+def wake(address: int) -> None:
+    """Everyone who sleeps on this word."""
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, _EVERYONE, None)

@@ -1,0 +1,166 @@
+"""Equal GMIs: cores dealt evenly, or GPUs cut into equal shares."""
+
+from __future__ import annotations
+
+from math import floor
+
+from placement.errors import PlanError, counted
+from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
+
+MAX_DEFAULT_GMIS = 8
+"""CPU GMIs with a simulator when the user names no number: beyond this, gradient exchange eats what another process adds."""
+
+
+def equal_cores(
+    machine: Machine,
+    num_gmis: int | None,
+    gmis_per_gpu: int | None,
+    threads: int | None,
+    *,
+    called: str = "GMI",
+) -> tuple[list[Slice], str]:
+    """As many GMIs as asked on cores of their own, and how that came to be; None: one per core, at most 8.
+
+    Args:
+        machine: what there is
+        num_gmis: how many, over all nodes
+        gmis_per_gpu: refused, since cores are cut here
+        threads: cores of each; None: its node's cores divided evenly
+        called: what such a GMI is called
+
+    Raises:
+        PlanError: the cores do not hold them.
+    """
+    if gmis_per_gpu is not None:
+        raise PlanError(
+            f"gmis_per_gpu={gmis_per_gpu}",
+            f"the cpu backend cuts cores, and there {_are(machine.num_gpus, 'GPU')}",
+            "Use num_gmis instead",
+        )
+    cores = [len(node.usable_cores) for node in machine.nodes]
+    fits = cores_hold(machine, threads)
+    if fits == 0 or (num_gmis is not None and num_gmis > fits):
+        raise _too_many_for_cores(machine, num_gmis or 1, threads, fits)
+    count = num_gmis if num_gmis is not None else min(fits, MAX_DEFAULT_GMIS)
+    per_node = spread_over_nodes(cores, count, threads or 1)
+    slices: list[Slice] = []
+    for node, share in zip(machine.nodes, per_node, strict=True):
+        if share:
+            width = threads or len(node.usable_cores) // share
+            slices += [
+                Slice(node=node.name, backend="cpu", cores=part, num_threads=width)
+                for part in _deal(node, share, width)
+            ]
+    return slices, _explain_cores(machine, slices, called, asked=num_gmis is not None)
+
+
+def equal_gpus(
+    machine: Machine, name: BackendName, count: int, shares: int, threads: int | None
+) -> tuple[list[Slice], str]:
+    """GPUs cut into ``shares`` equal ones each, filled in order by ``count`` GMIs, and how that came to be.
+
+    Raises:
+        PlanError: GPUs, or cores beside them, are too few.
+    """
+    fits = shares * machine.num_gpus
+    if count > fits:
+        needed = -(-count // machine.num_gpus)
+        raise PlanError(
+            f"num_gmis={count}",
+            f"{counted(machine.num_gpus, 'GPU')} with gmis_per_gpu={shares} gives {counted(fits, 'GMI')}",
+            f"Set num_gmis={fits} or gmis_per_gpu={needed}",
+        )
+    fraction = floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP
+    slices: list[Slice] = []
+    for node in machine.nodes:
+        uuids = [gpu.uuid for gpu in node.usable_gpus for _ in range(shares)][: count - len(slices)]
+        if not uuids:
+            continue
+        width = threads or len(node.usable_cores) // len(uuids)
+        if width * len(uuids) > len(node.usable_cores) or width == 0:
+            raise _too_few_cores_beside_gpus(node, len(uuids), threads)
+        slices += [
+            Slice(
+                node=node.name,
+                backend=name,
+                cores=part,
+                num_threads=width,
+                gpu_uuid=uuid,
+                gpu_fraction=round(fraction, 4),
+            )
+            for part, uuid in zip(_deal(node, len(uuids), width), uuids, strict=True)
+        ]
+    used = len({piece.gpu_uuid for piece in slices})
+    return slices, f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
+
+
+def cores_hold(machine: Machine, threads: int | None) -> int:
+    """How many GMIs of that many threads, or of one, have cores of their own."""
+    return sum(len(node.usable_cores) // (threads or 1) for node in machine.nodes)
+
+
+def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
+    """Share ``count`` GMIs of at least ``width`` cores among nodes: the poorest GMI gets the most cores.
+
+    One GMI at a time to the node where it gets the largest share, the earlier node on a tie: synchronous GMIs
+    wait for the slowest. Returns GMIs per node. ``count`` must fit.
+    """
+    shares = [0] * len(cores)
+    for _ in range(count):
+        open_nodes = [i for i, have in enumerate(cores) if have >= width * (shares[i] + 1)]
+        best = max(open_nodes, key=lambda i: (cores[i] / (shares[i] + 1), -i))
+        shares[best] += 1
+    return shares
+
+
+def _deal(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
+    """``share`` disjoint runs of ``width`` of the node's cores; empty where its cores are only counted."""
+    if not node.pinnable:
+        return [()] * share
+    cores = node.usable_cores
+    return [cores[i * width : (i + 1) * width] for i in range(share)]
+
+
+def _explain_cores(machine: Machine, slices: list[Slice], called: str, *, asked: bool) -> str:
+    used = sum(piece.num_threads for piece in slices)
+    why = f"as many {called}s as asked" if asked else f"one {called} per core, at most {MAX_DEFAULT_GMIS}"
+    rest = machine.num_cores - used
+    left = f", {counted(rest, 'core')} left for Ray and the driver" if rest else ""
+    return f"{why}, {counted(used, 'core')} shared evenly{left}"
+
+
+def _too_many_for_cores(machine: Machine, num_gmis: int, threads: int | None, fits: int) -> PlanError:
+    each = f" with threads_per_gmi={threads}" if threads is not None else ""
+    asked = f"num_gmis={num_gmis}{each}"
+    where = counted(len(machine.nodes), "node")
+    limit = f"there {_are(machine.num_cores, 'core')} on {where}, enough for {counted(fits, 'GMI')}{each}"
+    logical = sum(node.ray_cpus or 0 for node in machine.nodes)
+    if logical > machine.num_cores:
+        limit += f" (Ray was started with {logical:g} CPUs, more than the cores that exist)"
+    if fits:
+        return PlanError(
+            asked, limit, f"Set num_gmis to {fits} or less" + (" or threads_per_gmi lower" if each else "")
+        )
+    most = max((len(node.usable_cores) for node in machine.nodes), default=0)
+    return PlanError(
+        asked, limit, f"Set threads_per_gmi to {most} or less" if most else "Give Ray at least one CPU"
+    )
+
+
+def _too_few_cores_beside_gpus(node: Node, share: int, threads: int | None) -> PlanError:
+    cores = len(node.usable_cores)
+    each = threads or 1
+    way_out = (
+        f"Use at most {cores // each} GMIs on the node"
+        if cores >= each
+        else f"Set threads_per_gmi to {cores} or less"
+    )
+    return PlanError(
+        f"{counted(share, 'GMI')} of {counted(each, 'core')} each on node {node.name}",
+        f"it has {counted(cores, 'core')}",
+        way_out,
+    )
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{'is' if number == 1 else 'are'} {counted(number, noun)}"

@@ -1,0 +1,71 @@
+"""GMIs on the cores of others: those of a template that has more GMIs than there are cores, or whose GMIs take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from placement.errors import counted
+from placement.kinds import Roles, noun_of, served_by
+from placement.types import FRACTION_STEP, Slice
+
+
+def share_cores(
+    hosts: Sequence[Slice], kinds: Sequence[Roles], counts: Sequence[int], *, overlapped: bool
+) -> tuple[list[Slice], list[Roles], str]:
+    """Put the GMIs of the other kinds on the cores of those with a simulator.
+
+    A GMI that takes turns with those that it works for has their cores and as many threads; one that works at the same
+    time may run on every core of their node, in the gaps that they leave, with the threads of one of them. Of each core
+    Ray is asked for one CPU in all, divided evenly among the GMIs that have it.
+
+    Args:
+        hosts: slices of the GMIs with a simulator, by node, with cores of their own
+        kinds: of the template, that of ``hosts`` first
+        counts: GMIs of each kind
+        overlapped: whether the kinds work at the same time
+
+    Returns:
+        the slices of all GMIs by node, the roles of each, and how they share, as a clause.
+    """
+    placed: list[tuple[Roles, tuple[int, ...]]] = [(kinds[0], (index,)) for index in range(len(hosts))]
+    for roles, number in zip(kinds[1:], counts[1:], strict=True):
+        for index in range(number):
+            served = served_by(index, number, len(hosts))
+            node = hosts[served[0]].node
+            beside = range(len(hosts)) if overlapped else served
+            placed.append((roles, tuple(other for other in beside if hosts[other].node == node)))
+    users = [sum(host in covered for _, covered in placed) for host in range(len(hosts))]
+    placed.sort(
+        key=lambda entry: _node_order(hosts)[hosts[entry[1][0]].node]
+    )  # stable: by kind within a node
+    slices = [
+        _over([hosts[i] for i in covered], [users[i] for i in covered], overlapped) for _, covered in placed
+    ]
+    return slices, [roles for roles, _ in placed], _how(kinds, counts, overlapped)
+
+
+def _node_order(hosts: Sequence[Slice]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(dict.fromkeys(host.node for host in hosts))}
+
+
+def _over(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Slice:
+    """A slice with the cores of these, each of which so many GMIs share."""
+    cpus = sum(host.num_threads / number for host, number in zip(hosts, users, strict=True))
+    return replace(
+        hosts[0],
+        cores=tuple(core for host in hosts for core in host.cores),
+        num_threads=(max if overlapped else sum)(host.num_threads for host in hosts),
+        num_cpus=round(int(cpus / FRACTION_STEP + 1e-6) * FRACTION_STEP, 4),
+    )
+
+
+def _how(kinds: Sequence[Roles], counts: Sequence[int], overlapped: bool) -> str:
+    others = " and ".join(
+        counted(number, noun_of(roles)) for roles, number in zip(kinds[1:], counts[1:], strict=True)
+    )
+    several = sum(counts[1:]) > 1
+    name = f"{noun_of(kinds[0])}s"
+    if overlapped:
+        return f"{others} on the same cores, in the gaps that {name} leave"
+    return f"{others} on the same cores, which {'take' if several else 'takes'} turns with the {name}"

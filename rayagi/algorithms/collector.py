@@ -1,0 +1,215 @@
+"""The program of a collector: simulator and agent in one GMI, whose rollouts go to learners in others (GMI-DRL §3.1.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.agent import Agent
+from actors.collecting import check_finite, collect, evaluate
+from actors.gmi import GmiContext
+from actors.noise import exploration_noise
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from actors.stepping import RemoteSimulators
+from collectives.experience.dispenser import Dispenser
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.migrator import Migrator
+from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
+from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.program import memory_metrics
+from rayagi.algorithms.publishing import Follower
+from rayagi.algorithms.returns import discounted_returns
+from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
+from rayagi.config.spec import RunSpec
+
+
+class CollectorProgram:
+    """Fills rollouts where learners will read them, with the parameters that these published last.
+
+    It begins a rollout once it has a slot for it. A slot comes free when the rollout in it was learned from and the
+    parameters that came of that are published: so ``slots`` rollouts under way are a lag of at most ``slots`` - 1.
+
+    On a GPU slice the network lives there; physics and the channels stay on the host. [unverified on GPU]
+    """
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        """Make the environments and the channels; learners are looked for when they are needed.
+
+        Raises:
+            ChannelError: there is no memory for them.
+        """
+        self.spec, self.context, self._make_env = spec, context, make_env
+        self.flow = flow = Flow.of(spec, context.identity)
+        self.number = number = flow.collectors.index(context.identity.index)
+        flow.among_learners(context.communicator)  # all members form a group together
+        self.first_env_index, num_envs = flow.first_env(number), flow.envs[number]
+        self.simulator = self._simulator(num_envs)
+        info = self.simulator.info
+        self.policy = new_policy(spec, info, context.device)
+        self.agent = Agent(self.policy)
+        steps = spec.learning.rollout_length
+        self._own = Rollout.allocate(steps, num_envs, info, context.device)
+        self._running = torch.zeros(num_envs)
+        """Discounted return so far of each running episode."""
+        self.rollouts = 0
+        """Made so far: the place in the environments' noise."""
+        self._plan = channel_plan(info, steps)
+        self._dispenser = self._open_channels()
+        self._parameters = Follower(self.policy, context.directory, flow.learner_of(number))
+
+    def _open_channels(self) -> Dispenser:
+        """Outboxes for rollouts, which find learners by themselves."""
+        flow, rows = self.flow, self._own.num_envs
+        dispenser = Dispenser(
+            self._plan,
+            rows=rows,
+            producer=flow.producer_of(self.number),
+            slots=flow.slots,
+            ragged_rows=rows * self._own.num_steps,
+        )
+        consumers = len(flow.learners) if flow.in_step else None
+        Migrator(dispenser, self.context.directory, EXPERIENCE, consumers=consumers)
+        self._sent = 0
+        return dispenser
+
+    def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
+        """What the agent acts on: environments of this GMI."""
+        return Simulator(self._env(num_envs, self.first_env_index, self.spec.seed))
+
+    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
+        threads = self.context.identity.slice.num_threads
+        return self._make_env(
+            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
+        )
+
+    def iterate(self) -> IterationResult:
+        """One rollout, sent; where GMIs are asked one by one and no slot comes free, nothing after half a second.
+
+        Raises:
+            NonFiniteError: the simulator returned NaN or infinity.
+            ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
+            ChannelError: the learner is on another host.
+        """
+        started = time.perf_counter()
+        limit_s = self.spec.gmi.collective_timeout_s
+        patience_s = PATIENCE_S if self.flow.paced else limit_s
+        try:
+            rows = self._dispenser.open(patience_s)
+            version = self._parameters.read(patience_s)
+        except ChannelTimeoutError:
+            if not self.flow.paced:
+                raise
+            return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
+        begun = time.perf_counter()
+        rollout = rollout_over(rows, self._own.obs, self._own.outputs)
+        self.simulator.begin(self.rollouts)
+        times = collect(self.simulator, self.agent, rollout, self._noise())
+        check_finite(rollout, self.rollouts + 1)
+        self._complete(rollout)
+        self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
+        ended = time.perf_counter()
+        returns, lengths = self.simulator.take_finished()
+        self.rollouts += 1
+        return IterationResult(
+            iteration=self.rollouts - 1,
+            metrics={
+                "env_steps": float(rollout.num_steps * rollout.num_envs),
+                "episodes": float(len(returns)),
+                "iteration_s": ended - started,
+                "simulate_s": times.simulate_s,
+                "act_s": times.act_s,
+                "wait_s": begun - started,
+                **memory_metrics(self.context.device),
+            },
+            episode_returns=returns,
+            episode_lengths=lengths,
+        )
+
+    @torch.inference_mode()
+    def _complete(self, rollout: Rollout) -> None:
+        """What only this side knows: the probabilities with which it acted, and its episodes' returns so far."""
+        assert rollout.log_probs is not None
+        assert rollout.running_returns is not None
+        actions = rollout.actions.to(self.context.device)
+        rollout.log_probs.copy_(self.policy.model.head.log_prob(rollout.outputs, actions))
+        done = rollout.terminated | rollout.truncated
+        returns, self._running = discounted_returns(
+            rollout.rewards, done, self._running, self.spec.learning.gamma
+        )
+        rollout.running_returns.copy_(returns)
+
+    def _noise(self) -> Tensor:
+        return exploration_noise(
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            num_envs=self._own.num_envs,
+            iteration=self.rollouts,
+            num_steps=self._own.num_steps,
+            dim=self._own.outputs.shape[-1],
+            gumbel=self.policy.model.head.gumbel_noise,
+        ).to(self.context.device)
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Whole episodes with the newest policy's mode, in environments apart from the training ones.
+
+        Before a learner has published, that is the policy which the run begins with.
+        """
+        with suppress(ChannelTimeoutError):
+            self._parameters.read(0.0)
+        env = self._env(num_episodes, 0, seed)
+        try:
+            return evaluate(env, self.agent, num_episodes)
+        finally:
+            env.close()
+
+    def state_dict(self) -> StateDict:
+        """Shared: what the learner published last. Local: environments and running episodes, and what was sent."""
+        local = {
+            "simulator": self.simulator.state_dict(),
+            "running_returns": self._running.clone(),
+            "rollouts": self.rollouts,
+            "books": self._books(),
+        }
+        return {"shared": self._parameters.state_dict(), "local": local}
+
+    def _books(self) -> dict[str, Any]:
+        """Rows that this process sent, and those of them that no learner has released yet."""
+        self._dispenser.pump()
+        unreleased = set[int]().union(*(outbox.unreleased() for outbox in self._dispenser.outboxes))
+        rows = self._own.num_envs
+        return {
+            "origin": self._dispenser.origin,
+            "sent": self._sent * rows,
+            "unreleased": len(unreleased) * rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, with the parameters that the learner publishes of it; without ``local``, anew.
+
+        What is under way was collected before, and is given up.
+        """
+        self._parameters.forget()
+        if self._sent:
+            self._dispenser.close(timeout_s=0.0)
+            self._dispenser = self._open_channels()
+        self.rollouts = int(state["shared"]["iteration"])
+        local = state.get("local")
+        if local is None:
+            return
+        self.rollouts = int(local["rollouts"])
+        self.simulator.load_state_dict(local["simulator"])
+        resumes = self.simulator.resumes_episodes
+        self._running = local["running_returns"].clone() if resumes else torch.zeros_like(self._running)
+
+    def close(self) -> None:
+        """Say goodbye to learners, and release the simulators."""
+        self._dispenser.close()
+        self._parameters.close()
+        self.simulator.close()

@@ -1,0 +1,185 @@
+"""IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016): learning from rollouts of a policy that may be behind.
+
+Both make epochs of minibatches over a rollout, as PPO does, and can keep an update close to the policy before it, as PPO
+does. IMPALA corrects by V-trace for the policy that acted; A3C takes its experience as if it were the learner's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.rollout import Rollout
+from rayagi.algorithms import losses
+from rayagi.algorithms.gradient_learner import GradientLearner
+from rayagi.algorithms.returns import explained_variance, gae
+from rayagi.algorithms.rollout_training import RolloutTraining
+from rayagi.algorithms.vtrace import vtrace
+from rayagi.config.spec import ImpalaSpec
+
+
+@dataclass(slots=True)
+class Samples:
+    """What stays the same throughout an update. B = T * N.
+
+    Attributes:
+        obs: what the networks see now                               (B, obs_dim)
+        actions: what was done                                       (B, dim) or (B,)
+        behaviour: log probability under the policy that acted       (B,)
+        start: log probability under the policy before this update   (B,)
+        everything: obs, last states and true final ones, for values (B + N + K, obs_dim)
+        rewards: scaled if so configured                             (T, N)
+        terminated: the task ended                                   (T, N) bool
+        done: it ended, or the time limit cut it                     (T, N) bool
+    """
+
+    obs: Tensor
+    actions: Tensor
+    behaviour: Tensor
+    start: Tensor
+    everything: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    done: Tensor
+
+
+@dataclass(slots=True)
+class Estimates:
+    """What the present parameters make of them, anew in every epoch.
+
+    Attributes:
+        advantages: normalised if so configured, times the truncated importance ratio   (B,)
+        targets: value targets                                                          (B,)
+    """
+
+    advantages: Tensor
+    targets: Tensor
+
+
+class ImpalaLearner(GradientLearner[ImpalaSpec]):
+    """Policy gradient and value loss, step by step."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of what ``step_on`` returns, as in rayagi.monitoring.catalogue."""
+        clipped = () if self.spec.clip_ratio is None else ("clip_fraction",)
+        return ("policy_loss", "value_loss", "entropy", "approx_kl", *clipped, "grad_norm")
+
+    def loss(self, samples: Samples, estimates: Estimates, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Total loss of the samples in ``order``, and what is ``measured`` of it."""
+        spec, model = self.spec, self.model
+        obs, advantages = samples.obs[order], estimates.advantages[order]
+        outputs = model.policy(obs)
+        log_probs = model.head.log_prob(outputs, samples.actions[order])
+        log_ratio = log_probs - samples.start[order]
+        if spec.clip_ratio is None:
+            policy_loss = -(advantages * log_probs).mean()
+        else:
+            policy_loss = losses.clipped_policy_loss(log_ratio, advantages, spec.clip_ratio)
+        value_loss = (model.values(obs) - estimates.targets[order]).square().mean()
+        entropy = model.head.entropy(outputs)
+        total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
+        with torch.no_grad():
+            parts = [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio)]
+            if spec.clip_ratio is not None:
+                parts.append(losses.clip_fraction(log_ratio, spec.clip_ratio))
+        return total, torch.stack(parts).detach()
+
+    def step_on(self, samples: Samples, estimates: Estimates, order: Tensor) -> Tensor:
+        """One step on the samples in ``order``. Returns what ``loss`` measured, and the gradient's norm."""
+        total, parts = self.loss(samples, estimates, order)
+        return torch.cat((parts, self.step(total).reshape(1)))
+
+
+class ImpalaTraining(RolloutTraining[ImpalaSpec]):
+    """Implements actors.trainer.Learner for IMPALA and, without the correction, for A3C."""
+
+    learner: ImpalaLearner
+
+    def __init__(self, *, corrects: bool, **common: Any) -> None:
+        """``corrects``: by V-trace; else experience is taken as if the learner had acted. ``common``: as RolloutTraining."""
+        self.corrects = corrects
+        super().__init__(**common)
+
+    def _make_learner(self, total_env_steps: int | None, weight: float) -> ImpalaLearner:
+        return ImpalaLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+
+    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+        learner, samples = self.learner, self.prepare(rollout)
+        learner.begin_update(self.env_steps)
+        rows: list[Tensor] = []
+        fit = 0.0
+        for minibatches in orders:
+            estimates, own_fit = self.estimate(rollout, samples)
+            fit = fit if rows else own_fit
+            rows += [learner.step_on(samples, estimates, order) for order in minibatches]
+        metrics = learner.end_update(
+            learner.measured, rows, last_epoch=orders.shape[1], iteration=number, what="IMPALA update"
+        )
+        return {**metrics, "explained_variance": fit, **self._importance(samples)}
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> Samples:
+        """What the whole update is made of."""
+        obs, everything = self._observed(rollout)
+        actions = rollout.actions.flatten(0, 1).to(obs.device)
+        return Samples(
+            obs=obs,
+            actions=actions,
+            behaviour=self._behaviour(rollout),
+            start=self._log_probs(obs, actions),
+            everything=everything,
+            rewards=self._scaled_rewards(rollout),
+            terminated=rollout.terminated.to(obs.device),
+            done=(rollout.terminated | rollout.truncated).to(obs.device),
+        )
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, samples: Samples) -> tuple[Estimates, float]:
+        """Advantages and targets at the present parameters, and the explained variance of their value estimates."""
+        values, next_values = self._values(rollout, samples.everything)
+        if not self.corrects:
+            advantages, targets = gae(
+                rewards=samples.rewards,
+                values=values,
+                next_values=next_values,
+                terminated=samples.terminated,
+                done=samples.done,
+                gamma=self.spec.gamma,
+                gae_lambda=self.spec.gae_lambda,
+            )
+            weighted = self._normalised(advantages).reshape(-1)
+            return Estimates(weighted, targets.reshape(-1)), explained_variance(values, targets)
+        now = self._log_probs(samples.obs, samples.actions)
+        advantages, targets = vtrace(
+            log_ratios=(now - samples.behaviour).view(values.shape),
+            rewards=samples.rewards,
+            values=values,
+            next_values=next_values,
+            terminated=samples.terminated,
+            done=samples.done,
+            gamma=self.spec.gamma,
+            trace_lambda=self.spec.gae_lambda,
+            rho_bar=self.spec.rho_bar,
+            c_bar=self.spec.c_bar,
+        )
+        # A clipped loss holds the ratio to the policy at the start itself; what is left is from there to the behaviour.
+        reached = now if self.spec.clip_ratio is None else samples.start
+        weights = (reached - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
+        weighted = self._normalised(advantages).reshape(-1) * weights
+        return Estimates(weighted, targets.reshape(-1)), explained_variance(values, targets)
+
+    def _log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
+        model = self.policy.model
+        return model.head.log_prob(model.policy(obs), actions)
+
+    def _importance(self, samples: Samples) -> dict[str, float]:
+        """How far the policy before this update was from the one that acted."""
+        ratios = (samples.start - samples.behaviour).exp()
+        found = {"importance_ratio": float(ratios.mean())}
+        if self.corrects:
+            found["importance_truncated"] = float((ratios > self.spec.rho_bar).float().mean())
+        return found

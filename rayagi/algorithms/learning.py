@@ -1,0 +1,167 @@
+"""The program of a learner: a trainer in a GMI of its own, which learns from what collectors send (GMI-DRL §3.1.1)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from actors.collecting import check_finite
+from actors.gmi import GmiContext
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
+from actors.trainer import Trainer
+from collectives.experience.batcher import Batcher, Experience
+from collectives.experience.errors import ChannelTimeoutError
+from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
+from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.program import resident_bytes
+from rayagi.algorithms.publishing import Publisher
+from rayagi.algorithms.trajectories import channel_plan, rollout_of
+from rayagi.config.spec import RunSpec
+
+
+class LearnerProgram:
+    """Takes experience, learns, publishes, and only then releases what it learned from.
+
+    Observation and reward statistics are learned here and published with the parameters. On a GPU slice the networks
+    live there and take what the Batcher put into page-locked memory. [unverified on GPU]
+    """
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        """Open the inboxes and announce them. Parameters are published once it is known which the run goes on from.
+
+        Raises:
+            ChannelError: there is no memory for it.
+        """
+        self.spec, self.context = spec, context
+        self.flow = flow = Flow.of(spec, context.identity)
+        self.number = number = flow.learners.index(context.identity.index)
+        gradients = flow.among_learners(context.communicator)
+        assert gradients is not None
+        sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
+        sample.close()
+        policy = new_policy(spec, sample.info, context.device)
+        self.training = make_training(
+            spec,
+            policy,
+            communicator=gradients,
+            num_envs=flow.rows(number),
+            first_env_index=flow.first_env(flow.served_by(number).start),
+            total_envs=flow.total_rows,
+        )
+        self.trainer = Trainer(self.training)
+        self._plan = channel_plan(sample.info, spec.learning.rollout_length)
+        self.batcher = self._open_channels()
+        self._own = [flow.producer_of(collector) for collector in flow.served_by(number)]
+        self.lags: Counter[int] = Counter()
+        """Rollout rows that were learned from, by the updates that their policy was behind."""
+        self._publisher = Publisher(policy, context.directory, number)
+        self._stale_rows = 0
+
+    def _open_channels(self) -> Batcher:
+        """Inboxes, where collectors find them."""
+        batcher = Batcher(self._plan, rows=self.flow.rows(self.number))
+        batcher.announce(self.context.directory, EXPERIENCE, self.number)
+        return batcher
+
+    def iterate(self) -> IterationResult:
+        """One update; where GMIs are asked one by one and no experience comes, nothing after half a second.
+
+        Raises:
+            NonFiniteError: experience or the update holds NaN or infinity.
+            ChannelTimeoutError: too little experience came within the time limit of collectives.
+            CommunicatorError: another learner is lost.
+        """
+        started = time.perf_counter()
+        iteration = self.trainer.iteration
+        if self._publisher.version < 0:
+            self._publisher.publish(iteration)
+        experience = self._next()
+        begun = time.perf_counter()
+        waited = {"wait_s": begun - started, "stale_samples": self._stale_samples()}
+        if experience is None:
+            return IterationResult(iteration, waited)
+        with experience:
+            lags = iteration - experience.versions
+            metrics = self._learn(experience)
+            self._publisher.publish(self.trainer.iteration)
+        ended = time.perf_counter()
+        self.lags.update(lags.tolist())
+        return IterationResult(
+            iteration=iteration,
+            metrics={
+                "train_samples": float(len(lags) * self.spec.learning.rollout_length),
+                "iteration_s": ended - started,
+                **waited,
+                "update_s": ended - begun - self.training.sync_s,
+                "sync_s": self.training.sync_s,
+                "policy_lag_mean": float(lags.double().mean()),
+                "policy_lag_max": float(lags.max()),
+                "resident_bytes": float(resident_bytes()),
+                **metrics,
+            },
+        )
+
+    def _next(self) -> Experience | None:
+        """What the next update learns from."""
+        flow, batcher = self.flow, self.batcher
+        limit_s = PATIENCE_S if flow.paced else self.spec.gmi.collective_timeout_s
+        try:
+            if not flow.in_step:
+                oldest = None if flow.max_lag is None else self.trainer.iteration - flow.max_lag
+                return batcher.next(limit_s, None if oldest is None else lambda version: version >= oldest)
+            here = set(batcher.producers)
+            lost = set(batcher.lost) - here
+            expected = [producer for producer in self._own if producer not in lost]
+            return batcher.round(expected or self._own, limit_s)
+        except ChannelTimeoutError:
+            if flow.paced:
+                return None
+            raise
+
+    def _stale_samples(self) -> float:
+        """Steps that were too old to be learned from, since the last call."""
+        rows, self._stale_rows = self.batcher.stale_rows - self._stale_rows, self.batcher.stale_rows
+        return float(rows * self.spec.learning.rollout_length)
+
+    def _learn(self, experience: Experience) -> dict[str, float]:
+        rollout = rollout_of(experience.tensors, experience.ragged)
+        check_finite(rollout, self.trainer.iteration + 1)
+        return self.trainer.update(rollout)
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Learners have no agent.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("a learner has no agent: ask collectors")
+
+    def state_dict(self) -> StateDict:
+        """Shared: model, optimiser, statistics, iteration. Local: ages of what was learned from."""
+        return {
+            "shared": self.trainer.shared_state(),
+            "local": {"lags": dict(self.lags), "books": self._books()},
+        }
+
+    def _books(self) -> dict[str, Any]:
+        """Rows that this process learned from or dropped; and by who sent them, those that came and were released."""
+        batcher = self.batcher
+        return {"taken": batcher.taken_rows, "dropped": batcher.stale_rows, "received": batcher.received}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, and publish its parameters. What came before is given up."""
+        self.trainer.load_state(state["shared"], None)
+        if "local" in state:
+            self.lags = Counter(state["local"]["lags"])
+        if self.batcher.received:
+            self.batcher.close()
+            self.batcher, self._stale_rows = self._open_channels(), 0
+        self._publisher.publish(self.trainer.iteration)
+
+    def close(self) -> None:
+        """Take nothing any more, and tell collectors that no more will come."""
+        self.batcher.close()
+        self._publisher.close()

@@ -1,0 +1,166 @@
+"""Parameters on their way from a learner to its collectors: what is published, and who follows it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from actors.protocols import StateDict
+from collectives.experience.directory import Directory
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.experience.parameters import ParameterBoard
+from collectives.rendezvous import host_identity, poll
+from rayagi.algorithms.normalisers import moments_state
+from rayagi.algorithms.policy import NetworkPolicy
+
+_MODEL, _STATISTICS = "model.", "obs_normaliser."
+
+
+def board_key(learner: int) -> str:
+    """Under which a learner's board is announced; learners count from 0."""
+    return f"parameters/{learner}"
+
+
+def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
+    """All that one acts with: the model, and the observation statistics that belong to it."""
+    tensors = {f"{_MODEL}{name}": tensor for name, tensor in policy.model.state_dict().items()}
+    if policy.normaliser is not None:
+        state = moments_state(policy.normaliser.moments)
+        tensors |= {f"{_STATISTICS}{name}": tensor for name, tensor in state.items()}
+    return tensors
+
+
+class Publisher:
+    """A learner's side: a board on its host, announced to collectors."""
+
+    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int) -> None:
+        """Nothing is published yet.
+
+        Raises:
+            ChannelError: there is no memory for it, or this host cannot.
+        """
+        self._policy, self._directory, self._key = policy, directory, board_key(learner)
+        self._board: ParameterBoard | None = None
+
+    @property
+    def version(self) -> int:
+        """Of what was published last; -1 before the first time."""
+        return -1 if self._board is None else self._board.version
+
+    def publish(self, version: int) -> None:
+        """Show the policy as it is. A version that is not newer than the last, as of a restored run, begins a new board."""
+        if self._board is not None and version <= self._board.version:
+            self._board.close()
+            self._board = None
+        tensors = published_tensors(self._policy)
+        announced = self._board is not None
+        if self._board is None:
+            self._board = ParameterBoard.host(tensors)
+        self._board.publish(tensors, version)
+        if not announced:
+            self._directory.announce(self._key, f"{host_identity()} {self._board.endpoint}")
+
+    def close(self) -> None:
+        """Tell collectors that no more will come."""
+        if self._board is not None:
+            self._board.close()
+
+
+class Follower:
+    """A collector's side: keeps a policy as its learner published it last."""
+
+    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int) -> None:
+        self._policy, self._directory, self._key = policy, directory, board_key(learner)
+        self._board: ParameterBoard | None = None
+        self._found = ""
+        """What was announced of the board."""
+        self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
+        self.version = -1
+        """Of the policy; -1 before the first reading."""
+
+    def read(self, timeout_s: float) -> int:
+        """Make the policy the one that is published now; returns its version.
+
+        Where the learner's process has ended, the policy stays as it published it last, until another has announced a board.
+
+        Raises:
+            ChannelTimeoutError: no learner has announced a board within the time limit.
+            ChannelError: the learner is on another host.
+        """
+        if self._board is None or (self._board.over and self._said() != self._found):
+            self._find(timeout_s)
+        assert self._board is not None
+        if self._board.version != self.version:
+            self.version = self._board.read_into(self._own)
+            self._apply()
+        return self.version
+
+    def _find(self, timeout_s: float) -> None:
+        begin = time.monotonic()
+        board = poll(self._look, timeout_s)
+        if board is not None:
+            if self._board is not None:
+                self._board.close()
+            self._board, self.version = board, -1
+        elif self._board is None:
+            waited_s = time.monotonic() - begin
+            raise ChannelTimeoutError("parameters", f"learner {self._key!r} has not published any", waited_s)
+
+    def forget(self) -> None:
+        """Look for the board anew before the next reading: the learner may have begun another."""
+        if self._board is not None:
+            self._board.close()
+        self._board, self._found = None, ""
+
+    def state_dict(self) -> StateDict:
+        """What of a run's shared state is known here: the newest model and statistics, and the number of updates."""
+        with suppress(ChannelTimeoutError):
+            self.read(0.0)
+        state: StateDict = {
+            "iteration": max(0, self.version),
+            "learner": {"model": _clones(self._policy.model.state_dict())},
+        }
+        if self._policy.normaliser is not None:
+            state["obs_normaliser"] = self._policy.normaliser.state_dict()
+        return state
+
+    def close(self) -> None:
+        """Let go of the board."""
+        self.forget()
+
+    def _said(self) -> str:
+        return self._directory.announced(self._key).get(self._key, "")
+
+    def _look(self) -> ParameterBoard | None:
+        said = self._said()
+        host, _, endpoint = said.rpartition(" ")
+        if not said:
+            return None
+        if host != host_identity():
+            raise ChannelError(
+                "parameters",
+                "the learner is on another host, and parameters travel in shared memory: give every host a learner of its "
+                "own (gmi.num_learners), or use fewer GMIs",
+            )
+        try:
+            board = ParameterBoard.attach(endpoint)
+        except ChannelError:  # of a learner that has ended; another will announce its own
+            return None
+        self._found = said
+        return board
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        for name, tensor in self._policy.model.state_dict().items():
+            tensor.copy_(self._own[f"{_MODEL}{name}"])
+        if self._policy.normaliser is not None:
+            names = moments_state(self._policy.normaliser.moments)
+            state = {name: self._own[f"{_STATISTICS}{name}"].clone() for name in names}
+            self._policy.normaliser.load_state_dict(state)
+
+
+def _clones(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}

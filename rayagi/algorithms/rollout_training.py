@@ -1,0 +1,167 @@
+"""What learning from a rollout has in common: statistics merged across GMIs, values, minibatches, state."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from actors.noise import minibatch_orders
+from actors.protocols import StateDict
+from actors.rollout import Rollout
+from collectives.communicator import Communicator
+from collectives.statistics import Moments, all_merge
+from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
+from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
+from rayagi.algorithms.policy import NetworkPolicy
+
+
+class RolloutTraining(ABC, Generic[SpecT]):
+    """Implements actors.trainer.Learner but for the update itself. The policy that acts is the model that learns."""
+
+    learner: GradientLearner[SpecT]
+
+    def __init__(
+        self,
+        *,
+        policy: NetworkPolicy,
+        spec: SpecT,
+        communicator: Communicator,
+        num_envs: int,
+        first_env_index: int,
+        total_envs: int,
+        seed: int,
+        total_env_steps: int | None,
+    ) -> None:
+        """``num_envs``: whose experience this trainer learns from; ``total_envs``: of all trainers, maybe unequal ones."""
+        self.policy, self.spec, self.communicator = policy, spec, communicator
+        self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
+        self.total_envs = total_envs
+        weight = num_envs * communicator.world_size / total_envs
+        self.learner = self._make_learner(total_env_steps, weight)
+        self.reward_scaler = RewardScaler(num_envs, spec.gamma) if spec.normalize_rewards else None
+        self.sync_s = 0.0
+        self.env_steps = 0
+        """Steps of all GMIs so far; counted, since a resumed run may have another number of environments."""
+
+    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
+        """The update; then the observation statistics for the next rollout."""
+        self.sync_s = 0.0
+        orders = minibatch_orders(
+            seed=self.seed,
+            first_env_index=self.first_env_index,
+            num_envs=rollout.num_envs,
+            iteration=iteration,
+            num_steps=rollout.num_steps,
+            num_epochs=self.spec.num_epochs,
+            num_minibatches=self.spec.num_minibatches,
+        ).to(self.policy.device)
+        metrics = self._update(rollout, orders, iteration + 1)
+        self.env_steps += rollout.num_steps * self.total_envs
+        self.sync_s += self.learner.sync_s
+        if self.policy.normaliser is not None:
+            seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1]))
+            self.policy.normaliser.update(self._merge(seen))
+        return metrics
+
+    @abstractmethod
+    def _make_learner(self, total_env_steps: int | None, weight: float) -> GradientLearner[SpecT]:
+        """What steps on the losses; arguments as GradientLearner takes them."""
+
+    @abstractmethod
+    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+        """Learn from one rollout.
+
+        Args:
+            rollout: what this trainer learns from
+            orders: flat sample indices of each minibatch   (num_epochs, num_minibatches, minibatch)
+            number: of this iteration, from 1
+        """
+
+    def _observed(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Normalised observations: of the states acted on (T * N, obs_dim), and these with all others of the rollout.
+
+        The others are the last states (N) and the true final ones. What was collected elsewhere is seen with this
+        trainer's statistics, which may be newer than the collector's.
+        """
+        here = rollout.log_probs is None
+        obs = rollout.obs if here else self.policy.observe(rollout.raw_obs)
+        last = self.policy.observe(rollout.last_obs)
+        finals = [self.policy.observe(obs) for _, _, obs in rollout.finals]
+        everything = torch.cat([obs.flatten(0, 1), last, *finals])
+        return everything[: rollout.num_steps * rollout.num_envs], everything
+
+    def _behaviour(self, rollout: Rollout) -> Tensor:
+        """Log probability of each action under the policy that took it, (T * N,)."""
+        if rollout.log_probs is not None:
+            return rollout.log_probs.flatten().to(self.policy.device)
+        return self.policy.model.head.log_prob(rollout.outputs.flatten(0, 1), rollout.actions.flatten(0, 1))
+
+    def _values(self, rollout: Rollout, everything: Tensor) -> tuple[Tensor, Tensor]:
+        """V of each state acted on and V of the state each action led to, (T, N) each.
+
+        Where an episode ended, the latter is V of the true last observation, so that a time limit is bootstrapped.
+        """
+        shape = rollout.rewards.shape
+        found = self.policy.model.values(everything)
+        values = found[: shape.numel()].view(shape)
+        next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
+        offset = shape.numel() + shape[1]
+        for step, ids, _ in rollout.finals:
+            next_values[step, ids.to(found.device)] = found[offset : offset + len(ids)]
+            offset += len(ids)
+        return values, next_values
+
+    def _scaled_rewards(self, rollout: Rollout) -> Tensor:
+        """Rewards (T, N), scaled where so configured, on the policy's device."""
+        rewards = rollout.rewards
+        if self.reward_scaler is not None:
+            if rollout.running_returns is None:
+                seen = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
+            else:
+                seen = Moments.of(rollout.running_returns.reshape(-1))
+            self.reward_scaler.update(self._merge(seen))
+            rewards = self.reward_scaler(rewards)
+        return rewards.to(self.policy.device)
+
+    def _normalised(self, advantages: Tensor) -> Tensor:
+        """Advantages with mean 0 and standard deviation 1 over all trainers, where so configured."""
+        if not self.spec.normalize_advantages:
+            return advantages
+        moments = self._merge(Moments.of(advantages.reshape(-1).cpu()))
+        std = float(moments.variance().sqrt())
+        return (advantages - float(moments.mean)) / (std + 1e-8)
+
+    def _merge(self, moments: Moments) -> Moments:
+        started = time.perf_counter()
+        merged = all_merge(moments, self.communicator)
+        self.sync_s += time.perf_counter() - started
+        return merged
+
+    def shared_state(self) -> StateDict:
+        """Learner, observation statistics, return statistics."""
+        state: StateDict = {"learner": self.learner.state_dict(), "env_steps": self.env_steps}
+        if self.policy.normaliser is not None:
+            state["obs_normaliser"] = self.policy.normaliser.state_dict()
+        if self.reward_scaler is not None:
+            state["reward_moments"] = moments_state(self.reward_scaler.moments)
+        return state
+
+    def local_state(self) -> StateDict:
+        """Discounted returns of the running episodes."""
+        return {} if self.reward_scaler is None else {"running_returns": self.reward_scaler.running.clone()}
+
+    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
+        """Go on from a saved state."""
+        self.learner.load_state_dict(shared["learner"])
+        self.env_steps = int(shared["env_steps"])
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
+        if self.reward_scaler is not None:
+            self.reward_scaler.moments = moments_from_state(shared["reward_moments"])
+            fresh = torch.zeros(self.num_envs)
+            self.reward_scaler.running = fresh if local is None else local["running_returns"].clone()

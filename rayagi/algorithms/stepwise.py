@@ -1,0 +1,253 @@
+"""Programs of templates whose simulators are apart from their agents: ``e_at`` and ``dp_mp`` (GMI-DRL §3.1.1).
+
+The algorithm is that of ``dp_only``: an agent with its simulators elsewhere runs the same loop on the same noise, which is
+keyed by each environment's number among all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.agent import Agent
+from actors.collecting import check_finite, collect, evaluate
+from actors.gmi import GmiContext
+from actors.noise import exploration_noise
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict, VecEnv
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from actors.stepping import RemoteSimulators, leaving_on_error
+from actors.trainer import Trainer
+from rayagi.algorithms.collector import CollectorProgram
+from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
+from rayagi.algorithms.flow import Flow
+from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learning import LearnerProgram
+from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.program import memory_metrics
+from rayagi.config.spec import RunSpec
+from rayagi.envs import make_env_factory
+
+
+@dataclass(frozen=True, slots=True)
+class StepwiseFactory:
+    """Picklable: carries the RunSpec to the GMI's process and builds the program of its roles there."""
+
+    spec: RunSpec
+    make_env: EnvFactory
+
+    def __call__(self, context: GmiContext) -> Program:
+        """Build the program of this GMI's roles."""
+        return _PROGRAMS[context.identity.roles](self.spec, self.make_env, context)
+
+
+def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
+    """The programs of a run whose simulators are apart, on the spec's own environment."""
+    env = spec.env
+    return StepwiseFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
+
+
+class SimulatorProgram:
+    """Steps its environments as the agent of another GMI asks: T steps an iteration."""
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        self.spec, self.context = spec, context
+        index, crew = context.identity.index, Crew.of(context.identity, spec.gmi)
+        Flow.of(spec, context.identity).among_learners(context.communicator)  # all GMIs form it together
+        env = make_env(
+            num_envs=crew.envs[index],
+            first_env_index=crew.first_env_index(index),
+            seed=spec.seed,
+            num_threads=context.identity.slice.num_threads,
+        )
+        self.simulator = Simulator(env)
+        self.iteration = 0
+        limit_s = spec.gmi.collective_timeout_s
+        self.server = connected_server(self.simulator, env.info, context, crew, limit_s)
+
+    def iterate(self) -> IterationResult:
+        """T steps of every environment, with the agent's actions.
+
+        Raises:
+            PartnerLostError, ChannelTimeoutError: the agent is gone or silent.
+        """
+        started = time.perf_counter()
+        num_steps = self.spec.learning.rollout_length
+        with leaving_on_error(self.server):
+            self.server.begin(self.iteration)
+            spent = [self.server.step() for _ in range(num_steps)]
+        exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
+        self.iteration += 1
+        returns, lengths = self.simulator.take_finished()
+        return IterationResult(
+            iteration=self.iteration - 1,
+            metrics={
+                "env_steps": float(num_steps * self.server.num_envs),
+                "episodes": float(len(returns)),
+                "iteration_s": time.perf_counter() - started,
+                "simulate_s": simulate_s,
+                "exchange_s": exchange_s,
+                **memory_metrics(self.context.device),
+            },
+            episode_returns=returns,
+            episode_lengths=lengths,
+        )
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Nothing: there is no policy here, and a session asks those that have one."""
+        return EvaluationResult([], [])
+
+    def state_dict(self) -> StateDict:
+        """Shared: the iteration. Local: environments and running episodes."""
+        return {"shared": {"iteration": self.iteration}, "local": {"simulator": self.simulator.state_dict()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; without ``local``, environments start anew."""
+        self.iteration = int(state["shared"]["iteration"])
+        if "local" in state:
+            self.simulator.load_state_dict(state["local"]["simulator"])
+
+    def close(self) -> None:
+        """Leave the agent, and release the environments."""
+        self.server.close()
+        self.simulator.env.close()
+
+
+class AgentTrainerProgram:
+    """Acts for the simulators of other GMIs, and learns: with gradients reduced among its like.
+
+    On a GPU slice the networks live there; observations and actions pass through the host. [unverified on GPU]
+    """
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        self.spec, self.context, self._make_env = spec, context, make_env
+        crew = Crew.of(context.identity, spec.gmi)
+        trainers = Flow.of(spec, context.identity).among_learners(context.communicator)
+        assert trainers is not None
+        limit_s = spec.gmi.collective_timeout_s
+        self.simulators = connected_simulators(make_env, context, crew, limit_s)
+        info, num_envs = self.simulators.info, self.simulators.num_envs
+        policy = new_policy(spec, info, context.device)
+        self.agent = Agent(policy)
+        self._first_env_index = crew.first_env_index_of(context.identity.index)
+        self.training = make_training(
+            spec,
+            policy,
+            communicator=trainers,
+            num_envs=num_envs,
+            first_env_index=self._first_env_index,
+            total_envs=sum(crew.envs),
+        )
+        self.trainer = Trainer(self.training)
+        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
+
+    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
+        threads = self.context.identity.slice.num_threads
+        return self._make_env(
+            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
+        )
+
+    def iterate(self) -> IterationResult:
+        """T steps of every environment, then the update.
+
+        Raises:
+            NonFiniteError: a simulator or the update produced NaN or infinity.
+            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+        """
+        started = time.perf_counter()
+        iteration = self.trainer.iteration
+        with leaving_on_error(self.simulators):
+            noise = self._noise(iteration)
+            drawn = time.perf_counter()
+            self.simulators.begin(iteration)
+            begun = time.perf_counter()
+            times = collect(self.simulators, self.agent, self.rollout, noise)
+            check_finite(self.rollout, iteration + 1)
+            collected = time.perf_counter()
+            metrics = self.trainer.update(self.rollout)
+        ended = time.perf_counter()
+        sync_s = self.training.sync_s
+        return IterationResult(
+            iteration=iteration,
+            metrics={
+                "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
+                "iteration_s": ended - started,
+                "act_s": times.act_s,
+                "exchange_s": begun - drawn + times.simulate_s,
+                "update_s": ended - collected - sync_s,
+                "sync_s": sync_s,
+                **memory_metrics(self.context.device),
+                **metrics,
+            },
+        )
+
+    def _noise(self, iteration: int) -> torch.Tensor:
+        return exploration_noise(
+            seed=self.spec.seed,
+            first_env_index=self._first_env_index,
+            num_envs=self.rollout.num_envs,
+            iteration=iteration,
+            num_steps=self.rollout.num_steps,
+            dim=self.rollout.outputs.shape[-1],
+            gumbel=self.training.policy.model.head.gumbel_noise,
+        ).to(self.context.device)
+
+    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
+        """Whole episodes with the policy's mode, in environments of this GMI's own."""
+        env = self._env(num_episodes, 0, seed)
+        try:
+            return evaluate(env, self.agent, num_episodes)
+        finally:
+            env.close()
+
+    def state_dict(self) -> StateDict:
+        """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""
+        return {
+            "shared": self.trainer.shared_state(),
+            "local": {"training": self.training.local_state()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; without ``local``, environments start anew."""
+        local = state.get("local") if self.simulators.resumes_episodes else None
+        self.trainer.load_state(state["shared"], None if local is None else local["training"])
+
+    def close(self) -> None:
+        """Leave the simulators."""
+        self.simulators.close()
+
+
+class AgentProgram(CollectorProgram):
+    """Acts for the simulators of other GMIs, and sends whole rollouts to the learner: a collector without environments."""
+
+    def _simulator(self, num_envs: int) -> RemoteSimulators:
+        crew = Crew.of(self.context.identity, self.spec.gmi)
+        return connected_simulators(self._make_env, self.context, crew, self.spec.gmi.collective_timeout_s)
+
+    def iterate(self) -> IterationResult:
+        """One rollout, sent. The simulators count its steps.
+
+        Raises:
+            NonFiniteError: a simulator returned NaN or infinity.
+            ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
+            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+        """
+        with leaving_on_error(self.simulator):
+            result = super().iterate()
+        metrics = result.metrics
+        metrics["exchange_s"] = metrics.pop("simulate_s")
+        del metrics["env_steps"], metrics["episodes"]
+        return result
+
+
+_PROGRAMS: dict[tuple[str, ...], Callable[[RunSpec, EnvFactory, GmiContext], Program]] = {
+    ("simulator",): SimulatorProgram,
+    ("agent", "trainer"): AgentTrainerProgram,
+    ("agent",): AgentProgram,
+    ("trainer",): LearnerProgram,
+}
+"""By the roles of a GMI."""

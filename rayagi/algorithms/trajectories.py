@@ -1,0 +1,91 @@
+"""Rollouts as experience: which fields travel from collectors to learners, and rollouts as views of them.
+
+A row is one environment's T steps, so that rows can be sliced, stacked and routed freely; a rollout is time first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
+from torch import Tensor
+
+from actors.protocols import EnvInfo
+from actors.rollout import Rollout
+from collectives.experience.schema import ExperienceSchema, Field
+
+TRAJECTORIES, FINALS = "trajectory", "finals"
+"""What every row has; and the true last observations of episodes that ended, as many as there were."""
+
+_FLAGS = ("terminated", "truncated")
+_TIME_FIRST = ("raw_obs", "actions", "log_probs", "rewards", *_FLAGS, "running_returns")
+
+
+def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
+    """Channels of rollouts of ``num_steps`` steps, grouped by eq. 5-8. Observations travel as simulators give them."""
+    steps, discrete = (num_steps,), info.action.kind == "discrete"
+    actions = (
+        Field(name="actions", dtype=torch.int64, shape=steps)
+        if discrete
+        else Field(name="actions", shape=(num_steps, info.action.dim))
+    )
+    trajectories = ExperienceSchema(
+        TRAJECTORIES,
+        (
+            Field(name="raw_obs", shape=(num_steps, info.obs_dim)),
+            actions,
+            Field(name="log_probs", shape=steps),
+            Field(name="rewards", shape=steps),
+            *(Field(name=name, dtype=torch.bool, shape=steps) for name in _FLAGS),
+            Field(name="running_returns", shape=steps),
+            Field(name="last_obs", shape=(info.obs_dim,)),
+        ),
+    )
+    finals = ExperienceSchema(
+        FINALS,
+        (
+            Field(name=ROW_FIELD, dtype=torch.int64),
+            Field(name="step", dtype=torch.int64),
+            Field(name="obs", shape=(info.obs_dim,)),
+        ),
+    )
+    return pack(trajectories, finals, ragged={FINALS})
+
+
+def rollout_over(rows: Mapping[str, Tensor], obs: Tensor, outputs: Tensor) -> Rollout:
+    """A rollout whose storage are these rows, where consumers will read them.
+
+    Args:
+        rows: fields of ``channel_plan``, (N, ...)
+        obs: what the networks saw, which does not travel      (T, N, obs_dim)
+        outputs: distribution parameters, which do not either  (T, N, output_dim)
+    """
+    fields = {name: rows[name].transpose(0, 1) for name in _TIME_FIRST}
+    return Rollout(obs=obs, outputs=outputs, last_obs=rows["last_obs"], **fields)
+
+
+def finals_of(rollout: Rollout) -> dict[str, dict[str, Tensor]]:
+    """The true last observations as ragged rows."""
+    if not rollout.finals:
+        return {}
+    steps = [torch.full((len(ids),), step) for step, ids, _ in rollout.finals]
+    return {
+        FINALS: {
+            ROW_FIELD: torch.cat([ids for _, ids, _ in rollout.finals]),
+            "step": torch.cat(steps),
+            "obs": torch.cat([obs for _, _, obs in rollout.finals]),
+        }
+    }
+
+
+def rollout_of(rows: Mapping[str, Tensor], ragged: Mapping[str, Mapping[str, Tensor]]) -> Rollout:
+    """A rollout that a learner gets: views of rows (N, ...) in its channel's memory, and their ragged rows."""
+    raw_obs = rows["raw_obs"].transpose(0, 1)
+    rollout = rollout_over(rows, obs=raw_obs, outputs=raw_obs.new_empty(0))
+    finals = ragged.get(FINALS)
+    if finals is not None:
+        for step in finals["step"].unique().tolist():
+            here = finals["step"] == step
+            rollout.finals.append((step, finals[ROW_FIELD][here], finals["obs"][here]))
+    return rollout

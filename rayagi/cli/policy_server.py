@@ -1,0 +1,71 @@
+"""``rayagi policy-server``: answer the observations of robots and games outside."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from rayagi.cli.failures import UsageError
+from rayagi.cli.output import say
+from rayagi.run.errors import disk_errors
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback, new_token
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until told to stop; returns the exit code."""
+    if arguments.port is None and arguments.unix is None:
+        raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
+    policy = ServedPolicy(arguments.run, arguments.checkpoint)
+    for reason in policy.saved.damaged:
+        say(f"{reason}; using {policy.saved.checkpoint}.")
+    info = policy.info()
+    what = f"{info['obs_dim']} observations, {policy.saved.info.action.dim} actions"
+    say(f"{info['task']}, {info['checkpoint']} ({policy.saved.env_steps:,} environment steps): {what}")
+    settings = ServerSettings(
+        host=arguments.host,
+        port=arguments.port,
+        unix=arguments.unix,
+        token=_token(arguments),
+        max_wait_s=arguments.max_wait / 1e3,
+        max_rows=arguments.max_rows,
+        threads=arguments.threads,
+        follow=arguments.follow,
+    )
+    asyncio.run(_serve(policy, settings))
+    return 0
+
+
+async def _serve(policy: ServedPolicy, settings: ServerSettings) -> None:
+    server = PolicyServer(policy, settings, say)
+    await server.run()
+    done = server.statistics
+    say(
+        f"{done.requests:,} requests ({done.rows:,} observations) in {done.batches:,} batches, {done.refused:,} refused"
+    )
+    say(f"latency in the server: {done.latency.text()}")
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    """What HTTP clients must send.
+
+    Raises:
+        UsageError: the file holds none.
+    """
+    if arguments.token_file is not None:
+        return _read_token(arguments.token_file)
+    if arguments.port is None or is_loopback(arguments.host):
+        return None
+    token = new_token()
+    say(f"token (shown once; clients send 'Authorization: Bearer TOKEN'): {token}")
+    return token
+
+
+def _read_token(path: Path) -> str:
+    with disk_errors(path, "make it readable"):
+        lines = path.read_text().splitlines()
+    token = lines[0].strip() if lines else ""
+    if len(token) < 16:
+        raise UsageError(f"--token-file {path}: its first line is the token, of 16 characters at least")
+    return token

@@ -1,0 +1,242 @@
+"""Asks a policy server for actions: from a robot's control loop, or a game. Needs numpy only.
+
+::
+
+    with PolicyClient("http://127.0.0.1:8000") as policy:
+        while True:
+            robot.apply(policy.act(robot.observe()))
+
+It connects when it is first asked, and again when the connection was lost.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class PolicyRefusedError(ValueError):
+    """The server does not take what was asked; asking again does not help."""
+
+
+class PolicyUnreachableError(ConnectionError):
+    """The server did not answer within the time limit."""
+
+
+class PolicyClient:
+    """One connection to a policy server. Not for several threads at once: make one for each."""
+
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = 5.0) -> None:
+        """Connects when it is first asked.
+
+        Args:
+            address: ``http://HOST:PORT``, or ``unix:PATH`` of the local socket
+            token: that the server asks for, over HTTP
+            timeout_s: for one answer, connecting again included
+
+        Raises:
+            ValueError: the address is neither.
+        """
+        self.address, self._timeout_s = address, timeout_s
+        self._wire: _Wire
+        parts = urlsplit(address)
+        if parts.scheme == "unix" and parts.path:
+            self._wire = _LocalWire(parts.path)
+        elif parts.scheme == "http" and parts.hostname:
+            self._wire = _HttpWire(parts.hostname, parts.port or 80, token)
+        else:
+            raise ValueError(f"address {address!r}: expected http://HOST:PORT or unix:PATH")
+
+    def act(self, obs: ArrayLike) -> NDArray[Any]:
+        """Actions of observations.
+
+        Args:
+            obs: one (obs_dim,), or several (rows, obs_dim)
+
+        Returns:
+            (dim,) or (rows, dim) float32; choices as () or (rows,) int64, counted from 0.
+
+        Raises:
+            PolicyRefusedError: the server says why it does not take them.
+            PolicyUnreachableError: no answer within the time limit.
+        """
+        values = np.asarray(obs, dtype="<f4")
+        rows = np.ascontiguousarray(values if values.ndim == 2 else values[None])
+        if rows.ndim != 2:
+            raise PolicyRefusedError(
+                f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
+            )
+        actions = self._persisting(lambda timeout_s: self._wire.act(rows, timeout_s))
+        return actions if values.ndim == 2 else actions[0]
+
+    def info(self) -> dict[str, Any]:
+        """Task, obs_dim, action's kind, size and range, checkpoint.
+
+        Raises:
+            PolicyRefusedError, PolicyUnreachableError: as ``act``.
+        """
+        found: dict[str, Any] = self._persisting(self._wire.info)
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection. The client can be used again."""
+        self._wire.close()
+
+    def _persisting(self, ask: Any) -> Any:
+        """Ask, and connect and ask again where the connection was lost: an answer has no side effect."""
+        until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return ask(max(0.01, until - time.monotonic()))
+            except PolicyRefusedError:
+                raise
+            except (OSError, http.client.HTTPException, FrameError) as error:
+                self._wire.close()
+                if time.monotonic() + pause_s >= until:
+                    raise PolicyUnreachableError(
+                        f"{self.address} did not answer within {self._timeout_s:.1f} s: {error or type(error).__name__}"
+                    ) from error
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Wire(Protocol):
+    """One way to the server."""
+
+    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]: ...
+
+    def info(self, timeout_s: float) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class _HttpWire:
+    """A connection that is kept."""
+
+    def __init__(self, host: str, port: int, token: str | None) -> None:
+        self._host, self._port = host, port
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connection: http.client.HTTPConnection | None = None
+
+    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
+        body = io.BytesIO()
+        np.save(body, rows, allow_pickle=False)
+        answer = self._ask("POST", "/act", timeout_s, body.getvalue(), "application/x-npy")
+        found: NDArray[Any] = np.load(io.BytesIO(answer), allow_pickle=False)
+        return found
+
+    def info(self, timeout_s: float) -> dict[str, Any]:
+        return dict(json.loads(self._ask("GET", "/info", timeout_s)))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(
+        self, method: str, path: str, timeout_s: float, body: bytes | None = None, kind: str = ""
+    ) -> bytes:
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            self._connection.connect()
+            # A request is one small packet or two: the second must not wait for the first one's acknowledgement.
+            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout_s)
+        headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
+        self._connection.request(method, path, body, headers)
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.status >= 500:
+            raise ConnectionError(f"{response.status}: {content.decode(errors='replace')[:500]}")
+        if response.status >= 400:
+            raise PolicyRefusedError(_reason(content))
+        return content
+
+
+class _LocalWire:
+    """Frames over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._info: dict[str, Any] = {}
+        self._request = 0
+
+    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
+        connection = self._connected(timeout_s)
+        self._request = (self._request + 1) % 2**32
+        connection.sendall(frame(Kind.OBSERVE, self._request, rows.tobytes()))
+        kind, request, body = self._read(connection)
+        if kind == Kind.ERROR:
+            raise PolicyRefusedError(body.decode(errors="replace"))
+        if kind != Kind.ACTIONS or request != self._request:
+            raise FrameError(f"{kind.name} of request {request} came where {self._request} was asked")
+        if self._info["action"]["kind"] == "discrete":
+            return np.frombuffer(body, dtype="<i8")
+        return np.frombuffer(body, dtype="<f4").reshape(len(rows), -1)
+
+    def info(self, timeout_s: float) -> dict[str, Any]:
+        self._connected(timeout_s)
+        return self._info
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self, timeout_s: float) -> socket.socket:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(timeout_s)
+            try:
+                connection.connect(self._path)
+                _, _, body = self._read(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._socket, self._info = connection, dict(json.loads(body))
+        self._socket.settimeout(timeout_s)
+        return self._socket
+
+    def _read(self, connection: socket.socket) -> tuple[Kind, int, bytes]:
+        kind, request, body_bytes = header(_exactly(connection, HEADER.size))
+        return kind, request, _exactly(connection, body_bytes)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    content = bytearray()
+    while len(content) < count:
+        more = connection.recv(count - len(content))
+        if not more:
+            raise ConnectionError("the server closed the connection")
+        content += more
+    return bytes(content)
+
+
+def _reason(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return content.decode(errors="replace")[:500]

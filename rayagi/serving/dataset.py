@@ -1,0 +1,211 @@
+"""Reads a dataset: as pyarrow has it, or episode by episode.
+
+::
+
+    dataset = open_dataset("data/ant")
+    dataset.arrow().to_table(columns=["obs", "action"])
+    for episode in dataset.episodes():
+        print(episode.number, episode.rewards.sum())
+
+Without this code, ``pyarrow.dataset.dataset("data/ant/data")`` has the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+from numpy.typing import NDArray
+
+from rayagi.serving.manifest import CompleteFile, DatasetFolder
+from rayagi.serving.statistics import FileStatistics
+
+_COLUMNS = (
+    "episode",
+    "step",
+    "env",
+    "policy_version",
+    "obs",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "final_obs",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """One episode of L steps, whole or cut by the end of the recording.
+
+    Attributes:
+        number: unique in the dataset
+        env: environment, counted over all GMIs
+        obs: L + 1 of them: the last one is what came after the last step   (L + 1, obs_dim) float32
+        actions: what was done                                             (L, dim) float32, or (L,) int64
+        rewards: of each step                                              (L,) float32
+        terminated: whether the task ended on the last step
+        truncated: whether the time limit cut it on the last step; neither where the recording ended
+        policy_versions: updates that the policy had seen                  (L,) int64
+    """
+
+    number: int
+    env: int
+    obs: NDArray[np.float32]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    terminated: bool
+    truncated: bool
+    policy_versions: NDArray[np.int64]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ended by itself."""
+        return self.terminated or self.truncated
+
+
+class Dataset:
+    """The complete files of a dataset's folder."""
+
+    def __init__(self, folder: DatasetFolder) -> None:
+        self.folder = folder
+        self.files: list[CompleteFile] = folder.files()
+        """As the manifest lists them now."""
+
+    @property
+    def statistics(self) -> FileStatistics:
+        """Of all complete files."""
+        return self.folder.statistics()
+
+    def arrow(self) -> pyarrow.dataset.Dataset:
+        """All rows, as pyarrow reads them."""
+        description = self.folder.description
+        return pyarrow.dataset.dataset(
+            [str(file.path) for file in self.files],
+            format="parquet" if description.format == "parquet" else "ipc",
+            schema=description.layout.arrow({}),
+        )
+
+    def episodes(self, *, whole_only: bool = False) -> Iterator[Episode]:
+        """Each episode once, in the order in which they ended; of each GMI, those that its recording cut come last.
+
+        An episode whose last rows were lost, with a file that a full disk left incomplete, ends with the last row whose
+        next observation is known. Memory is that of the running episodes.
+        """
+        for _, files in groupby(self.files, key=lambda file: (file.session, file.gmi)):
+            for episode in self._of_one_writer([file.path for file in files]):
+                if episode.is_whole or not whole_only:
+                    yield episode
+
+    def _of_one_writer(self, paths: list[Path]) -> Iterator[Episode]:
+        running: dict[int, _Running] = {}
+        kind = "parquet" if self.folder.description.format == "parquet" else "ipc"
+        for path in paths:
+            for batch in pyarrow.dataset.dataset(str(path), format=kind).to_batches(columns=list(_COLUMNS)):
+                for part in _runs_of(batch):
+                    own = running.setdefault(part.number, _Running())
+                    own.parts.append(part)
+                    if part.is_last:
+                        del running[part.number]
+                        yield own.episode()
+        for own in running.values():
+            episode = own.episode_without_end()
+            if episode is not None:
+                yield episode
+
+
+def open_dataset(path: Path | str) -> Dataset:
+    """Open a dataset that ``rayagi serve`` wrote.
+
+    Raises:
+        DatasetError: there is none, or one of another layout.
+    """
+    return Dataset(DatasetFolder.open(Path(path)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Consecutive rows of one episode."""
+
+    number: int
+    env: int
+    obs: NDArray[np.float32]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    versions: NDArray[np.int64]
+    terminated: bool
+    truncated: bool
+    final_obs: NDArray[np.float32] | None
+
+    @property
+    def is_last(self) -> bool:
+        return self.final_obs is not None
+
+
+@dataclass(slots=True)
+class _Running:
+    """An episode of which more may come."""
+
+    parts: list[_Part] = field(default_factory=list)
+
+    def episode(self) -> Episode:
+        last = self.parts[-1]
+        assert last.final_obs is not None
+        return self._with([*(part.obs for part in self.parts), last.final_obs[None]], steps=None)
+
+    def episode_without_end(self) -> Episode | None:
+        """Its last known observation closes it; None where there is no other."""
+        steps = sum(len(part.rewards) for part in self.parts) - 1
+        return self._with([part.obs for part in self.parts], steps=steps) if steps else None
+
+    def _with(self, obs: list[NDArray[np.float32]], steps: int | None) -> Episode:
+        last = self.parts[-1]
+        return Episode(
+            number=last.number,
+            env=last.env,
+            obs=np.concatenate(obs),
+            actions=np.concatenate([part.actions for part in self.parts])[:steps],
+            rewards=np.concatenate([part.rewards for part in self.parts])[:steps],
+            terminated=last.terminated,
+            truncated=last.truncated,
+            policy_versions=np.concatenate([part.versions for part in self.parts])[:steps],
+        )
+
+
+def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
+    """The batch cut where an episode gives way to another."""
+    if not batch.num_rows:
+        return
+    numbers = batch.column("episode").to_numpy()
+    obs, actions = _matrix(batch.column("obs")), _matrix(batch.column("action"))
+    terminated = batch.column("terminated").to_numpy(zero_copy_only=False)
+    truncated = batch.column("truncated").to_numpy(zero_copy_only=False)
+    ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
+    begin = 0
+    for end in ends:
+        last = batch.column("final_obs")[end - 1].as_py()
+        yield _Part(
+            number=int(numbers[begin]),
+            env=batch.column("env")[begin].as_py(),
+            obs=obs[begin:end],
+            actions=actions[begin:end],
+            rewards=batch.column("reward").to_numpy()[begin:end],
+            versions=batch.column("policy_version").to_numpy()[begin:end],
+            terminated=bool(terminated[end - 1]),
+            truncated=bool(truncated[end - 1]),
+            final_obs=None if last is None else np.array(last, dtype=np.float32),
+        )
+        begin = end
+
+
+def _matrix(column: pa.Array) -> NDArray[Any]:
+    """Fixed-size lists as (rows, dim), numbers as (rows,)."""
+    if isinstance(column.type, pa.FixedSizeListType):
+        return column.flatten().to_numpy().reshape(len(column), -1)
+    return column.to_numpy()

@@ -1,0 +1,151 @@
+"""Drives serving GMIs: asks all of them for some steps at a time until a limit is reached, and adds up what they did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.quantities import count_text, duration_text
+from rayagi.serving.program import ServingResult, merged_results
+
+DEFAULT_TIME_S = 60.0
+"""Where no limit was given."""
+REQUEST_S = 1.0
+"""About what is asked for at a time: how long Ctrl-C has to wait for."""
+TELL_EVERY_S = 5.0
+FINISH_S = 600.0
+"""For the writers to complete their last files."""
+_FIRST_STEPS = 8
+
+
+class ServingSession(Protocol):
+    """What the driver needs of rayagi.coordinator's Session."""
+
+    def run(self, *args: Any, timeout_s: float = ...) -> list[Any]:
+        """Call every GMI's ``gmi_run``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingLimits:
+    """What ends it; the first one reached does."""
+
+    env_steps: int | None = None
+    episodes: int | None = None
+    """That ended, of all environments."""
+    time_s: float | None = None
+    """Of serving, without starting and stopping."""
+
+    def text(self) -> str:
+        """For people."""
+        parts = []
+        if self.time_s is not None:
+            parts.append(duration_text(self.time_s))
+        if self.env_steps is not None:
+            parts.append(f"{count_text(self.env_steps)} environment steps")
+        if self.episodes is not None:
+            parts.append(f"{self.episodes:,} episodes")
+        return " or ".join(parts)
+
+
+@dataclass(slots=True)
+class Served:
+    """What was done so far."""
+
+    total: ServingResult = field(default_factory=ServingResult)
+    wall_s: float = 0.0
+    """As the driver saw it."""
+    stop: str = ""
+    """Why it ended; empty where it was interrupted."""
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps of all GMIs per second."""
+        return self.total.env_steps / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def episodes(self) -> int:
+        """That ended."""
+        return len(self.total.episode_returns)
+
+    def return_mean(self) -> float | None:
+        """Of the episodes that ended."""
+        returns = self.total.episode_returns
+        return sum(returns) / len(returns) if returns else None
+
+
+class ServingLoop:
+    """One call of ``serve`` serves until a limit or an interrupt, and has everything written."""
+
+    def __init__(
+        self,
+        session: ServingSession,
+        limits: ServingLimits,
+        *,
+        total_envs: int,
+        interrupt: Interrupt,
+        tell: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session, self._limits, self._interrupt = session, limits, interrupt
+        self._total_envs, self._tell, self._clock = total_envs, tell, clock
+        self.served = Served()
+
+    def serve(self) -> Served:
+        """Serve, then finish.
+
+        Raises:
+            DiskError, WriterError: what was recorded could not be written; complete files stand.
+            GmiLostError, GmiSilentError: a GMI is gone.
+        """
+        served, begin, told_at = self.served, self._clock(), self._clock()
+        while not self._interrupt.requested:
+            served.stop = self._reached()
+            if served.stop:
+                break
+            results = self._session.run("serve", self._request_steps(), timeout_s=FINISH_S)
+            served.total = merged_results([served.total, merged_results(results)])
+            served.wall_s = self._clock() - begin
+            if self._clock() - told_at >= TELL_EVERY_S:
+                told_at = self._clock()
+                self._tell(self._line())
+        self._session.run("finish", FINISH_S, timeout_s=FINISH_S + 10.0)
+        return served
+
+    def _request_steps(self) -> int:
+        """Steps of every environment to ask for: a second's worth, not past a limit that can be counted."""
+        done_steps = self.served.total.env_steps // self._total_envs
+        wall_s = self.served.wall_s
+        want_s = REQUEST_S
+        if self._limits.time_s is not None:
+            want_s = min(want_s, self._limits.time_s - wall_s)
+        steps = round(want_s * done_steps / wall_s) if done_steps and wall_s > 0 else _FIRST_STEPS
+        if self._limits.env_steps is not None:
+            left = self._limits.env_steps - self.served.total.env_steps
+            steps = min(steps, -(-left // self._total_envs))
+        return max(1, steps)
+
+    def _reached(self) -> str:
+        limits, served = self._limits, self.served
+        if limits.env_steps is not None and served.total.env_steps >= limits.env_steps:
+            return f"{served.total.env_steps:,} environment steps done"
+        if limits.episodes is not None and served.episodes >= limits.episodes:
+            return f"{served.episodes:,} episodes done"
+        if limits.time_s is not None and served.wall_s >= limits.time_s:
+            return f"{duration_text(limits.time_s)} of serving done"
+        return ""
+
+    def _line(self) -> str:
+        served = self.served
+        mean = served.return_mean()
+        parts = [
+            f"{count_text(served.total.env_steps)} steps",
+            f"{served.steps_per_s:,.0f} steps/s",
+            f"{served.episodes:,} episodes",
+            f"return {'-' if mean is None else f'{mean:,.1f}'}",
+            f"step {served.total.step.text()}",
+        ]
+        return "  ".join(parts)

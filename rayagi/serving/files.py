@@ -1,0 +1,172 @@
+"""A dataset's files: written under a temporary name, flushed, listed and renamed, so that a file is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from rayagi.run.atomic import sync_folder
+from rayagi.run.errors import disk_errors
+from rayagi.serving.layout import EndedEpisode
+from rayagi.serving.program import FileFormat
+from rayagi.serving.statistics import FileStatistics
+
+_GROUP_BYTES = 16 * 2**20
+"""Rows are gathered to so much before they are written together: a row group of Parquet, a record batch of Arrow."""
+_ELSEWHERE = "free space there, or serve to another folder with --out"
+
+
+class RotatingFiles:
+    """Writes rows to one file after another. After an error no more is written, and what was complete stays.
+
+    ``complete`` is called with a file's name and what is known of it, after its content is on the disk and before it has
+    its name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prefix: str,
+        file_format: FileFormat,
+        schema: pa.Schema,
+        *,
+        rows_per_file: int,
+        bytes_per_file: int,
+        complete: Callable[[str, FileStatistics], None],
+    ) -> None:
+        self._folder, self._prefix, self._format, self._schema = folder, prefix, file_format, schema
+        self._rows_per_file, self._bytes_per_file = rows_per_file, bytes_per_file
+        self._complete = complete
+        self._number = 0
+        self._open: _OpenFile | None = None
+
+    def write(self, batch: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
+        """Add rows, and begin another file where this one is full.
+
+        Raises:
+            DiskError: the disk is full or read-only; the unfinished file is gone, complete ones stand.
+        """
+        while batch.num_rows:
+            if self._open is None:
+                self._open = _OpenFile(self._folder, self._name(), self._format, self._schema)
+            part = batch.slice(0, self._rows_per_file - self._open.statistics.rows)
+            batch = batch.slice(part.num_rows)
+            # Episodes are counted in the file that holds their last row.
+            last = set(_numbers_of_ended(part))
+            self._try(self._open, part, [episode for episode in ended if episode.number in last])
+            if self._open.statistics.rows >= self._rows_per_file or self._open.size >= self._bytes_per_file:
+                self.close()
+
+    def close(self) -> None:
+        """Complete the last file. Safe to call twice.
+
+        Raises:
+            DiskError: it could not be written, and is gone.
+        """
+        file, self._open = self._open, None
+        if file is None:
+            return
+        with disk_errors(file.path, _ELSEWHERE):
+            try:
+                file.finish()
+                self._complete(file.path.name, file.statistics)
+                file.unfinished.rename(file.path)
+                sync_folder(self._folder)
+            except BaseException:
+                file.discard()
+                raise
+        self._number += 1
+
+    def _try(self, file: _OpenFile, part: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
+        with disk_errors(file.path, _ELSEWHERE):
+            try:
+                file.add(part, ended)
+            except BaseException:
+                self._open = None
+                file.discard()
+                raise
+
+    def _name(self) -> str:
+        return f"{self._prefix}-{self._number:05d}.{self._format}"
+
+
+class _OpenFile:
+    """A file under its temporary name, which readers of a folder pass over since it begins with a dot."""
+
+    def __init__(self, folder: Path, name: str, file_format: FileFormat, schema: pa.Schema) -> None:
+        self.path = folder / name
+        self.unfinished = folder / f".{name}.unfinished"
+        self.statistics = FileStatistics()
+        self._schema = schema
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        with disk_errors(self.path, _ELSEWHERE):
+            # A file of Python's own: its errors keep their number.
+            self._file = self.unfinished.open("wb")
+            try:
+                self._writer: Any = (
+                    pq.ParquetWriter(self._file, schema, compression="zstd")
+                    if file_format == "parquet"
+                    else pa.ipc.new_file(self._file, schema)
+                )
+            except BaseException:
+                self._file.close()
+                self.unfinished.unlink(missing_ok=True)
+                raise
+
+    @property
+    def size(self) -> int:
+        """Bytes so far: on the disk, and as gathered."""
+        return self._file.tell() + self._gathered_bytes
+
+    def add(self, batch: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
+        """Take rows in."""
+        values = batch.column("obs").flatten().to_numpy().reshape(batch.num_rows, -1)
+        self.statistics.add(
+            torch.from_numpy(values.astype(np.float64)),
+            ended,
+            last_episode=pc.max(batch.column("episode")).as_py(),
+        )
+        self._gathered.append(batch)
+        self._gathered_bytes += batch.nbytes
+        if self._gathered_bytes >= _GROUP_BYTES:
+            self._write_gathered()
+
+    def finish(self) -> None:
+        """Have all of it on the disk."""
+        self._write_gathered()
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.statistics.bytes = self._file.tell()
+        self._file.close()
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        with suppress(Exception):  # it fails where the file failed
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+        self.unfinished.unlink(missing_ok=True)
+
+    def _write_gathered(self) -> None:
+        if not self._gathered:
+            return
+        table = pa.Table.from_batches(self._gathered, self._schema).combine_chunks()
+        self._writer.write_table(table)
+        self._gathered, self._gathered_bytes = [], 0
+
+
+def _numbers_of_ended(batch: pa.RecordBatch) -> list[int]:
+    done = pc.or_(batch.column("terminated"), batch.column("truncated"))
+    numbers: list[int] = batch.column("episode").filter(done).to_pylist()
+    return numbers

@@ -1,0 +1,243 @@
+"""The dataset folder: what lies where, and which files are complete.
+
+    dataset.json         layout version, format, task, sizes of the columns
+    provenance.json      per session: run, checkpoint, seed, template, versions, machine, how it ended
+    manifest.jsonl       a line per complete file: its name and what is known of its rows
+    statistics.json      rows, episodes, returns, observations' mean and standard deviation, of all complete files
+    data/                the files: s000-g001-00002.parquet is the third one of GMI 1 in the first session
+
+Writers add lines to the manifest on their own, so that it is right when everything else was killed. A line counts once its
+file has its name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rayagi.run.atomic import replace_json
+from rayagi.run.errors import DiskError, disk_errors
+from rayagi.serving.errors import DatasetError
+from rayagi.serving.layout import LAYOUT_VERSION, RowLayout
+from rayagi.serving.program import FileFormat
+from rayagi.serving.statistics import FileStatistics, together
+
+_LOOK_S = 0.05
+_OUT = "free space there, or choose another folder with --out"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompleteFile:
+    """A file that is whole."""
+
+    path: Path
+    session: int
+    gmi: int
+    statistics: FileStatistics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """What dataset.json holds."""
+
+    task: str
+    format: FileFormat
+    layout: RowLayout
+
+    def to_dict(self) -> dict[str, Any]:
+        """As stored."""
+        stored = {"layout": LAYOUT_VERSION, "task": self.task, "format": self.format}
+        return {**stored, **self.layout.to_dict()}
+
+
+class DatasetFolder:
+    """A dataset's folder. Open it with ``create`` or ``open``."""
+
+    def __init__(self, path: Path, description: Description) -> None:
+        self.path, self.description = path, description
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, description: Description) -> DatasetFolder:
+        """Make a dataset in a folder that is not there yet, or empty.
+
+        Raises:
+            DatasetError: something is there already.
+            DiskError: it cannot be made.
+        """
+        with disk_errors(path, _OUT):
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise DatasetError(str(path), _what_is_there(path))
+            (path / "data").mkdir(parents=True, exist_ok=True)
+        replace_json(path / "dataset.json", description.to_dict())
+        return cls(path, description)
+
+    @classmethod
+    def open(cls, path: Path) -> DatasetFolder:
+        """Open a dataset.
+
+        Raises:
+            DatasetError: there is none, or one of another layout.
+        """
+        try:
+            stored = json.loads((path / "dataset.json").read_text())
+        except FileNotFoundError:
+            raise DatasetError(str(path), "not a dataset: it has no dataset.json") from None
+        except (OSError, ValueError) as error:
+            raise DatasetError(str(path), f"dataset.json cannot be read ({error})") from error
+        found = stored.get("layout") if isinstance(stored, dict) else None
+        if found != LAYOUT_VERSION:
+            raise DatasetError(
+                str(path), f"has layout {found}; this version of rayagi reads {LAYOUT_VERSION}"
+            )
+        if stored.get("format") not in get_args(FileFormat):
+            raise DatasetError(str(path), f"dataset.json is damaged (format {stored.get('format')!r})")
+        try:
+            layout = RowLayout.from_dict(stored)
+            return cls(path, Description(task=stored["task"], format=stored["format"], layout=layout))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DatasetError(str(path), f"dataset.json is damaged ({error!r})") from error
+
+    @property
+    def data(self) -> Path:
+        """Where the files are: what pyarrow and others are given."""
+        return self.path / "data"
+
+    def lock(self) -> None:
+        """Keep other processes from serving here until this one ends.
+
+        Raises:
+            DatasetError: another process is serving into it.
+        """
+        with disk_errors(self.path, _OUT):
+            descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let others serve here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def being_written(self) -> Iterator[None]:
+        """A writer is at work; others may be too."""
+        with disk_errors(self.path, _OUT):
+            descriptor = os.open(self.path / ".writers", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def wait_for_writers(self, timeout_s: float) -> bool:
+        """Wait until no writer is at work on this host; False where one still is when the time is up."""
+        until = time.monotonic() + timeout_s
+        with disk_errors(self.path, _OUT):
+            descriptor = os.open(self.path / ".writers", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        return False
+                    time.sleep(_LOOK_S)
+                else:
+                    return True
+        finally:
+            os.close(descriptor)
+
+    def list_file(self, name: str, *, session: int, gmi: int, statistics: FileStatistics) -> None:
+        """Add a line to the manifest, in one piece: several writers add to it.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        path = self.path / "manifest.jsonl"
+        line = {"file": name, "session": session, "gmi": gmi, **statistics.to_dict()}
+        # The line feed before it ends a line that another writer could not finish.
+        content = f"\n{json.dumps(line)}\n".encode()
+        with disk_errors(path, _OUT):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                written = os.write(descriptor, content)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        if written < len(content):
+            raise DiskError(str(path), "no space left on device", _OUT)
+
+    def files(self) -> list[CompleteFile]:
+        """The complete files, by session, GMI and number."""
+        try:
+            lines = (self.path / "manifest.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found: dict[str, CompleteFile] = {}
+        for line in lines:
+            try:
+                stored = json.loads(line)
+                path = self.data / stored["file"]
+                entry = CompleteFile(
+                    path=path,
+                    session=int(stored["session"]),
+                    gmi=int(stored["gmi"]),
+                    statistics=FileStatistics.from_dict(stored),
+                )
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that was cut short
+            if path.exists():
+                found[path.name] = entry
+        return [found[name] for name in sorted(found)]
+
+    def statistics(self) -> FileStatistics:
+        """Of all complete files."""
+        return together(file.statistics for file in self.files())
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """What provenance.json says of each time that the dataset was written to."""
+        try:
+            return list(json.loads((self.path / "provenance.json").read_text())["sessions"])
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError) as error:
+            raise DatasetError(str(self.path), f"provenance.json cannot be read ({error})") from error
+
+    def write_session(self, session: int, about: Mapping[str, Any]) -> None:
+        """Set what provenance.json says of a session.
+
+        Raises:
+            DiskError: it cannot be written; the old one stands.
+        """
+        sessions = self.sessions()
+        sessions[session:] = [dict(about)]
+        replace_json(self.path / "provenance.json", {"sessions": sessions})
+
+    def write_statistics(self) -> FileStatistics:
+        """Write statistics.json anew.
+
+        Raises:
+            DiskError: it cannot be written; the manifest has all that it is made of.
+        """
+        whole = self.statistics()
+        replace_json(self.path / "statistics.json", {"files": len(self.files()), **whole.summary()})
+        return whole
+
+
+def _what_is_there(path: Path) -> str:
+    if (path / "dataset.json").exists():
+        return "holds a dataset already; add to it with --append, or choose another folder with --out"
+    return "is there already and is no dataset; choose another folder with --out"

@@ -1,0 +1,127 @@
+"""What clients send, checked before any of it is used: every refusal says what was expected."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+BodyFormat = Literal["json", "npy", "raw"]
+
+
+class RequestError(Exception):
+    """A request that cannot be answered; ``status`` is HTTP's for it."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason, status)
+        self.reason, self.status = reason, status
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What a request has to hold."""
+
+    obs_dim: int
+    max_rows: int
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request in any format: JSON takes most, some 25 characters a number."""
+        return 4096 + 32 * self.obs_dim * self.max_rows
+
+    def shapes(self) -> str:
+        """For a refusal."""
+        return (
+            f"expected float32 observations of shape ({self.obs_dim},) or (rows, {self.obs_dim}), at most "
+            f"{self.max_rows} rows"
+        )
+
+    def parsed(self, body: bytes, body_format: BodyFormat) -> tuple[NDArray[np.float32], bool]:
+        """Observations (rows, obs_dim), and whether it was a single one without the first dimension.
+
+        Raises:
+            RequestError: they are not what is expected.
+        """
+        if body_format == "json":
+            values = self._from_json(body)
+        elif body_format == "npy":
+            values = self._from_npy(body)
+        else:
+            values = self._from_raw(body)
+        single = values.ndim == 1
+        rows = values[None] if single else values
+        if rows.ndim != 2 or rows.shape[1] != self.obs_dim or len(rows) == 0:
+            raise RequestError(f"observations of shape {values.shape} came; {self.shapes()}")
+        if len(rows) > self.max_rows:
+            raise RequestError(f"{len(rows)} rows came; {self.shapes()}", status=413)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+            rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if not np.isfinite(rows).all():
+            row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+            raise RequestError(
+                f"row {row}, number {column} is not finite in float32; expected finite numbers"
+            )
+        return rows, single
+
+    def _from_json(self, body: bytes) -> NDArray[Any]:
+        wanted = f'expected JSON like {{"obs": [...]}} with {self.obs_dim} numbers, or a list of such lists'
+        try:
+            given = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the body is not JSON ({error}); {wanted}") from None
+        if not isinstance(given, dict) or set(given) != {"obs"}:
+            raise RequestError(f"the body is not an object with the one key 'obs'; {wanted}")
+        try:
+            values = np.array(given["obs"])
+        except (ValueError, OverflowError):
+            raise RequestError(f"'obs' has rows of different lengths; {wanted}") from None
+        if values.dtype.kind not in "iuf":
+            raise RequestError(f"'obs' holds something else than numbers; {wanted}")
+        return values
+
+    def _from_npy(self, body: bytes) -> NDArray[Any]:
+        wanted = f"expected a .npy file of {self.shapes().removeprefix('expected ')}"
+        stream = io.BytesIO(body)
+        try:
+            read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[
+                npy.read_magic(stream)
+            ]
+            shape, fortran, dtype = read(stream)
+        except (ValueError, KeyError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+            raise RequestError(f"the body is no .npy file ({error}); {wanted}") from None
+        if dtype.kind not in "iuf":
+            raise RequestError(f"the .npy file holds {dtype}; {wanted}")
+        # Before anything is allocated: what the header says is the client's word.
+        content = body[stream.tell() :]
+        if math.prod(shape) * dtype.itemsize != len(content):
+            raise RequestError(
+                f"the .npy file holds {len(content)} bytes, and its header says {shape} of {dtype}; {wanted}"
+            )
+        return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+    def _from_raw(self, body: bytes) -> NDArray[Any]:
+        row_bytes = 4 * self.obs_dim
+        if not body or len(body) % row_bytes:
+            raise RequestError(
+                f"{len(body)} bytes came; expected little-endian float32, {row_bytes} bytes for each observation of "
+                f"{self.obs_dim} numbers"
+            )
+        return np.frombuffer(body, dtype="<f4").reshape(-1, self.obs_dim)
+
+
+def encoded(actions: NDArray[Any], body_format: BodyFormat) -> bytes:
+    """Actions as npy or raw bytes: little-endian float32, or int64 where they are choices."""
+    if body_format == "npy":
+        stream = io.BytesIO()
+        np.save(stream, actions, allow_pickle=False)
+        return stream.getvalue()
+    return actions.astype(actions.dtype.newbyteorder("<"), copy=False).tobytes()

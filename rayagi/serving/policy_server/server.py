@@ -1,0 +1,180 @@
+"""The policy server: doors, batcher and policy, from start to drain."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from aiohttp import web
+
+from rayagi.run.errors import RunError
+from rayagi.serving.errors import ListenError
+from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
+from rayagi.serving.policy_server.http_door import HttpDoor
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+from rayagi.serving.policy_server.socket_door import SocketDoor
+
+DRAIN_S = 5.0
+"""For what has come to be answered after SIGTERM."""
+LOOK_S = 1.0
+"""How often ``--follow`` looks for a newer checkpoint."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Where it listens and how it answers."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """HTTP; 0: any; None: no HTTP."""
+    unix: Path | None = None
+    token: str | None = None
+    max_wait_s: float = 1e-3
+    max_rows: int = 4096
+    threads: int = 1
+    follow: bool = False
+
+
+class PolicyServer:
+    """Answers until it is told to stop. ``tell`` gets what its user should know."""
+
+    def __init__(self, policy: ServedPolicy, settings: ServerSettings, tell: Callable[[str], object]) -> None:
+        self._policy, self._settings, self._tell = policy, settings, tell
+        self.statistics = ServerStatistics()
+        self._batcher = MicroBatcher(
+            policy.act,
+            max_wait_s=settings.max_wait_s,
+            max_rows=settings.max_rows,
+            statistics=self.statistics,
+        )
+        self.ready = asyncio.Event()
+        """Set once it listens."""
+        self.port: int | None = None
+        """That HTTP is at."""
+        self._stop = asyncio.Event()
+        self._reading = asyncio.Lock()
+
+    def stop(self) -> None:
+        """Answer what has come, then end."""
+        self._stop.set()
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Serve until ``stop``; with ``signals``, until SIGTERM or Ctrl-C, and SIGHUP loads the checkpoint anew.
+
+        Raises:
+            ListenError: the socket or port cannot be had.
+        """
+        torch.set_num_threads(self._settings.threads)
+        loop = asyncio.get_running_loop()
+        runner = await self._open_http()
+        door = await self._open_socket(runner)
+        background: set[asyncio.Task[None]] = set()
+        if signals:
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, self.stop)
+
+            def reload() -> None:
+                task = loop.create_task(self.reload())
+                background.add(task)
+                task.add_done_callback(background.discard)
+
+            loop.add_signal_handler(signal.SIGHUP, reload)
+        if self._settings.follow:
+            background.add(loop.create_task(self._follow()))
+        self.ready.set()
+        try:
+            await self._stop.wait()
+        finally:
+            for task in background:
+                task.cancel()
+            if door is not None:
+                await door.close(DRAIN_S)
+            if runner is not None:
+                await runner.cleanup()
+            for number in (*_SIGNALS, signal.SIGHUP) if signals else ():
+                loop.remove_signal_handler(number)
+
+    async def reload(self) -> None:
+        """Read the checkpoint anew, beside the answering, and go over to it; a bad one leaves the old one in use."""
+        async with self._reading:
+            try:
+                saved = await asyncio.to_thread(self._policy.read)
+                self._policy.exchange(saved)
+            except (RunError, ValueError) as error:
+                self._tell(f"kept {self._policy.saved.checkpoint}: {error}")
+            else:
+                self._tell(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
+
+    async def _follow(self) -> None:
+        seen = self._policy.saved.checkpoint
+        while True:
+            await asyncio.sleep(LOOK_S)
+            newest = await asyncio.to_thread(self._policy.newest)
+            if newest not in (None, seen):
+                seen = str(newest)
+                await self.reload()
+
+    async def _open_http(self) -> web.AppRunner | None:
+        settings = self._settings
+        if settings.port is None:
+            return None
+        door = HttpDoor(
+            self._policy, self._batcher, self.statistics, max_rows=settings.max_rows, token=settings.token
+        )
+        runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=DRAIN_S)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            await runner.cleanup()
+            where = f"{settings.host}:{settings.port}"
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise ListenError(
+                where, reason, "choose another --port or --host (--port 0 takes any free one)"
+            ) from error
+        self.port = int(runner.addresses[0][1])
+        self._tell(f"HTTP at {_url(settings.host, self.port)}")
+        return runner
+
+    async def _open_socket(self, runner: web.AppRunner | None) -> SocketDoor | None:
+        settings = self._settings
+        if settings.unix is None:
+            return None
+        door = SocketDoor(
+            settings.unix, self._policy, self._batcher, self.statistics, max_rows=settings.max_rows
+        )
+        try:
+            await door.open()
+        except BaseException:
+            if runner is not None:
+                await runner.cleanup()
+            raise
+        self._tell(f"local socket at {settings.unix}")
+        return door
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def new_token() -> str:
+    """One that cannot be guessed."""
+    return secrets.token_urlsafe(24)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,81 @@
+"""The policy of a run folder, as a checkpoint has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.protocols import EnvInfo
+from rayagi.algorithms.policy import NetworkPolicy, load_policy
+from rayagi.config.convert import run_spec_from_dict
+from rayagi.config.spec import RunSpec
+from rayagi.envs import env_info
+from rayagi.run.errors import RunError
+from rayagi.run.folder import open_run
+
+
+class PolicyMismatchError(RunError):
+    """A checkpoint's networks are not those of the run's task and settings."""
+
+    def __init__(self, run: str, checkpoint: str, task: str, difference: str) -> None:
+        super().__init__(run, checkpoint, task, difference)
+        self.run, self.checkpoint, self.task, self.difference = run, checkpoint, task, difference
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run}: {self.checkpoint} does not fit {self.task} with the networks of its config.yaml "
+            f"({self.difference}); it is of another run, or the settings were changed"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedPolicy:
+    """A checkpoint's policy, and what it belongs to."""
+
+    policy: NetworkPolicy
+    spec: RunSpec
+    info: EnvInfo
+    checkpoint: str
+    version: int
+    """Updates that it has seen."""
+    env_steps: int
+    shared: Mapping[str, Any]
+    """The checkpoint's shared state."""
+    damaged: tuple[str, ...]
+    """Checkpoints that were passed over, and why."""
+
+
+def saved_policy(run: Path, which: str) -> SavedPolicy:
+    """Read a policy back.
+
+    Args:
+        run: folder
+        which: ``best``, ``last`` or a checkpoint's name
+
+    Raises:
+        RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
+        NoCheckpointError: there is no such checkpoint that is whole.
+        PolicyMismatchError: it is of another task, or of other networks.
+    """
+    folder = open_run(run)
+    spec = run_spec_from_dict(folder.read_config())
+    checkpoint = folder.checkpoints.load(which, with_local=False)
+    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    shared = checkpoint.state["shared"]
+    try:
+        policy = load_policy(shared, spec, info)
+    except (RuntimeError, KeyError) as error:
+        difference = str(error).strip().splitlines()[-1].strip()
+        raise PolicyMismatchError(str(run), checkpoint.name, spec.env.id, difference) from error
+    return SavedPolicy(
+        policy=policy,
+        spec=spec,
+        info=info,
+        checkpoint=checkpoint.name,
+        version=int(checkpoint.counters["iteration"]),
+        env_steps=int(checkpoint.counters["env_steps"]),
+        shared=shared,
+        damaged=checkpoint.damaged,
+    )

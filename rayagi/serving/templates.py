@@ -1,0 +1,37 @@
+"""Which template serves, and the program of its GMIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.gmi import WorkloadFactory
+from placement.types import Machine
+from rayagi.config.spec import RunSpec
+from rayagi.serving.apart import ApartServingFactory
+from rayagi.serving.dp_only import DpOnlyServingFactory
+from rayagi.serving.program import ServingJob
+
+
+def chosen_template(
+    spec: RunSpec, asked: str, *, machine: Callable[[], Machine], tell: Callable[[str], None]
+) -> str:
+    """The template as asked; for ``auto``, the one that the placement model finds fastest (GMI-DRL, eq. 2), with why.
+
+    Raises:
+        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
+    """
+    if asked != "auto":
+        return asked
+    # Imported here: without auto there is no need to measure.
+    from placement.templates import choose, explain
+    from rayagi.coordinator.profiling import kept_unit_costs
+
+    costs = kept_unit_costs(spec, machine(), tell=tell)
+    estimates = choose(costs, "serving")
+    tell(explain(estimates, costs))
+    return estimates[0].template.name
+
+
+def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
+    """What builds the program of each GMI."""
+    return DpOnlyServingFactory(job) if template == "dp_only" else ApartServingFactory(job)

@@ -1,0 +1,193 @@
+"""The process beside a GMI that writes its experience: takes blocks off a channel, makes rows of them, and files.
+
+It is started by rayagi.serving.recording and outlives its GMI: what a GMI had committed before it was killed is written,
+then the file is completed. It says on standard output, a JSON object per line: ``{"endpoint"}`` once it can be attached to;
+then ``{"done": rows}``, ``{"disk": [path, reason, way out]}`` or ``{"failed": text}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.inbox import Batch, Inbox
+from rayagi.run.errors import DiskError
+from rayagi.serving.files import RotatingFiles
+from rayagi.serving.layout import Block, Numbering, RowLayout, record_batch
+from rayagi.serving.manifest import DatasetFolder
+from rayagi.serving.program import Recording
+
+FIRST_S = 120.0
+"""For the GMI to attach and to send its first block; after that it may be as slow as it likes."""
+_TAKE_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriterJob:
+    """What the writer of a GMI needs to know; travels as JSON."""
+
+    recording: Recording
+    layout: RowLayout
+    gmi: int
+    num_envs: int
+    first_env_index: int
+    total_envs: int
+    num_steps: int
+    """Of a block."""
+
+    def to_json(self) -> str:
+        """One line."""
+        recording = {name: getattr(self.recording, name) for name in Recording.__dataclass_fields__}
+        own = {name: getattr(self, name) for name in _NUMBERS}
+        return json.dumps({"recording": recording, "layout": self.layout.to_dict(), **own})
+
+    @classmethod
+    def from_json(cls, text: str) -> WriterJob:
+        """Inverse of ``to_json``."""
+        stored = json.loads(text)
+        recording, layout = Recording(**stored.pop("recording")), RowLayout.from_dict(stored.pop("layout"))
+        return cls(recording=recording, layout=layout, **stored)
+
+
+_NUMBERS = ("gmi", "num_envs", "first_env_index", "total_envs", "num_steps")
+
+
+class Writer:
+    """Makes rows of blocks. The newest block is held back: its last rows tell what came after if none follows it."""
+
+    def __init__(self, job: WriterJob) -> None:
+        recording = job.recording
+        self._job, self._folder = job, DatasetFolder.open(Path(recording.folder))
+        self._schema = job.layout.arrow(recording.about)
+        self._numbering = Numbering(
+            num_envs=job.num_envs,
+            first_env_index=job.first_env_index,
+            total_envs=job.total_envs,
+            first_episode=recording.first_episode,
+        )
+        self._files = RotatingFiles(
+            self._folder.data,
+            f"s{recording.session:03d}-g{job.gmi:03d}",
+            recording.format,
+            self._schema,
+            rows_per_file=recording.rows_per_file,
+            bytes_per_file=recording.bytes_per_file,
+            complete=lambda name, statistics: self._folder.list_file(
+                name, session=recording.session, gmi=job.gmi, statistics=statistics
+            ),
+        )
+        self._held: Block | None = None
+        self.rows = 0
+        """Given to files so far."""
+
+    def take(self, block: Block) -> None:
+        """Write the block before, and hold this one.
+
+        Raises:
+            DiskError: complete files stand.
+        """
+        self._write(is_last=False)
+        self._held = block
+
+    def close(self) -> None:
+        """Write what is held, and complete the file.
+
+        Raises:
+            DiskError: complete files stand.
+        """
+        self._write(is_last=True)
+        self._files.close()
+
+    def _write(self, *, is_last: bool) -> None:
+        block, self._held = self._held, None
+        if block is None:
+            return
+        episode, step, ended = self._numbering.enter(block)
+        batch = record_batch(
+            block,
+            self._schema,
+            episode=episode,
+            step=step,
+            envs=self._numbering.envs,
+            gmi=self._job.gmi,
+            session=self._job.recording.session,
+            is_last=is_last,
+        )
+        self._files.write(batch, ended)
+        self.rows += batch.num_rows
+
+
+def block_of(batch: Batch) -> Block:
+    """A copy of what came, so that its slot is free again."""
+    length = int(batch["length"][0])
+
+    def steps(name: str) -> Any:
+        return np.array(batch[name].numpy()[:, :length])
+
+    return Block(
+        obs=steps("obs"),
+        action=steps("action"),
+        reward=steps("reward"),
+        terminated=steps("terminated"),
+        truncated=steps("truncated"),
+        final_obs=steps("final_obs"),
+        last_obs=np.array(batch["last_obs"].numpy()),
+        version=batch.version,
+    )
+
+
+def write_all(job: WriterJob, inbox: Inbox) -> int:
+    """Write until the GMI has left or is gone; returns the rows.
+
+    Raises:
+        DiskError: complete files stand.
+        ChannelTimeoutError: the GMI never came.
+    """
+    writer, limit_s = Writer(job), FIRST_S
+    with writer._folder.being_written():
+        while True:
+            try:
+                batch = inbox.take(limit_s)
+            except ChannelTimeoutError:
+                if limit_s == FIRST_S:
+                    raise
+                continue  # it lives, and is slow
+            if batch is None:
+                break
+            with batch:
+                block = block_of(batch)
+            writer.take(block)
+            limit_s = _TAKE_S
+        writer.close()
+    return writer.rows
+
+
+def tell(**values: Any) -> None:
+    """Say something to the GMI, if it is still there."""
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{json.dumps(values)}\n".encode())
+
+
+def main() -> None:
+    """Read the job from standard input, and do it."""
+    torch.set_num_threads(1)
+    job = WriterJob.from_json(sys.stdin.readline())
+    try:
+        with Inbox(job.layout.channel(job.num_steps)) as inbox:
+            tell(endpoint=inbox.endpoint)
+            rows = write_all(job, inbox)
+        tell(done=rows)
+    except DiskError as error:
+        tell(disk=[error.path, error.reason, error.way_out])
+    except Exception as error:
+        tell(failed=f"{type(error).__name__}: {error}")
+        raise
