@@ -50,7 +50,8 @@ def offline_settings(path: Path | str) -> dict[str, Any]:
             str(path), "holds Arrow files, and Ray Data reads Parquet: use rayagi export --to rllib"
         )
     return {
-        "input_": [str(file.path) for file in dataset.files],
+        # Absolute: other processes read them.
+        "input_": [str(file.path.absolute()) for file in dataset.files],
         "input_read_method": "read_parquet",
         # The other columns would travel with every row as "extra model outputs".
         "input_read_method_kwargs": {"columns": list(_NAMES.values())},
