@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 
-_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = (
-    202,
-    0,
-    1,
-)  # of x86-64; see collectives.transports.shm.memory.is_supported
+# System call and operations of x86-64; see collectives.transports.shm.memory.is_supported.
+_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 _EVERYONE = 2**31 - 1
 
 
@@ -28,20 +24,16 @@ _syscall.argtypes = (
 _syscall.restype = ctypes.c_long
 
 
-@cache
-def _limit(limit_s: float) -> _Timespec:
-    return _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
-
-
 def sleep(address: int, seen: int, limit_s: float) -> None:
     """Until woken, at most ``limit_s``; not at all if the word is not ``seen`` any more. Signals end it too.
 
     Args:
         address: of a 32-bit word, or of the lower half of a 64-bit one
         seen: what the word was; its lower 32 bits count
-        limit_s: one of few values: each is kept
+        limit_s: not negative
     """
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, _limit(limit_s))
+    limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
 
 
 def wake(address: int) -> None:

@@ -19,9 +19,9 @@ class Processes:
 
     def watch(self, pid: int) -> None:
         """Watch this one too, from now on."""
-        if pid in self._pids.values():
+        if pid in self._pids.values() and pid not in self.ended():
             return
-        self._ended.discard(pid)
+        self._forget(pid)
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -37,17 +37,22 @@ class Processes:
         pids = self._pids
         return self._ended | {pids[found] for found, _ in self._poll.poll(0) if found in pids}
 
-    def forget(self, pid: int) -> None:
-        """Watch this one no longer."""
-        self._ended.discard(pid)
-        for descriptor, known in list(self._pids.items()):
-            if known == pid:
-                self._poll.unregister(descriptor)
-                del self._pids[descriptor]
-                os.close(descriptor)
+    def watch_only(self, pids: Iterable[int]) -> None:
+        """Watch no others any longer."""
+        kept = set(pids)
+        for pid in {*self._pids.values(), *self._ended} - kept:
+            self._forget(pid)
 
     def close(self) -> None:
         """Close the descriptors. Safe to call twice."""
         self._poll = select.poll()
         while self._pids:
             os.close(self._pids.popitem()[0])
+
+    def _forget(self, pid: int) -> None:
+        self._ended.discard(pid)
+        for descriptor, known in list(self._pids.items()):
+            if known == pid:
+                self._poll.unregister(descriptor)
+                del self._pids[descriptor]
+                os.close(descriptor)

@@ -9,15 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayagi.algorithm import PPO
+    from rayagi.algorithm import A3C, IMPALA, PPO
+    from rayagi.config.impala_config import A3CConfig, ImpalaConfig
     from rayagi.config.ppo_config import PPOConfig
     from rayagi.config.spec import RunSpec
     from rayagi.coordinator.session import Session
 
 __version__ = "0.1.0"
-__all__ = ["PPO", "PPOConfig", "RunSpec", "Session", "__version__"]
+__all__ = [
+    "A3C",
+    "IMPALA",
+    "PPO",
+    "A3CConfig",
+    "ImpalaConfig",
+    "PPOConfig",
+    "RunSpec",
+    "Session",
+    "__version__",
+]
 
 _HOMES = {
+    "A3C": "rayagi.algorithm",
+    "A3CConfig": "rayagi.config.impala_config",
+    "IMPALA": "rayagi.algorithm",
+    "ImpalaConfig": "rayagi.config.impala_config",
     "PPO": "rayagi.algorithm",
     "PPOConfig": "rayagi.config.ppo_config",
     "RunSpec": "rayagi.config.spec",

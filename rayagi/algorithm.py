@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.fs
 import ray
@@ -23,10 +23,14 @@ from ray.tune.result import TRIAL_INFO
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
 from rayagi.algorithms.policy import load_policy
+from rayagi.config.impala_config import A3CConfig, ImpalaConfig
 from rayagi.config.ppo_config import PPOConfig
+from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
+from rayagi.config.spec import Algorithm as AlgorithmName
 from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
@@ -40,15 +44,16 @@ for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
 _logger = logging.getLogger(__name__)
 
 
-class PPO(Algorithm):
-    """Synchronous PPO on GMIs, built by ``PPOConfig.build_algo()`` or by ``Tuner(PPO, param_space=config)``.
+class GmiAlgorithm(Algorithm):
+    """An algorithm on GMIs, built by its config's ``build_algo()`` or by ``Tuner(PPO, param_space=config)``.
 
     ``train()`` returns RLlib's result keys (``env_runners/episode_return_mean``,
     ``num_env_steps_sampled_lifetime``, ``learners/default_policy/...``), and every metric of
     rayagi.monitoring.catalogue under ``rayagi/``.
     """
 
-    config: PPOConfig
+    config: GmiConfig
+    config_class: ClassVar[type[GmiConfig]]
 
     def __init__(self, config: AlgorithmConfig | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         # RLlib drops Tune's word on which trial this is, and its trial_id is "default" then.
@@ -56,9 +61,9 @@ class PPO(Algorithm):
         super().__init__(config, **kwargs)
 
     @classmethod
-    def get_default_config(cls) -> PPOConfig:
-        """PPOConfig as nobody touched it."""
-        return PPOConfig()
+    def get_default_config(cls) -> GmiConfig:
+        """The algorithm's config as nobody touched it."""
+        return cls.config_class()
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
@@ -92,7 +97,7 @@ class PPO(Algorithm):
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        self.session: Session | None = Session(self.run_spec, run_name=self._run_name())
+        self.session: Session | None = session_of(self.run_spec, run_name=self._run_name())
         self.session.__enter__()
         try:
             self._call_back("on_algorithm_init")
@@ -238,8 +243,8 @@ class PPO(Algorithm):
     def __repr__(self) -> str:
         # Ray also asks an actor whose constructor has just raised.
         if getattr(self, "session", None) is None:
-            return "rayagi.PPO"
-        return f"rayagi.PPO(env={self.config.env}; gmis={self.plan.num_gmis})"
+            return f"rayagi.{type(self).__name__}"
+        return f"rayagi.{type(self).__name__}(env={self.config.env}; gmis={self.plan.num_gmis})"
 
     @staticmethod
     def _get_env_id_and_creator(env: Any, config: AlgorithmConfig) -> tuple[str, Any]:
@@ -260,6 +265,28 @@ class PPO(Algorithm):
     def _call_back(self, name: str, **kwargs: Any) -> None:
         functions = getattr(self.config, f"callbacks_{name}")
         make_callback(name, self.callbacks, functions, kwargs={"algorithm": self, **kwargs})
+
+
+class PPO(GmiAlgorithm):
+    """PPO, synchronous: ``PPOConfig``."""
+
+    config_class = PPOConfig
+
+
+class IMPALA(GmiAlgorithm):
+    """IMPALA, asynchronous on the decoupled template: ``ImpalaConfig``."""
+
+    config_class = ImpalaConfig
+
+
+class A3C(GmiAlgorithm):
+    """A3C, asynchronous on the decoupled template: ``A3CConfig``."""
+
+    config_class = A3CConfig
+
+
+ALGORITHMS: dict[AlgorithmName, type[GmiAlgorithm]] = {"ppo": PPO, "impala": IMPALA, "a3c": A3C}
+"""By their names in a RunSpec."""
 
 
 def _absolute(path: str | Path) -> str:

@@ -29,9 +29,11 @@ Key = tuple[int, int, int]
 class Transfer:
     """All parts of one sequence number of one producer, until its rows are used up and released."""
 
-    def __init__(self, parts: Sequence[Batch]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[Batch], released: Counter[int]) -> None:
+        """``released``: gets this one's rows, by origin, once they are."""
+        self._parts, self._released = tuple(parts), released
         first = parts[0]
+        self.origin = first.origin
         self.producer, self.sequence, self.version = first.producer, first.sequence, first.version
         self.num_rows, self.slots = first.num_rows, first.slots
         self.used_rows = 0
@@ -61,6 +63,8 @@ class Transfer:
 
     def release(self) -> None:
         """Tell the producer at once. Safe to call twice."""
+        if not self.is_released:
+            self._released[self.origin] += self.num_rows
         self.is_released = True
         for part in self._parts:
             part.release()
@@ -79,11 +83,17 @@ class Joiner:
         """By producer, whoever had its number."""
         self._recent: dict[tuple[int, int], deque[int]] = {}
         """Sequence numbers that were complete, by producer and origin."""
+        self._lost_before: dict[int, int] = {}
+        """How many producers were lost when something last came of each: what is lost has left nothing more."""
         self._complete: deque[Transfer] = deque()
         self.torn = 0
         """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
         self.repeated = 0
         """Parts that came a second time, by another way, and were dropped."""
+        self.received: Counter[int] = Counter()
+        """Rows of complete transfers, by origin."""
+        self.released: Counter[int] = Counter()
+        """Of them those that were released."""
 
     @property
     def waits_for(self) -> int:
@@ -91,7 +101,10 @@ class Joiner:
         return len(self._parts)
 
     def next(self, timeout_s: float) -> Transfer | None:
-        """The next complete transfer; None once producers came and all have left and are drained.
+        """The next complete transfer; None once producers came, all have said goodbye, and all is taken.
+
+        A producer that ended without a goodbye is waited for: a successor may come, and what comes through a relay goes
+        on through another.
 
         Raises:
             ChannelTimeoutError: none within the time limit.
@@ -100,11 +113,9 @@ class Joiner:
         while not self._complete:
             if self._take_from_each():
                 continue
-            group = self._awaited()
             left_s = begin + timeout_s - time.monotonic()
             try:
-                if not self._take(group, max(0.0, min(_SLEEP_S, left_s))):
-                    self._drop(list(self._parts))
+                if not self._await_part(max(0.0, min(_SLEEP_S, left_s))):
                     return None
             except ChannelTimeoutError as error:
                 self._drop_orphans()
@@ -129,6 +140,25 @@ class Joiner:
                 took = self._take(group, 0.0) or took
         return took
 
+    def _await_part(self, limit_s: float) -> bool:
+        """Wait for what is missing longest, or for anything; False once all have said goodbye.
+
+        Raises:
+            ChannelTimeoutError: nothing came.
+        """
+        group = self._awaited()
+        if self._take(group, limit_s):
+            return True
+        self._drop(list(self._parts))  # nobody is there who could complete them
+        if group != 0:
+            return True
+        missed = self._missed()
+        if not missed:
+            return False
+        time.sleep(limit_s)
+        told = f"producers {missed} ended without a goodbye, and nobody came for them"
+        raise ChannelTimeoutError(self._inboxes[0].schema.name, told, limit_s)
+
     def _take(self, group: int, timeout_s: float) -> bool:
         batch = self._inboxes[group].take(timeout_s)
         if batch is None:
@@ -141,6 +171,8 @@ class Joiner:
             return True
         parts[group] = batch
         self._parts[key] = parts
+        if group == 0:
+            self._lost_before[batch.producer] = len(self._inboxes[0].lost)
         self._since.setdefault(key, self._completed[batch.producer])
         if len(parts) == len(self._inboxes):
             self._complete_with(key)
@@ -151,7 +183,9 @@ class Joiner:
         del self._since[key]
         self._recent_of(parts[0]).append(parts[0].sequence)
         self._completed[parts[0].producer] += 1
-        self._complete.append(Transfer([parts[group] for group in range(len(parts))]))
+        transfer = Transfer([parts[group] for group in range(len(parts))], self.released)
+        self.received[transfer.origin] += transfer.num_rows
+        self._complete.append(transfer)
         self._drop([late for late in self._parts if self._completed[late[0]] - self._since[late] > _PATIENCE])
 
     def _recent_of(self, batch: Batch) -> deque[int]:
@@ -161,6 +195,11 @@ class Joiner:
                 del self._recent[next(iter(self._recent))]
             self._recent[who] = deque(maxlen=_REMEMBERED)
         return self._recent[who]
+
+    def _missed(self) -> list[int]:
+        """Producers that were lost, and of whose successors nothing came."""
+        lost = enumerate(self._inboxes[0].lost)
+        return sorted({producer for place, producer in lost if place >= self._lost_before.get(producer, 0)})
 
     def _awaited(self) -> int:
         """The group whose part is missing longest, or the first if nothing is."""

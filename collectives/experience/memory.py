@@ -2,7 +2,7 @@
 
 An outbox is its producer's: a header, a line per consumer, then slots. An inbox is its consumer's: one page with a bell and
 a word per producer that knocks. Every word has one writer, but for bells: there any change will do, and no two writers
-write the same value.
+write the same value. What is published by a store comes before it in program order: x86-64 shows stores in that order.
 """
 
 from __future__ import annotations
@@ -29,26 +29,37 @@ MAX_PRODUCERS = 256
 WORD = 8
 LINE = CACHE_LINE_BYTES // WORD
 
-# Header of an outbox, in words.
-MAGIC, PID, PRODUCER, ROWS, SLOTS, STRIDE, SLOTS_AT, CLOSED, SCHEMA_BYTES, ORIGIN = range(10)
-POSTED, POSTED_ROWS, POSTED_BYTES, BLOCKED_NS, SEQUENCE, REPOSTED = range(2 * LINE, 2 * LINE + 6)
-"""Counts since the beginning, for whoever looks on."""
+# Header of an outbox, in words. The magic number is written last.
+MAGIC, PID, PRODUCER, ORIGIN, ROWS, SLOTS, STRIDE, SCHEMA_BYTES, CLOSED = range(9)
+COMMITTED, COMMITTED_ROWS, COMMITTED_BYTES, REPOSTED, NEWEST_VERSION, BLOCKED_NS, BLOCKED_SINCE_NS = range(
+    2 * LINE, 2 * LINE + 7
+)
+"""Since the beginning, for whoever looks on. A batch's ticket is its number as ``COMMITTED`` counts. The producer waits for
+a slot since a time of the monotonic clock, or does not (0)."""
 FREED = 4 * LINE
 """The bell that consumers ring when they release."""
 CONSUMERS_AT = 6 * LINE
 
-# Line of a consumer in an outbox: a cache line that the producer writes, one that the consumer writes, two rings.
-CONSUMER_PID, TAIL, INBOX_FILE = 0, 1, 2
-HEAD, ATTACHED, RELEASED_COUNT = LINE, LINE + 1, LINE + 2
+# Line of a consumer in an outbox: a cache line that the producer writes, one that the consumer writes, and two rings: the
+# producer's queue of slots, and the consumer's tickets of what it has released, by slot.
+CONSUMER_INBOX, TAIL = 0, 1
+HEAD, FOUND = LINE, LINE + 1
 QUEUE_AT = 2 * LINE
 
-# Header of a slot.
-SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS = range(4)
+# Header of a slot, written by the producer. The ticket is 0 while the slot is being filled, and is written last.
+SLOT_TICKET, SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS, SLOT_STATE = range(6)
 SLOT_HEADER_BYTES = CACHE_LINE_BYTES
+STATE_FREE, STATE_CLAIMED, STATE_WAITING, STATE_POSTED = range(4)
+"""Where a slot is, for whoever looks on; ``STATE_POSTED + line`` once it was posted to a consumer."""
 
 # Header of an inbox.
 INBOX_PID, INBOX_CLOSED, INBOX_SCHEMA_BYTES, BELL = 1, 2, 3, LINE
 KNOCKS_AT = 2 * LINE
+INBOX_SCHEMA_AT = (KNOCKS_AT + MAX_PRODUCERS) * WORD
+"""Byte at which an inbox's schema message begins."""
+
+_INODE_BITS, _FD_BITS = 22, 20
+"""Of the word that names a file; the process has the other 22, which is as many as Linux ever uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,10 @@ class OutboxShape:
         """Word at which a consumer's line begins."""
         return CONSUMERS_AT + consumer * self.line_words
 
+    def slot_word(self, slot: int) -> int:
+        """Word at which a slot's header begins."""
+        return (self.slots_at + slot * self.slot_stride) // WORD
+
 
 def slot_stride(message_bytes: int) -> int:
     """Bytes of a slot that holds such a message."""
@@ -98,35 +113,47 @@ def slot_stride(message_bytes: int) -> int:
 
 
 class SharedFile:
-    """A file without a name, mapped: as words, and as bytes. It goes with the last process that maps it."""
+    """A file without a name, mapped: as words, and as bytes. It goes with the last process that maps it.
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    Its endpoint says its inode too: a descriptor's number is used again once it is closed.
+    """
+
+    descriptor: int | None = None
+    """What others open; None in those who did. The mapping holds another."""
+
+    def __init__(self, descriptor: int, endpoint: str) -> None:
+        size = os.fstat(descriptor).st_size
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self.descriptor: int | None = descriptor
+        self.endpoint = endpoint
         self.bytes = memoryview(memory)
         self.words = self.bytes.cast("Q")
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
-        self.endpoint = f"/proc/{os.getpid()}/fd/{descriptor}"
 
     @classmethod
     def create(cls, channel: str, size: int) -> Self:
-        """Make a zeroed file.
+        """Make a zeroed file of whole pages.
 
         Raises:
             ChannelError: there is no memory for it, or this host cannot.
         """
         if not is_supported():
             raise ChannelError(channel, "shared memory channels need Linux on x86-64")
-        descriptor = os.memfd_create(f"{FILE_PREFIX}{channel}"[:200], os.MFD_CLOEXEC)
         try:
-            back_with_memory(descriptor, 0, size)
-            return cls(descriptor, size)
+            descriptor = os.memfd_create(f"{FILE_PREFIX}{channel}", os.MFD_CLOEXEC)
+            try:
+                back_with_memory(descriptor, 0, page_aligned(size))
+                inode = os.fstat(descriptor).st_ino
+                made = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}#{inode}")
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError as error:
-            os.close(descriptor)
             raise ChannelError(
                 channel,
                 f"no {size / 2**20:.1f} MiB for it ({error.strerror}): use fewer slots or smaller batches",
             ) from error
+        made.descriptor = descriptor
+        return made
 
     @classmethod
     def open(cls, channel: str, endpoint: str, magic: int) -> Self:
@@ -135,19 +162,25 @@ class SharedFile:
         Raises:
             ChannelError: it is not there any more, is another's, or something else.
         """
+        path, _, inode = endpoint.partition("#")
         try:
-            descriptor = os.open(endpoint, os.O_RDWR | os.O_CLOEXEC)
+            if not os.readlink(path).startswith(
+                f"/memfd:{FILE_PREFIX}"
+            ):  # opening could mean more than reading
+                raise ChannelError(channel, f"{endpoint} is not there any more")
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise ChannelError(channel, f"cannot open {endpoint}: {error.strerror}") from error
         try:
-            opened = cls(descriptor, os.fstat(descriptor).st_size)
+            if _low(os.fstat(descriptor).st_ino) != _low(int(inode)):
+                raise ChannelError(channel, f"{endpoint} is not there any more")
+            opened = cls(descriptor, endpoint)
         except (OSError, ValueError) as error:
-            os.close(descriptor)
             raise ChannelError(channel, f"cannot map {endpoint}: {error}") from error
+        finally:
+            os.close(descriptor)  # the mapping stays
         if opened.words[MAGIC] != magic:
-            opened.close()
             raise ChannelError(channel, f"{endpoint} is no channel of this version of rayagi")
-        opened.close()  # the mapping stays
         return opened
 
     def word_address(self, word: int) -> int:
@@ -155,10 +188,16 @@ class SharedFile:
         return self.address + word * WORD
 
     def close(self) -> None:
-        """Close the descriptor; the mapping stays until nothing refers to it. Safe to call twice."""
+        """Close the descriptor: nobody can open it any more. The mapping stays until nothing refers to it.
+
+        Safe to call twice.
+        """
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def pid_of(endpoint: str) -> int:
@@ -166,24 +205,21 @@ def pid_of(endpoint: str) -> int:
     return int(endpoint.split("/")[2])
 
 
-def descriptor_of(endpoint: str) -> int:
-    """Its descriptor there."""
-    return int(endpoint.split("/")[4])
-
-
-def endpoint_of(pid: int, descriptor: int) -> str:
-    """Where another process opens a file."""
-    return f"/proc/{pid}/fd/{descriptor}"
-
-
-def pid_and_file(endpoint: str) -> int:
-    """An endpoint in one word, which is stored at once."""
-    return pid_of(endpoint) << 32 | descriptor_of(endpoint)
+def word_of(endpoint: str) -> int:
+    """An endpoint in one word, which is stored at once: process, descriptor, lower bits of the inode."""
+    path, _, inode = endpoint.partition("#")
+    descriptor = int(path.rsplit("/", 1)[1])
+    return (pid_of(endpoint) << _FD_BITS | descriptor) << _INODE_BITS | _low(int(inode))
 
 
 def endpoint_in(word: int) -> str:
-    """Inverse of ``pid_and_file``."""
-    return endpoint_of(word >> 32, word & 0xFFFFFFFF)
+    """Inverse of ``word_of``."""
+    descriptor = word >> _INODE_BITS & 2**_FD_BITS - 1
+    return f"/proc/{word >> _INODE_BITS + _FD_BITS}/fd/{descriptor}#{_low(word)}"
+
+
+def _low(inode: int) -> int:
+    return inode & 2**_INODE_BITS - 1
 
 
 def read_schema(message: memoryview) -> ExperienceSchema:

@@ -31,16 +31,20 @@ class MessageLayout:
 
     def tensors(self, buffer: memoryview, begin: int) -> dict[str, Tensor]:
         """Each field as (rows, *shape), in place; they keep ``buffer`` alive."""
-        found: dict[str, Tensor] = {}
-        for field, offset in zip(self.schema.fields, self.offsets, strict=True):
-            shape = (self.rows, *field.shape)
-            if self.rows == 0:
-                found[field.name] = torch.empty(shape, dtype=field.dtype)
-                continue
-            count = self.rows * field.row_numel
-            flat = torch.frombuffer(buffer, dtype=field.dtype, count=count, offset=begin + offset)
-            found[field.name] = flat.view(shape)
-        return found
+        with torch.inference_mode(
+            mode=False
+        ):  # whoever runs a policy asks in that mode; others could not write then
+            return {
+                field.name: self._tensor(field, buffer, begin + offset)
+                for field, offset in zip(self.schema.fields, self.offsets, strict=True)
+            }
+
+    def _tensor(self, field: Field, buffer: memoryview, begin: int) -> Tensor:
+        shape = (self.rows, *field.shape)
+        if self.rows == 0:
+            return torch.empty(shape, dtype=field.dtype)
+        count = self.rows * field.row_numel
+        return torch.frombuffer(buffer, dtype=field.dtype, count=count, offset=begin).view(shape)
 
 
 class Layouts:
@@ -63,10 +67,9 @@ class Layouts:
         message: bytes = self.arrow.serialize().to_pybytes()
         return message
 
-    def read(self, buffer: memoryview, begin: int, rows: int) -> pa.RecordBatch:
-        """The record batch in place."""
-        size = self.of(rows).size
-        return pa.ipc.read_record_batch(pa.py_buffer(buffer[begin : begin + size]), self.arrow)
+    def read(self, message: memoryview) -> pa.RecordBatch:
+        """The record batch in place; it keeps ``message`` alive: this very object, as a slice of it would not."""
+        return pa.ipc.read_record_batch(pa.py_buffer(message), self.arrow)
 
     def _work_out(self, rows: int) -> MessageLayout:
         """pyarrow serialises a template; where it put each column is then read off the batch that it reads back."""

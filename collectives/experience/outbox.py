@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from collectives import futex
 from collectives.experience import memory as at
+from collectives.experience.claim import Claim, Parcel
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
+from collectives.experience.line import Line, open_inbox
 from collectives.experience.memory import OutboxShape, SharedFile
 from collectives.experience.messages import Layouts
 from collectives.experience.schema import ExperienceSchema
+from collectives.experience.slots import Slots
 from collectives.processes import Processes
+
+_logger = logging.getLogger(__name__)
 
 _SLEEP_S = 0.05
 """After which a producer that waits looks whether its consumers are alive."""
@@ -33,47 +40,8 @@ class ConsumerState:
     pid: int
     backlog: int
     """Batches that were posted to it and not released."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A committed batch as bytes: what a way without shared memory carries."""
-
-    sequence: int
-    version: int
-    rows: int
-    message: memoryview
-    """Arrow's, in the slot."""
-
-
-class Claim:
-    """A slot to be filled; nobody sees it before ``commit``."""
-
-    __slots__ = ("_outbox", "num_rows", "slot", "tensors")
-
-    def __init__(self, outbox: Outbox, slot: int, num_rows: int, tensors: dict[str, Tensor]) -> None:
-        self._outbox, self.slot, self.num_rows, self.tensors = outbox, slot, num_rows, tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A field's rows, (num_rows, *shape), in the slot: what was there before is still there."""
-        return self.tensors[name]
-
-    @property
-    def message(self) -> memoryview:
-        """All bytes of its Arrow message, to be filled with those of another of as many rows."""
-        return self._outbox.message(self.slot, self.num_rows)
-
-    def commit(self, version: int, to: int | None = None, sequence: int | None = None) -> int:
-        """Post it: to a consumer's line, or to the one with the least backlog. Returns its sequence number, from 1.
-
-        Without a consumer that may have one more, it waits in the outbox for the next call of any method. Who passes on
-        batches of another outbox gives the number that they had there.
-        """
-        return self._outbox.commit(self, version, to, sequence)
-
-    def cancel(self) -> None:
-        """Give the slot back unseen."""
-        self._outbox.cancel(self)
+    found: bool
+    """Whether it has mapped this outbox. From then on it reads what was posted to it even if this process ends."""
 
 
 class Outbox:
@@ -87,6 +55,8 @@ class Outbox:
         claim["obs"].copy_(obs)
         claim.commit(version=3)
     """
+
+    _closed = True
 
     def __init__(
         self,
@@ -114,50 +84,40 @@ class Outbox:
             ChannelError: there is no memory for it.
             ValueError: a number is out of its range.
         """
-        if (
-            rows < 1
-            or slots < 1
-            or not 0 <= producer < at.MAX_PRODUCERS
-            or (credit is not None and credit < 1)
-        ):
+        if min(rows, slots, slots if credit is None else credit) < 1 or not 0 <= producer < at.MAX_PRODUCERS:
             raise ValueError(
-                f"rows={rows}, slots={slots}, credit={credit} must be at least 1, and producer={producer} less than "
-                f"{at.MAX_PRODUCERS}"
+                f"rows={rows}, slots={slots}, credit={credit} must be at least 1, and producer={producer} from 0 to "
+                f"{at.MAX_PRODUCERS - 1}"
             )
-        self.schema, self.rows, self.producer = schema, rows, producer
-        self._layouts = Layouts(schema)
+        self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
         self._credit, self._routed = credit or slots, routed
+        self._layouts = Layouts(schema)
         message = self._layouts.schema_message()
-        self._shape = OutboxShape(
+        self._shape = shape = OutboxShape(
             slots=slots,
             slot_stride=at.slot_stride(self._layouts.of(rows).size),
             schema_bytes=len(message),
         )
-        self._file = SharedFile.create(schema.name, self._shape.size)
+        self._file = SharedFile.create(schema.name, shape.size)
         self._words = words = self._file.words
-        self._file.bytes[self._shape.schema_at : self._shape.schema_at + len(message)] = message
+        self._file.bytes[shape.schema_at : shape.schema_at + len(message)] = message
         for word, value in (
             (at.PID, at.pid_of(self._file.endpoint)),
             (at.PRODUCER, producer),
+            (at.ORIGIN, origin),
             (at.ROWS, rows),
             (at.SLOTS, slots),
-            (at.STRIDE, self._shape.slot_stride),
-            (at.SLOTS_AT, self._shape.slots_at),
+            (at.STRIDE, shape.slot_stride),
             (at.SCHEMA_BYTES, len(message)),
-            (at.ORIGIN, origin),
             (at.MAGIC, at.OUTBOX_MAGIC),
         ):
             words[word] = value
-        self._free = deque(range(slots))
-        self._posted: dict[int, dict[int, int]] = {}
-        """By consumer's line: sequence number of each slot that was posted to it and not seen released."""
-        self._waiting: deque[int] = deque()
-        """Committed slots that no consumer could take yet, in order."""
-        self._inboxes: dict[int, SharedFile] = {}
+        self._slots = Slots(self._file, shape, self._layouts, rows)
+        self._waiting: list[int] = []
+        """Committed slots that no consumer has, by ticket."""
+        self._lines: dict[int, Line] = {}
         self._processes = Processes()
-        self._tensors: dict[int, dict[str, Tensor]] = {}
-        self._metadata_rows = [-1] * slots
-        self._sequence = self._rings = 0
+        self._sequence = 0
         self._closed = False
 
     @property
@@ -169,40 +129,30 @@ class Outbox:
         """Connect to a consumer. Returns its line; the same for one that is attached already.
 
         Raises:
-            ChannelError: there is no such inbox any more, or no line is free.
+            ChannelError: there is no such inbox any more, it has another producer of this number, or no line is free.
             SchemaError: it expects something else.
         """
         self._check_open()
-        for line in self._inboxes:
-            if self.takes(line, inbox_endpoint):
-                return line
-        inbox = SharedFile.open(self.schema.name, inbox_endpoint, at.INBOX_MAGIC)
-        inbox.endpoint = inbox_endpoint
-        size, begin = inbox.words[at.INBOX_SCHEMA_BYTES], (at.KNOCKS_AT + at.MAX_PRODUCERS) * at.WORD
-        theirs = at.read_schema(inbox.bytes[begin : begin + size])
-        self.schema.refuse_other(theirs, f"the consumer of process {at.pid_of(inbox_endpoint)}")
-        free = [line for line in range(at.MAX_CONSUMERS) if line not in self._inboxes]
+        self._pump()
+        for number in self._lines:
+            if self.takes(number, inbox_endpoint):
+                return number
+        inbox = open_inbox(self.schema, inbox_endpoint, self.producer, self.endpoint)
+        free = [number for number in range(at.MAX_CONSUMERS) if number not in self._lines]
         if not free:
             raise ChannelError(self.schema.name, f"{at.MAX_CONSUMERS} consumers are attached already")
-        line, pid = free[0], at.pid_of(inbox_endpoint)
-        begin_word = self._shape.line(line)
-        for word in range(begin_word, begin_word + self._shape.line_words):
-            self._words[word] = 0
-        self._words[begin_word + at.INBOX_FILE] = at.descriptor_of(inbox_endpoint)
-        self._words[begin_word + at.CONSUMER_PID] = pid
-        self._inboxes[line], self._posted[line] = inbox, {}
-        self._processes.watch(pid)
-        inbox.words[at.KNOCKS_AT + self.producer] = at.pid_and_file(self._file.endpoint)
-        self._ring(line)
+        self._lines[free[0]] = line = Line(self._file, self._shape, free[0], inbox)
+        self._processes.watch(line.pid)
+        line.knock(self.endpoint)
         self._pump()
-        return line
+        return free[0]
 
     def consumers(self) -> tuple[ConsumerState, ...]:
         """Those that are attached and alive."""
         self._pump()
         return tuple(
-            ConsumerState(line, self._words[self._shape.line(line) + at.CONSUMER_PID], len(posted))
-            for line, posted in self._posted.items()
+            ConsumerState(number, line.pid, len(line.posted), line.is_found)
+            for number, line in self._lines.items()
         )
 
     def claim(self, rows: int | None = None, timeout_s: float = 60.0) -> Claim:
@@ -220,10 +170,10 @@ class Outbox:
             )
         self._check_open()
         self._pump()
-        if not self._free:
-            self._wait_until(lambda: bool(self._free), timeout_s)
-        slot = self._free.popleft()
-        return Claim(self, slot, count, self._views(slot, count))
+        if not self._slots.free:
+            self._wait_for_slot(timeout_s)
+        slot, tensors = self._slots.begin(count)
+        return Claim(self, slot, count, tensors)
 
     def put(
         self, rows: Mapping[str, Tensor], version: int, timeout_s: float = 60.0, to: int | None = None
@@ -235,38 +185,44 @@ class Outbox:
             ChannelTimeoutError: no consumer released a slot within the time limit.
         """
         claim = self.claim(self.schema.refuse_tensors(rows), timeout_s)
-        for name, tensor in rows.items():
-            claim.tensors[name].copy_(tensor)
-        return claim.commit(version, to)
+        try:
+            with torch.no_grad():  # the slot's tensors outlive any graph
+                for name, tensor in rows.items():
+                    claim.tensors[name].copy_(tensor)
+            return claim.commit(version, to)
+        finally:
+            claim.cancel()
 
-    def commit(self, claim: Claim, version: int, to: int | None, sequence: int | None = None) -> int:
+    def commit(self, claim: Claim, version: int, to: int | None, sequence: int | None) -> int:
         """See ``Claim.commit``."""
         self._check_open()
-        self._sequence = self._sequence + 1 if sequence is None else sequence
-        words, header = self._words, self._slot_word(claim.slot)
-        words[header + at.SLOT_SEQUENCE] = self._sequence
-        words[header + at.SLOT_VERSION] = version
-        words[header + at.SLOT_ROWS] = claim.num_rows
-        words[header + at.SLOT_TIME_NS] = time.time_ns()
-        words[at.SEQUENCE] = self._sequence
-        words[at.POSTED_ROWS] += claim.num_rows
-        words[at.POSTED_BYTES] += claim.num_rows * self.schema.row_bytes
-        words[at.POSTED] += 1
-        if to in self._inboxes and not self._waiting and not self._inboxes[to].words[at.INBOX_CLOSED]:
+        if not claim.is_open:
+            raise ChannelError(self.schema.name, "this batch was committed or cancelled before")
+        number = self._sequence + 1 if sequence is None else sequence
+        if version < 0 or number < 0:
+            raise ValueError(f"version={version} and sequence={number} must not be negative")
+        self._sequence = number
+        words = self._words
+        ticket = words[at.COMMITTED] + 1
+        self._slots.commit(claim.slot, ticket, number, version, claim.num_rows)
+        words[at.COMMITTED] = ticket
+        words[at.COMMITTED_ROWS] += claim.num_rows
+        words[at.COMMITTED_BYTES] += claim.num_rows * self.schema.row_bytes
+        words[at.NEWEST_VERSION] = version
+        if to is not None and self._is_open(to):
             self._post(claim.slot, to)
         else:
-            self._waiting.append(claim.slot)
+            self._queue([claim.slot])
             self._pump()
-        return self._sequence
+        return number
 
     def cancel(self, claim: Claim) -> None:
         """See ``Claim.cancel``."""
-        self._free.append(claim.slot)
+        self._slots.set_free([claim.slot])
 
     def message(self, slot: int, rows: int) -> memoryview:
         """The bytes of the Arrow message in a slot."""
-        begin = self._slot_byte(slot) + at.SLOT_HEADER_BYTES
-        return self._file.bytes[begin : begin + self._layouts.of(rows).size]
+        return self._slots.message(slot, rows)
 
     def look(self) -> None:
         """Take in what was released and who is gone, as every other call does first."""
@@ -275,22 +231,20 @@ class Outbox:
 
     def takes(self, line: int, inbox_endpoint: str) -> bool:
         """Whether this consumer is attached there, alive as far as was seen, and open."""
-        inbox = self._inboxes.get(line)
-        return inbox is not None and inbox.endpoint == inbox_endpoint and not inbox.words[at.INBOX_CLOSED]
+        return self._is_open(line) and self._lines[line].endpoint == inbox_endpoint
 
     def backlog(self, line: int) -> int:
-        """Batches that were posted there and not released."""
-        return len(self._posted.get(line, ()))
+        """Batches that were posted there and not seen released."""
+        return len(self._lines[line].posted) if line in self._lines else 0
 
     def waiting(self) -> list[int]:
         """Sequence numbers of committed batches that no consumer has, in the order in which they are to go."""
-        return [self._sequence_of(slot) for slot in self._waiting]
+        return [self._slots.sequence(slot) for slot in self._waiting]
 
     def unreleased(self) -> set[int]:
         """Sequence numbers of all committed batches that are not known to be released."""
-        return {sequence for posted in self._posted.values() for sequence in posted.values()} | {
-            *self.waiting()
-        }
+        posted = {self._slots.sequence(slot) for line in self._lines.values() for slot in line.posted}
+        return posted | {*self.waiting()}
 
     def post(self, sequence: int, line: int) -> None:
         """Give a waiting batch to a consumer."""
@@ -298,107 +252,98 @@ class Outbox:
 
     def drop(self, sequence: int) -> None:
         """Free the slot of a waiting batch: it came there by another way, or is not wanted any more."""
-        self._free.append(self._unqueue(sequence))
+        self._slots.set_free([self._unqueue(sequence)])
 
     def parcel(self, sequence: int) -> Parcel:
         """A waiting batch as bytes; valid until it is dropped."""
-        slot = next(slot for slot in self._waiting if self._sequence_of(slot) == sequence)
-        header = self._slot_word(slot)
-        version, rows = self._words[header + at.SLOT_VERSION], self._words[header + at.SLOT_ROWS]
-        return Parcel(sequence, version, rows, self.message(slot, rows))
+        return self._slots.parcel(self._waiting_slot(sequence))
 
     def drain(self, timeout_s: float) -> int:
         """Wait until consumers have released everything; returns how many batches they have not when time is up."""
+        self._check_open()
         with suppress(ChannelTimeoutError):
-            self._wait_until(lambda: not self._waiting and not any(self._posted.values()), timeout_s)
-        return len(self._waiting) + sum(map(len, self._posted.values()))
+            self._wait_until(lambda: not self._unreleased_count(), timeout_s)
+        return self._unreleased_count()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Say goodbye. What was posted can still be read by consumers that have found this outbox: waits for these.
+        """Say goodbye. Safe to call twice.
 
-        Safe to call twice.
+        Consumers still read what was posted to them, if they have found this outbox: this waits until they have. But what a
+        consumer does not release before its own end is not posted again from here on: ``drain`` before, where that matters.
         """
         if self._closed:
             return
+        lines = self._lines.values()
         with suppress(ChannelTimeoutError):
-            self._wait_until(lambda: not self._waiting and all(map(self._is_found, self._posted)), timeout_s)
+            self._wait_until(lambda: not self._waiting and all(line.is_found for line in lines), timeout_s)
+        lost = len(self._waiting) + sum(len(line.posted) for line in lines if not line.is_found)
+        if lost:
+            _logger.warning(
+                "channel %r: producer %d closes with %d batches that no consumer has come for",
+                self.schema.name,
+                self.producer,
+                lost,
+            )
         self._closed = True
         self._words[at.CLOSED] = 1
-        for line in self._inboxes:
-            self._ring(line)
+        for line in lines:
+            line.ring()
+        self._lines = {}
         self._processes.close()
         self._file.close()
 
     def _pump(self) -> None:
         """Take in what was released and who is gone, and post what waits."""
-        words = self._words
-        ended = self._processes.ended()
-        for line in list(self._inboxes):
-            if words[self._shape.line(line) + at.CONSUMER_PID] in ended:
-                self._take_back(line, self._posted[line])
-                self._forget(line)
-            elif self._inboxes[line].words[at.INBOX_CLOSED]:
-                self._take_back(line, self._untaken(line))
-                if not self._posted[line]:
-                    self._forget(line)
-        for line in self._posted:
-            self._take_in(line)
+        ended = self._processes.ended()  # asked before looking at what they released: they do not any more
+        for number, line in list(self._lines.items()):
+            is_closed = line.is_closed
+            self._slots.set_free(line.take_in())
+            if line.pid in ended:
+                self._take_back(line, list(line.posted))
+            elif is_closed:
+                self._take_back(line, line.untaken())
+            if line.pid in ended or (is_closed and not line.posted):
+                line.give_up()
+                del self._lines[number]
+                self._processes.watch_only(line.pid for line in self._lines.values())
         while self._waiting and not self._routed:
-            open_lines = [line for line, inbox in self._inboxes.items() if not inbox.words[at.INBOX_CLOSED]]
-            line = min(open_lines, key=lambda line: len(self._posted[line]), default=-1)
-            if line < 0 or len(self._posted[line]) >= self._credit:
+            open_lines = [number for number in self._lines if self._is_open(number)]
+            number = min(open_lines, key=self.backlog, default=-1)
+            if number < 0 or self.backlog(number) >= self._credit:
                 return
-            self._post(self._waiting.popleft(), line)
+            self._post(self._waiting.pop(0), number)
 
-    def _take_in(self, line: int) -> None:
-        """Slots that a consumer has released are free."""
-        posted, released = self._posted[line], self._shape.line(line) + self._shape.released_at
-        for slot, sequence in list(posted.items()):
-            if self._words[released + slot] == sequence:
-                del posted[slot]
-                self._free.append(slot)
+    def _take_back(self, line: Line, slots: list[int]) -> None:
+        """What a consumer that is gone will never release is posted again, before what is younger."""
+        for slot in slots:
+            del line.posted[slot]
+        self._queue(slots)
+        self._words[at.REPOSTED] += len(slots)
 
-    def _take_back(self, line: int, slots: Iterable[int]) -> None:
-        """What a consumer that is gone will never release is posted again, before what waits already."""
-        self._take_in(line)
-        posted = self._posted[line]
-        again = sorted((posted.pop(slot), slot) for slot in list(slots) if slot in posted)
-        self._waiting.extendleft(slot for _, slot in reversed(again))
-        self._words[at.REPOSTED] += len(again)
-
-    def _untaken(self, line: int) -> list[int]:
-        """Slots that a consumer which takes no more had not taken."""
-        begin, words = self._shape.line(line), self._words
-        places = range(words[begin + at.HEAD], words[begin + at.TAIL])
-        return [words[begin + at.QUEUE_AT + place % self._shape.slots] for place in places]
-
-    def _forget(self, line: int) -> None:
-        begin = self._shape.line(line)
-        self._processes.forget(self._words[begin + at.CONSUMER_PID])
-        self._words[begin + at.CONSUMER_PID] = 0
-        del self._inboxes[line], self._posted[line]
-
-    def _post(self, slot: int, line: int) -> None:
-        words, begin = self._words, self._shape.line(line)
-        tail = words[begin + at.TAIL]
-        words[begin + at.QUEUE_AT + tail % self._shape.slots] = slot
-        words[begin + at.TAIL] = tail + 1  # after the slot and the entry: x86-64 shows stores in this order
-        self._posted[line][slot] = words[self._slot_word(slot) + at.SLOT_SEQUENCE]
-        self._ring(line)
+    def _queue(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._slots.set_state(slot, at.STATE_WAITING)
+        self._waiting = sorted([*self._waiting, *slots], key=self._slots.ticket)
 
     def _unqueue(self, sequence: int) -> int:
-        slot = next(slot for slot in self._waiting if self._sequence_of(slot) == sequence)
+        slot = self._waiting_slot(sequence)
         self._waiting.remove(slot)
         return slot
 
-    def _sequence_of(self, slot: int) -> int:
-        return self._words[self._slot_word(slot) + at.SLOT_SEQUENCE]
+    def _waiting_slot(self, sequence: int) -> int:
+        return next(slot for slot in self._waiting if self._slots.sequence(slot) == sequence)
 
-    def _ring(self, line: int) -> None:
-        self._rings += 1
-        inbox = self._inboxes[line]
-        inbox.words[at.BELL] = self.producer << 24 | self._rings & 0xFFFFFF
-        futex.wake(inbox.word_address(at.BELL))
+    def _post(self, slot: int, line: int) -> None:
+        self._lines[line].post(slot, self._slots.ticket(slot))
+        self._slots.set_state(slot, at.STATE_POSTED + line)
+
+    def _wait_for_slot(self, timeout_s: float) -> None:
+        begin_ns = self._words[at.BLOCKED_SINCE_NS] = time.monotonic_ns()
+        try:
+            self._wait_until(lambda: bool(self._slots.free), timeout_s)
+        finally:
+            self._words[at.BLOCKED_NS] += time.monotonic_ns() - begin_ns
+            self._words[at.BLOCKED_SINCE_NS] = 0
 
     def _wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
         begin = time.monotonic()
@@ -406,37 +351,25 @@ class Outbox:
             seen = self._words[at.FREED]
             self._pump()
             if done():
-                break
-            if time.monotonic() - begin >= timeout_s:
-                raise ChannelTimeoutError(self.schema.name, self._who_is_slow(), time.monotonic() - begin)
-            futex.sleep(self._file.word_address(at.FREED), seen, _SLEEP_S)
-        self._words[at.BLOCKED_NS] += int(1e9 * (time.monotonic() - begin))
+                return
+            waited_s = time.monotonic() - begin
+            if waited_s >= timeout_s:
+                raise ChannelTimeoutError(self.schema.name, self._who_is_slow(), waited_s)
+            futex.sleep(self._file.word_address(at.FREED), seen, min(_SLEEP_S, timeout_s - waited_s))
 
     def _who_is_slow(self) -> str:
-        states = [f"process {state.pid} holds {state.backlog}" for state in self.consumers()]
-        held = "; ".join(states) or "no consumer is attached"
-        waiting = f"; {len(self._waiting)} wait for one" if self._waiting else ""
-        return f"all {self._shape.slots} slots of producer {self.producer} are in use: {held}{waiting}"
+        states = [f"process {line.pid} holds {len(line.posted)}" for line in self._lines.values()]
+        filled = self.slots - len(self._slots.free) - self._unreleased_count()
+        states += [f"{len(self._waiting)} wait for a consumer"] if self._waiting else []
+        states += [f"{filled} are being filled"] if filled else []
+        attached = "" if self._lines else "no consumer is attached; "
+        return f"of {self.slots} slots of producer {self.producer}, {attached}{', '.join(states)}"
 
-    def _is_found(self, line: int) -> bool:
-        return bool(self._words[self._shape.line(line) + at.ATTACHED])
+    def _unreleased_count(self) -> int:
+        return len(self._waiting) + sum(len(line.posted) for line in self._lines.values())
 
-    def _views(self, slot: int, rows: int) -> dict[str, Tensor]:
-        layout, begin = self._layouts.of(rows), self._slot_byte(slot) + at.SLOT_HEADER_BYTES
-        if self._metadata_rows[slot] != rows:
-            self._file.bytes[begin : begin + len(layout.metadata)] = layout.metadata
-            self._metadata_rows[slot] = rows
-        if rows != self.rows:
-            return layout.tensors(self._file.bytes, begin)
-        if slot not in self._tensors:
-            self._tensors[slot] = layout.tensors(self._file.bytes, begin)
-        return self._tensors[slot]
-
-    def _slot_byte(self, slot: int) -> int:
-        return self._shape.slots_at + slot * self._shape.slot_stride
-
-    def _slot_word(self, slot: int) -> int:
-        return self._slot_byte(slot) // at.WORD
+    def _is_open(self, line: int) -> bool:
+        return line in self._lines and not self._lines[line].is_closed
 
     def _check_open(self) -> None:
         if self._closed:
@@ -449,3 +382,7 @@ class Outbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # then the process ends, which consumers notice as such
+            self.close(timeout_s=0.0)

@@ -28,6 +28,7 @@ _ARROW: dict[torch.dtype, Any] = {
 """Arrow packs bool in bits and has no bfloat16: both travel as the unsigned integer of their size."""
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _ARROW}
 _DTYPE_KEY, _NAME_KEY = b"rayagi.dtype", b"rayagi.channel"
+_MAX_NAME_BYTES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,11 @@ class ExperienceSchema:
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable() or not 0 < len(self.name.encode()) <= _MAX_NAME_BYTES:
+            raise SchemaError(
+                self.name,
+                f"a channel's name is printable, of 1 to {_MAX_NAME_BYTES} bytes: files are called by it",
+            )
         names = [field.name for field in self.fields]
         if not names or len(set(names)) != len(names):
             raise SchemaError(
@@ -130,6 +136,10 @@ class ExperienceSchema:
         Raises:
             SchemaError: with the first difference.
         """
+        if self.name != other.name:
+            raise SchemaError(
+                self.name, f"{whose} is of channel {other.name!r}: connect it to an end of its own channel"
+            )
         for own, theirs in zip(self.fields, other.fields, strict=False):
             if own != theirs:
                 raise SchemaError(
@@ -152,12 +162,14 @@ class ExperienceSchema:
         given = {field.name for field in self.fields}
         if rows.keys() != given:
             raise SchemaError(self.name, f"fields {sorted(rows)} came where {sorted(given)} are expected")
-        count = len(rows[self.fields[0].name])
+        first = rows[self.fields[0].name]
+        count = first.shape[0] if first.dim() else -1
         for field in self.fields:
             tensor = rows[field.name]
             if tensor.dtype != field.dtype or tuple(tensor.shape) != (count, *field.shape):
+                expected = f"{count} rows" if count >= 0 else "rows"
+                came = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
                 raise SchemaError(
-                    self.name,
-                    f"{field.name} came as {tensor.dtype} {list(tensor.shape)} where {field} of {count} rows is expected",
+                    self.name, f"{field.name} came as {came} where {expected} of {field} are expected"
                 )
         return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,9 +29,6 @@ from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
 from rayagi.config.spec import RunSpec
 
-_MEET_S = 60.0
-"""For the learner to say where its parameters are."""
-
 
 class CollectorProgram:
     """Fills rollouts where learners will read them, with the parameters that these published last.
@@ -42,11 +40,10 @@ class CollectorProgram:
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        """Make the environments, and find the learner.
+        """Make the environments and the channels; learners are looked for when they are needed.
 
         Raises:
-            ChannelTimeoutError: the learner did not come within a minute.
-            ChannelError: it is on another host.
+            ChannelError: there is no memory for them.
         """
         self.spec, self.context, self._make_env = spec, context, make_env
         self.flow = flow = Flow.of(spec, context.identity)
@@ -63,22 +60,24 @@ class CollectorProgram:
         """Discounted return so far of each running episode."""
         self.rollouts = 0
         """Made so far: the place in the environments' noise."""
-        self._sent = 0
-        self._dispenser = Dispenser(
-            channel_plan(info, steps),
-            rows=num_envs,
-            producer=flow.producer_of(number),
-            slots=flow.slots,
-            ragged_rows=num_envs * steps,
-        )
-        Migrator(
-            self._dispenser,
-            context.directory,
-            EXPERIENCE,
-            consumers=len(flow.learners) if flow.in_step else None,
-        )
+        self._plan = channel_plan(info, steps)
+        self._dispenser = self._open_channels()
         self._parameters = Follower(self.policy, context.directory, flow.learner_of(number))
-        self._parameters.find(_MEET_S)
+
+    def _open_channels(self) -> Dispenser:
+        """Outboxes for rollouts, which find learners by themselves."""
+        flow, rows = self.flow, self._own.num_envs
+        dispenser = Dispenser(
+            self._plan,
+            rows=rows,
+            producer=flow.producer_of(self.number),
+            slots=flow.slots,
+            ragged_rows=rows * self._own.num_steps,
+        )
+        consumers = len(flow.learners) if flow.in_step else None
+        Migrator(dispenser, self.context.directory, EXPERIENCE, consumers=consumers)
+        self._sent = 0
+        return dispenser
 
     def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
         """What the agent acts on: environments of this GMI."""
@@ -95,17 +94,19 @@ class CollectorProgram:
 
         Raises:
             NonFiniteError: the simulator returned NaN or infinity.
-            ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
+            ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
+            ChannelError: the learner is on another host.
         """
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s
+        patience_s = PATIENCE_S if self.flow.paced else limit_s
         try:
-            rows = self._dispenser.open(PATIENCE_S if self.flow.paced else limit_s)
+            rows = self._dispenser.open(patience_s)
+            version = self._parameters.read(patience_s)
         except ChannelTimeoutError:
             if not self.flow.paced:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
-        version = self._parameters.read()
         begun = time.perf_counter()
         rollout = rollout_over(rows, self._own.obs, self._own.outputs)
         self.simulator.begin(self.rollouts)
@@ -156,8 +157,12 @@ class CollectorProgram:
         ).to(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Whole episodes with the newest policy's mode, in environments apart from the training ones."""
-        self._parameters.read()
+        """Whole episodes with the newest policy's mode, in environments apart from the training ones.
+
+        Before a learner has published, that is the policy which the run begins with.
+        """
+        with suppress(ChannelTimeoutError):
+            self._parameters.read(0.0)
         env = self._env(num_episodes, 0, seed)
         try:
             return evaluate(env, self.agent, num_episodes)
@@ -170,8 +175,9 @@ class CollectorProgram:
             "simulator": self.simulator.state_dict(),
             "running_returns": self._running.clone(),
             "rollouts": self.rollouts,
+            "books": self._books(),
         }
-        return {"shared": self._parameters.state_dict(), "local": local, "books": self._books()}
+        return {"shared": self._parameters.state_dict(), "local": local}
 
     def _books(self) -> dict[str, Any]:
         """Rows that this process sent, and those of them that no learner has released yet."""
@@ -185,8 +191,14 @@ class CollectorProgram:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the parameters that the learner publishes of it; without ``local``, anew."""
+        """Go on from a saved state, with the parameters that the learner publishes of it; without ``local``, anew.
+
+        What is under way was collected before, and is given up.
+        """
         self._parameters.forget()
+        if self._sent:
+            self._dispenser.close(timeout_s=0.0)
+            self._dispenser = self._open_channels()
         self.rollouts = int(state["shared"]["iteration"])
         local = state.get("local")
         if local is None:

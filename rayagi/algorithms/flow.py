@@ -16,8 +16,9 @@ EXPERIENCE = "experience"
 PATIENCE_S = 0.5
 """How long a GMI that is asked on its own waits for another before it comes back with nothing, so that it can be asked
 something else."""
-DEFAULT_SLOTS = 2
-"""Rollouts that a collector may have under way where nothing bounds their age: one is filled while one is learned from."""
+MOST_SLOTS = 3
+"""Rollouts that a collector may have under way: one is filled, one learned from, one between them evens out their paces.
+More would only be older when their turn comes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class Flow:
             envs=tuple(crew.envs_of(index) for index in collectors),
             in_step=in_step,
             paced=paced,
-            slots=bound + 1 if in_step else DEFAULT_SLOTS,
+            slots=min(bound + 1, MOST_SLOTS) if in_step else MOST_SLOTS,
             max_lag=bound if stale == "drop" and not in_step else None,
             rollouts_per_update=rollouts or len(collectors),
         )

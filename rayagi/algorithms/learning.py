@@ -30,7 +30,7 @@ class LearnerProgram:
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        """Open the inboxes, announce them, and publish the parameters that the run begins with.
+        """Open the inboxes and announce them. Parameters are published once it is known which the run goes on from.
 
         Raises:
             ChannelError: there is no memory for it.
@@ -52,15 +52,19 @@ class LearnerProgram:
             total_envs=flow.total_rows,
         )
         self.trainer = Trainer(self.training)
-        self.batcher = Batcher(
-            channel_plan(sample.info, spec.learning.rollout_length), rows=flow.rows(number)
-        )
+        self._plan = channel_plan(sample.info, spec.learning.rollout_length)
+        self.batcher = self._open_channels()
         self._own = [flow.producer_of(collector) for collector in flow.served_by(number)]
         self.lags: Counter[int] = Counter()
         """Rollout rows that were learned from, by the updates that their policy was behind."""
         self._publisher = Publisher(policy, context.directory, number)
-        self._publisher.publish(0)
-        self.batcher.announce(context.directory, EXPERIENCE, number)
+        self._stale_rows = 0
+
+    def _open_channels(self) -> Batcher:
+        """Inboxes, where collectors find them."""
+        batcher = Batcher(self._plan, rows=self.flow.rows(self.number))
+        batcher.announce(self.context.directory, EXPERIENCE, self.number)
+        return batcher
 
     def iterate(self) -> IterationResult:
         """One update; where GMIs are asked one by one and no experience comes, nothing after half a second.
@@ -71,11 +75,14 @@ class LearnerProgram:
             CommunicatorError: another learner is lost.
         """
         started = time.perf_counter()
-        experience = self._next()
-        if experience is None:
-            return IterationResult(self.trainer.iteration, {"wait_s": time.perf_counter() - started})
-        begun = time.perf_counter()
         iteration = self.trainer.iteration
+        if self._publisher.version < 0:
+            self._publisher.publish(iteration)
+        experience = self._next()
+        begun = time.perf_counter()
+        waited = {"wait_s": begun - started, "stale_samples": self._stale_samples()}
+        if experience is None:
+            return IterationResult(iteration, waited)
         with experience:
             lags = iteration - experience.versions
             metrics = self._learn(experience)
@@ -87,7 +94,7 @@ class LearnerProgram:
             metrics={
                 "train_samples": float(len(lags) * self.spec.learning.rollout_length),
                 "iteration_s": ended - started,
-                "wait_s": begun - started,
+                **waited,
                 "update_s": ended - begun - self.training.sync_s,
                 "sync_s": self.training.sync_s,
                 "policy_lag_mean": float(lags.double().mean()),
@@ -114,6 +121,11 @@ class LearnerProgram:
                 return None
             raise
 
+    def _stale_samples(self) -> float:
+        """Steps that were too old to be learned from, since the last call."""
+        rows, self._stale_rows = self.batcher.stale_rows - self._stale_rows, self.batcher.stale_rows
+        return float(rows * self.spec.learning.rollout_length)
+
     def _learn(self, experience: Experience) -> dict[str, float]:
         rollout = rollout_of(experience.tensors, experience.ragged)
         check_finite(rollout, self.trainer.iteration + 1)
@@ -131,19 +143,22 @@ class LearnerProgram:
         """Shared: model, optimiser, statistics, iteration. Local: ages of what was learned from."""
         return {
             "shared": self.trainer.shared_state(),
-            "local": {"lags": dict(self.lags)},
-            "books": {
-                "taken": self.batcher.taken_rows,
-                "dropped": self.batcher.stale_rows,
-                "torn": self.batcher.torn,
-            },
+            "local": {"lags": dict(self.lags), "books": self._books()},
         }
 
+    def _books(self) -> dict[str, Any]:
+        """Rows that this process learned from or dropped; and by who sent them, those that came and were released."""
+        batcher = self.batcher
+        return {"taken": batcher.taken_rows, "dropped": batcher.stale_rows, "received": batcher.received}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, and publish its parameters."""
+        """Go on from a saved state, and publish its parameters. What came before is given up."""
         self.trainer.load_state(state["shared"], None)
         if "local" in state:
             self.lags = Counter(state["local"]["lags"])
+        if self.batcher.received:
+            self.batcher.close()
+            self.batcher, self._stale_rows = self._open_channels(), 0
         self._publisher.publish(self.trainer.iteration)
 
     def close(self) -> None:

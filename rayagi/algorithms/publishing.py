@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import torch
-from collectives.experience.directory import Directory
 from torch import Tensor
 
 from actors.protocols import StateDict
+from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.parameters import ParameterBoard
 from collectives.rendezvous import host_identity, poll
@@ -44,6 +45,11 @@ class Publisher:
         self._policy, self._directory, self._key = policy, directory, board_key(learner)
         self._board: ParameterBoard | None = None
 
+    @property
+    def version(self) -> int:
+        """Of what was published last; -1 before the first time."""
+        return -1 if self._board is None else self._board.version
+
     def publish(self, version: int) -> None:
         """Show the policy as it is. A version that is not newer than the last, as of a restored run, begins a new board."""
         if self._board is not None and version <= self._board.version:
@@ -69,56 +75,52 @@ class Follower:
     def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int) -> None:
         self._policy, self._directory, self._key = policy, directory, board_key(learner)
         self._board: ParameterBoard | None = None
-        self._endpoint = ""
+        self._found = ""
+        """What was announced of the board."""
         self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
         self.version = -1
         """Of the policy; -1 before the first reading."""
 
-    def find(self, timeout_s: float) -> None:
-        """Attach to the board that was announced last.
-
-        Raises:
-            ChannelTimeoutError: no learner has announced one within the time limit.
-            ChannelError: the learner is on another host.
-        """
-        begin = time.monotonic()
-        board = poll(self._look, timeout_s)
-        if board is None:
-            raise ChannelTimeoutError(
-                "parameters", "no learner has said where they are", time.monotonic() - begin
-            )
-        if self._board is not None:
-            self._board.close()
-        self._board = board
-        self.version = -1
-
-    def read(self) -> int:
+    def read(self, timeout_s: float) -> int:
         """Make the policy the one that is published now; returns its version.
 
         Where the learner's process has ended, the policy stays as it published it last, until another has announced a board.
 
         Raises:
-            ChannelError: nothing was published yet.
+            ChannelTimeoutError: no learner has announced a board within the time limit.
+            ChannelError: the learner is on another host.
         """
-        if self._board is None or (self._board.over and self._said() != self._endpoint):
-            self.find(timeout_s=0.0)
+        if self._board is None or (self._board.over and self._said() != self._found):
+            self._find(timeout_s)
         assert self._board is not None
         if self._board.version != self.version:
             self.version = self._board.read_into(self._own)
             self._apply()
         return self.version
 
+    def _find(self, timeout_s: float) -> None:
+        begin = time.monotonic()
+        board = poll(self._look, timeout_s)
+        if board is not None:
+            if self._board is not None:
+                self._board.close()
+            self._board, self.version = board, -1
+        elif self._board is None:
+            waited_s = time.monotonic() - begin
+            raise ChannelTimeoutError("parameters", f"learner {self._key!r} has not published any", waited_s)
+
     def forget(self) -> None:
         """Look for the board anew before the next reading: the learner may have begun another."""
         if self._board is not None:
             self._board.close()
-        self._board, self._endpoint = None, ""
+        self._board, self._found = None, ""
 
     def state_dict(self) -> StateDict:
         """What of a run's shared state is known here: the newest model and statistics, and the number of updates."""
-        version = self.read()
+        with suppress(ChannelTimeoutError):
+            self.read(0.0)
         state: StateDict = {
-            "iteration": version,
+            "iteration": max(0, self.version),
             "learner": {"model": _clones(self._policy.model.state_dict())},
         }
         if self._policy.normaliser is not None:
@@ -147,7 +149,7 @@ class Follower:
             board = ParameterBoard.attach(endpoint)
         except ChannelError:  # of a learner that has ended; another will announce its own
             return None
-        self._endpoint = said
+        self._found = said
         return board
 
     @torch.no_grad()

@@ -25,11 +25,13 @@ from rayagi.cli.settings import (
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.expectation import expectation
 from rayagi.coordinator.overseer import RunOverseer
-from rayagi.coordinator.session import Session
+from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.run_exporting import RunExporter
+from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
 from rayagi.run.errors import LimitReachedError, NoCheckpointError
@@ -195,8 +197,9 @@ def _opened(
     """The loop, where it starts, and its screen; ``stack`` closes what they need."""
 
     def open_session(own: RunSpec, num_gmis: int | None = None) -> Session:
-        session = Session(
+        session = session_of(
             own,
+            tell=tell,
             run_name=folder.path.name,
             on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
             dashboard=dashboard,
@@ -208,6 +211,8 @@ def _opened(
         say(text)
 
     session = open_session(spec, None if checkpoint is None else checkpoint.state["num_gmis"])
+    if isinstance(session, DecoupledSession):
+        stack.callback(_keep_experience, folder, session)
     expected = expectation(spec, session.plan)
     overseer = RunOverseer(
         spec,
@@ -231,6 +236,11 @@ def _opened(
     if checkpoint is not None:
         loop.restore(checkpoint)
     return loop, screen
+
+
+def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
+    with suppress(SessionClosedError):  # it failed, and the run's end says why
+        experience_record.keep(folder.path, session.experience())
 
 
 def _show_plan(folder: RunFolder, spec: RunSpec, plan: Plan, num_gmis: int | None) -> None:

@@ -1,9 +1,13 @@
-"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, what to use for the others."""
+"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, what to use for the others.
+
+What concerns one algorithm is in its table, ``AlgorithmSettings`` (rayagi.config.rllib_algorithms).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -22,13 +26,14 @@ class Unset(Enum):
 
 PRESET = Unset.PRESET
 
-SPEC_PATHS: dict[str, tuple[str, str]] = {
+COMMON_PATHS: dict[str, tuple[str, str]] = {
     "env": ("env.id", "environment(env=)"),
     "env_engine": ("env.engine", "environment(engine=)"),
     "env_config": ("env.kwargs", "environment(env_config=)"),
     "gmi_backend": ("gmi.backend", "gmi(backend=)"),
     "gmi_template": ("gmi.template", "gmi(template=)"),
     "num_gmis": ("gmi.num_gmis", "gmi(num_gmis=)"),
+    "gmi_num_learners": ("gmi.num_learners", "gmi(num_learners=)"),
     "gmis_per_gpu": ("gmi.gmis_per_gpu", "gmi(gmis_per_gpu=)"),
     "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
     "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
@@ -37,30 +42,12 @@ SPEC_PATHS: dict[str, tuple[str, str]] = {
     "composition": ("gmi.composition", "gmi(composition=)"),
     "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),
     "collective_timeout_s": ("gmi.collective_timeout_s", "gmi(collective_timeout_s=)"),
-    "rollout_length": ("ppo.rollout_length", "training(rollout_length=)"),
-    "num_minibatches": ("ppo.num_minibatches", "training(num_minibatches=)"),
-    "num_epochs": ("ppo.num_epochs", "training(num_epochs=)"),
-    "gamma": ("ppo.gamma", "training(gamma=)"),
-    "lambda_": ("ppo.gae_lambda", "training(lambda_=)"),
-    "clip_param": ("ppo.clip_ratio", "training(clip_param=)"),
-    "vf_clip_param": ("ppo.value_clip", "training(vf_clip_param=)"),
-    "vf_loss_coeff": ("ppo.value_coef", "training(vf_loss_coeff=)"),
-    "entropy_coeff": ("ppo.entropy_coef", "training(entropy_coeff=)"),
-    "lr": ("ppo.learning_rate", "training(lr=)"),
-    "lr_schedule": ("ppo.lr_schedule", "training(lr_schedule=)"),
-    "kl_target": ("ppo.target_kl", "training(kl_target=)"),
-    "grad_clip": ("ppo.max_grad_norm", "training(grad_clip=)"),
-    "adam_eps": ("ppo.adam_eps", "training(adam_eps=)"),
-    "normalize_advantages": ("ppo.normalize_advantages", "training(normalize_advantages=)"),
-    "normalize_obs": ("ppo.normalize_obs", "training(normalize_obs=)"),
-    "normalize_rewards": ("ppo.normalize_rewards", "training(normalize_rewards=)"),
-    "obs_clip": ("ppo.obs_clip", "training(obs_clip=)"),
     "total_env_steps": ("total_env_steps", "training(total_env_steps=)"),
     "evaluation_interval": ("evaluation.interval", "evaluation(evaluation_interval=)"),
     "evaluation_duration": ("evaluation.num_episodes", "evaluation(evaluation_duration=)"),
     "seed": ("seed", "debugging(seed=)"),
 }
-"""Attribute of PPOConfig: (its place in a RunSpec, how a user writes it)."""
+"""Attribute of a config: (its place in a RunSpec, how a user writes it)."""
 
 MODEL_PATHS: dict[str, str] = {
     "fcnet_hiddens": "network.hidden",
@@ -74,14 +61,6 @@ FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": Tr
 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")
 """Become rollout_length and num_minibatches together with num_envs (rayagi.config.batch_sizes)."""
-
-FIXED_SETTINGS: dict[str, Any] = {
-    "use_kl_loss": False,
-    "kl_coeff": 0.0,
-    "normalize_actions": False,
-    "clip_actions": False,
-}
-"""Settings whose RLlib default does not say what rayagi does: unset, or exactly this value."""
 
 RLLIB_HONOURED = frozenset(
     {
@@ -101,20 +80,13 @@ RLLIB_HONOURED = frozenset(
         "min_train_timesteps_per_iteration",
     }
 )
-"""Settings that rayagi.PPO itself honours, as RLlib's own algorithms do."""
+"""Settings that rayagi's algorithms themselves honour, as RLlib's own do."""
 
 ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking"}
 """Those of them that leave no trace in a RunSpec: without an Algorithm nobody would see them."""
 
-UNSET_BY_RAYAGI = (
-    *(name for name in SPEC_PATHS if name not in ("env", "env_config", "evaluation_interval", "seed")),
-    *BATCH_SETTINGS,
-    *FIXED_SETTINGS,
-    "num_envs_per_env_runner",
-    "rollout_fragment_length",
-    "num_cpus_for_main_process",
-)
-"""Attributes that PPOConfig() sets to PRESET, so that a value the user gives is told from RLlib's default."""
+_KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
+"""Attributes whose RLlib default means that nobody set them."""
 
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
 """Not settings: what RLlib keeps beside them, and what Tune adds to a trial's config."""
@@ -133,8 +105,6 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
         r"normalize_actions|clip_actions",
         "the environment gets the policy's actions as they are; wrap it to change them",
     ),
-    (r"use_kl_loss|kl_coeff", 'use training(lr_schedule="kl_adaptive", kl_target=)'),
-    (r"use_critic|use_gae", "rayagi's PPO has a critic and GAE; training(lambda_=1.0) is the plain return"),
     (r"grad_clip_by", "only 'global_norm' is offered: training(grad_clip=)"),
     (r"entropy_coeff_schedule", "use training(entropy_coeff=) with one number"),
     (r"shuffle_batch_per_epoch", "every epoch shuffles"),
@@ -172,29 +142,88 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
 )
 
 
-def refuse_unhonoured(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
-    """Raise for the first setting of ``config`` that differs from ``pristine`` and that nothing would honour.
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSettings:
+    """Which settings one algorithm's config has, beside the common ones."""
 
-    Args:
-        config: ``PPOConfig.to_dict()``
-        pristine: the same of a config that nobody touched
+    config: str
+    """Name of the config's class, for messages."""
+    section: str
+    """Of a RunSpec, where the algorithm's settings are."""
+    names: Mapping[str, str]
+    """Setting of ``training()``: its name in the section."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings whose RLlib default does not say what rayagi does: unset, or exactly this value."""
+    takes_batch_sizes: bool = False
+    """Whether RLlib's batch sizes become a rollout length and minibatches."""
+    instead: tuple[tuple[str, str], ...] = ()
+    """Pattern of an RLlib setting that is not honoured: what to use for it. Comes before the common ones."""
 
-    Raises:
-        ConfigError: the setting, and what to use instead.
-    """
-    for key, value in config.items():
-        if key in _INTERNAL_KEYS:
-            continue
-        if key not in pristine:
-            known = dict.fromkeys([*SPEC_PATHS, *(name for name in pristine if not name.startswith("_"))])
-            raise ConfigError(key, value, "PPOConfig has no such setting", nearest(key, known))
-        if _same(value, pristine[key]) or is_honoured(key):
-            continue
-        if key in FIXED_SETTINGS and _same(value, FIXED_SETTINGS[key]):
-            continue
-        raise ConfigError(
-            _user_key(key), value, "rayagi does not honour this RLlib setting", _instead(key, pristine[key])
+    @property
+    def paths(self) -> dict[str, tuple[str, str]]:
+        """Attribute of the config: (its place in a RunSpec, how a user writes it)."""
+        own = {name: (f"{self.section}.{leaf}", f"training({name}=)") for name, leaf in self.names.items()}
+        return {**COMMON_PATHS, **own}
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Attributes that a new config sets to PRESET, so that a value the user gives is told from RLlib's default."""
+        return (
+            *(name for name in self.paths if name not in _KEPT_DEFAULTS),
+            *(BATCH_SETTINGS if self.takes_batch_sizes else ()),
+            *self.fixed,
+            "num_envs_per_env_runner",
+            "rollout_fragment_length",
+            "num_cpus_for_main_process",
         )
+
+    def is_honoured(self, key: str) -> bool:
+        """Whether a key of the config's ``to_dict()`` has an effect in rayagi."""
+        sizes = BATCH_SETTINGS if self.takes_batch_sizes else ()
+        return _DICT_NAMES.get(key, key) in self.paths or key in RLLIB_HONOURED or key in sizes
+
+    def refuse_unhonoured(self, config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
+        """Raise for the first setting of ``config`` that differs from ``pristine`` and that nothing would honour.
+
+        Args:
+            config: the config's ``to_dict()``
+            pristine: the same of a config that nobody touched
+
+        Raises:
+            ConfigError: the setting, and what to use instead.
+        """
+        for key, value in config.items():
+            if key in _INTERNAL_KEYS:
+                continue
+            if key not in pristine:
+                known = dict.fromkeys([*self.paths, *(name for name in pristine if not name.startswith("_"))])
+                raise ConfigError(key, value, f"{self.config} has no such setting", nearest(key, known))
+            if _same(value, pristine[key]) or self.is_honoured(key):
+                continue
+            if key in self.fixed and _same(value, self.fixed[key]):
+                continue
+            raise ConfigError(
+                _user_key(key),
+                value,
+                "rayagi does not honour this RLlib setting",
+                self._what_instead(key, pristine[key]),
+            )
+
+    def user_name(self, path: str) -> str:
+        """How a user of the config writes the setting at ``path`` of a RunSpec."""
+        for spec_path, written in self.paths.values():
+            if path == spec_path or path.startswith((f"{spec_path}.", f"{spec_path}[")):
+                return written
+        for key, spec_path in MODEL_PATHS.items():
+            if path == spec_path or path.startswith(f"{spec_path}["):
+                return f"rl_module(model_config={{{key!r}: }})"
+        return path
+
+    def _what_instead(self, key: str, default: Any) -> str:
+        for pattern, suggestion in (*self.instead, *_SUGGESTIONS):
+            if re.fullmatch(pattern, key):
+                return suggestion
+        return f"leave it at {default!r}" if default is not PRESET else "leave it out"
 
 
 def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
@@ -207,22 +236,6 @@ def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]
         if not _same(config[key], pristine[key]):
             reason = "works with build_algo(), not with `rayagi train`"
             raise ConfigError(key, config[key], reason, "leave it out of the file, or build the algorithm")
-
-
-def is_honoured(key: str) -> bool:
-    """Whether a key of ``PPOConfig.to_dict()`` has an effect in rayagi."""
-    return _DICT_NAMES.get(key, key) in SPEC_PATHS or key in RLLIB_HONOURED or key in BATCH_SETTINGS
-
-
-def user_name(path: str) -> str:
-    """How a user of PPOConfig writes the setting at ``path`` of a RunSpec."""
-    for spec_path, written in SPEC_PATHS.values():
-        if path == spec_path or path.startswith((f"{spec_path}.", f"{spec_path}[")):
-            return written
-    for key, spec_path in MODEL_PATHS.items():
-        if path == spec_path or path.startswith(f"{spec_path}["):
-            return f"rl_module(model_config={{{key!r}: }})"
-    return path
 
 
 def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,13 +261,6 @@ def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _user_key(key: str) -> str:
     return {"_rl_module_spec": "rl_module(rl_module_spec=)", "_learner_class": "learner_class"}.get(key, key)
-
-
-def _instead(key: str, default: Any) -> str:
-    for pattern, suggestion in _SUGGESTIONS:
-        if re.fullmatch(pattern, key):
-            return suggestion
-    return f"leave it at {default!r}" if default is not PRESET else "leave it out"
 
 
 def _same(value: Any, default: Any) -> bool:

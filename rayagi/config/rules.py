@@ -196,12 +196,13 @@ def _impala(impala: ImpalaSpec, algorithm: Algorithm) -> Iterator[ConfigError]:
         yield ConfigError(
             "impala.on_stale", "correct", "needs a correction, and a3c has none", "use 'wait' or 'drop'"
         )
-    if impala.on_stale == "wait" and impala.max_lag == 0 and impala.rollouts_per_update is not None:
+    if (impala.on_stale == "wait" or impala.max_lag == 0) and impala.rollouts_per_update is not None:
         yield ConfigError(
             "impala.rollouts_per_update",
             impala.rollouts_per_update,
-            "cannot be chosen with impala.max_lag = 0, where an update takes one rollout of every collecting GMI",
-            "leave it out, or allow a lag",
+            "cannot be chosen with impala.on_stale = 'wait' or impala.max_lag = 0: an update then takes one rollout of "
+            "every collecting GMI",
+            "leave it out, or allow a lag with on_stale 'drop' or 'correct'",
         )
 
 

@@ -26,6 +26,7 @@ class Deployment:
     plan: Plan
     """On the nodes and GPUs that Ray gave, with the shares that were carved there."""
     group: GmiGroup
+    reservation: Reservation
     landings: tuple[Landing, ...]
     """Where each GMI really is, by its own account."""
     carvers: Carvers
@@ -59,7 +60,13 @@ def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: E
     undo.callback(stop, group, CLOSE_TIMEOUT_S, carvers.evict)
     landings = _landed(group, reservation)
     carved = carvers.carve(with_given_gpus(bound, [landing.gpu_ids for landing in landings]), landings)
-    return Deployment(plan=carved, group=group, landings=_entered(group, carved), carvers=carvers)
+    return Deployment(
+        plan=carved,
+        group=group,
+        reservation=reservation,
+        landings=_entered(group, carved),
+        carvers=carvers,
+    )
 
 
 def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:

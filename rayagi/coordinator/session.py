@@ -19,7 +19,7 @@ from placement.plan import Plan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.deployment import START_TIMEOUT_S, deploy
+from rayagi.coordinator.deployment import START_TIMEOUT_S, Deployment, deploy
 from rayagi.monitoring.catalogue import merge
 from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.planning import plan_of
@@ -136,7 +136,11 @@ class Session:
             self._join_and_build(deployment.group)
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
+        self._begin(deployment)
         return self
+
+    def _begin(self, deployment: Deployment) -> None:
+        """Called once the GMIs are built."""
 
     def train(self, num_iterations: int) -> list[IterationResult]:
         """Run iterations on all GMIs at once; one merged result each.
@@ -178,14 +182,12 @@ class Session:
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
         """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
-        if num_episodes < 1:
-            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        group, agents = self._open(), self.plan.hosting("agent")
-        counts = _shares(num_episodes, len(agents))
+        busy = shares(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
-        seeds = [seed + sum(counts[:place]) for place in range(len(counts))]
-        busy = {index: (counts[place], seeds[place]) for place, index in enumerate(agents) if counts[place]}
-        refs = group.ask(lambda index, gmi: gmi.evaluate.remote(*busy[index]), tuple(busy))
+        seeds = {index: seed + sum(list(busy.values())[:place]) for place, index in enumerate(busy)}
+        refs = self._open().ask(
+            lambda index, gmi: gmi.evaluate.remote(busy[index], seeds[index]), tuple(busy)
+        )
         parts: list[EvaluationResult] = self._answers(
             refs, f"evaluation of {num_episodes} episodes", self._limit_s(), tuple(busy)
         )
@@ -252,9 +254,13 @@ class Session:
             members,
         )
         group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
-        factory = self._factory or _template_factory(self._spec, self._run_name)
+        factory = self._program_factory()
         refs = group.ask(lambda index, handle: handle.build.remote(factory))
         group.answers(refs, "building its program", START_TIMEOUT_S)
+
+    def _program_factory(self) -> ProgramFactory | WorkloadFactory:
+        """What builds each GMI's program."""
+        return self._factory or _template_factory(self._spec, self._run_name)
 
     def _open(self) -> GmiGroup:
         if self._group is None:
@@ -319,6 +325,13 @@ def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
     return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
-def _shares(total: int, parts: int) -> list[int]:
-    """``total`` dealt evenly, the first parts getting one more."""
-    return [total // parts + (index < total % parts) for index in range(parts)]
+def shares(total: int, among: Sequence[int]) -> dict[int, int]:
+    """``total`` episodes dealt evenly, the first GMIs getting one more; those with none are left out.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if total < 1:
+        raise ValueError(f"num_episodes={total}: at least 1 is needed")
+    counts = {index: total // len(among) + (place < total % len(among)) for place, index in enumerate(among)}
+    return {index: count for index, count in counts.items() if count}

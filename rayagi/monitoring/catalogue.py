@@ -78,6 +78,29 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="time",
         help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
     ),
+    GmiMetric(
+        name="wait_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time until there was room for a rollout, or experience to learn from",
+    ),
+    GmiMetric(
+        name="train_samples",
+        kind="counter",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps that learners in GMIs of their own learned from",
+    ),
+    GmiMetric(
+        name="stale_samples",
+        kind="counter",
+        unit="steps",
+        merge="sum",
+        group="progress",
+        help="environment steps that were too old to be learned from",
+    ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
         name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
@@ -186,7 +209,13 @@ DERIVED: tuple[Metric, ...] = (
         name="steps_per_second",
         unit="steps/s",
         group="progress",
-        help="environment steps of all GMIs per wall second",
+        help="environment steps of all GMIs per wall second: the papers' predictions per second (PPS)",
+    ),
+    Metric(
+        name="samples_per_second",
+        unit="steps/s",
+        group="progress",
+        help="environment steps learned from per wall second: the papers' training samples throughput (TTP)",
     ),
     Metric(
         name="episode_return_mean",

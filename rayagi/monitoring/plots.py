@@ -17,6 +17,7 @@ TIME_PARTS = (
     ("act_s", "act", "#66ccee"),
     ("update_s", "update", "#228833"),
     ("sync_s", "synchronise", "#ee6677"),
+    ("wait_s", "wait for experience", "#ccbb44"),
     ("other_s", "other", "#bbbbbb"),
 )
 """Shares of an iteration's wall time: column, label, colour."""
@@ -31,7 +32,8 @@ def column(rows: Sequence[Row], name: str) -> np.ndarray:
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
     """Share of the iterations' wall time that each of ``TIME_PARTS`` took, mean over GMIs; adds up to 1.
 
-    ``other`` is what no part claims: the wall time of the slowest GMI less the mean of the parts.
+    ``other`` is what no part claims: the wall time of the slowest GMI less the mean of the parts. Where GMIs of different
+    roles work at the same time, their parts may be more than that; shares are then of what they did.
     """
     wall_s = float(np.nansum(column(rows, "iteration_s")))
     if wall_s <= 0:
@@ -41,7 +43,10 @@ def time_shares(rows: Sequence[Row]) -> dict[str, float]:
         for name, label, _ in TIME_PARTS
         if name != "other_s"
     }
-    return parts | {"other": max(0.0, 1.0 - sum(parts.values()))}
+    whole = max(1.0, sum(parts.values()))
+    return {label: part / whole for label, part in parts.items()} | {
+        "other": 1.0 - sum(parts.values()) / whole
+    }
 
 
 def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path, title: str) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayagi.monitoring.plots import TIME_PARTS, save_plots, time_shares
 from rayagi.monitoring.progress import return_text
+from rayagi.run import experience_record
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
@@ -82,6 +83,12 @@ def summary(
             ("best evaluation", f"{_evaluation(best)} at {count_text(best['env_steps_total'])} steps")
         )
         facts.append(("last evaluation", _evaluation(evaluations[-1])))
+    learned = [row for row in progress if row.get("train_samples")]
+    if learned:
+        facts.append(("samples per second", f"{mean_rate(learned, 'train_samples'):,.0f} learned from (TTP)"))
+    experience = experience_record.kept(folder.path)
+    if experience is not None:
+        facts += experience_record.facts(experience)
     prediction = kept(folder.path)
     if prediction is not None:
         facts.append(("predicted", prediction.text()))
@@ -92,9 +99,22 @@ def summary(
 
 def mean_speed(progress: Sequence[Row]) -> float:
     """Environment steps per second of iterating, over all rows; evaluations and checkpoints are not in it."""
-    timed = [row for row in progress if row.get("steps_per_second")]
-    seconds = sum(row["env_steps"] / row["steps_per_second"] for row in timed)
-    return sum(row["env_steps"] for row in timed) / seconds if seconds > 0 else 0.0
+    return mean_rate(progress, "env_steps")
+
+
+def mean_rate(progress: Sequence[Row], counter: str) -> float:
+    """Mean of a counter's increase per second of iterating."""
+    timed = [(row, wall_s(row)) for row in progress]
+    seconds = sum(own_s for _, own_s in timed)
+    return sum(row.get(counter, 0.0) for row, own_s in timed if own_s) / seconds if seconds > 0 else 0.0
+
+
+def wall_s(row: Row) -> float:
+    """Wall time of a row's iteration; 0 where nothing tells. An update may have come without any step beside it."""
+    for counter, rate in (("train_samples", "samples_per_second"), ("env_steps", "steps_per_second")):
+        if row.get(counter) and row.get(rate):
+            return row[counter] / row[rate]
+    return 0.0
 
 
 def _status(folder: RunFolder) -> str:
@@ -116,6 +136,7 @@ def _page(folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]
         _table(summary(folder, progress, evaluations)),
         *(f"<h2>{title}</h2>{_image(folder.path / file, title)}" for file, title in _PLOTS),
         f"<h2>Where the time goes</h2>{_time_bar(progress)}",
+        *_ages(folder),
         f"<h2>Plan</h2><pre>{html.escape(_text(folder.path / 'plan.txt'))}</pre>",
         f"<h2>Configuration</h2><pre>{html.escape(_text(folder.path / 'config.yaml'))}</pre>",
         f"<h2>Made with</h2>{_table(_versions(folder.path / 'versions.json'))}",
@@ -151,6 +172,16 @@ def _time_bar(progress: Sequence[Row]) -> str:
         for label, share in shares.items()
     )
     return f'<div class="bar">{bar}</div><table>{rows}</table><p>Of the iterations\' wall time, mean over GMIs.</p>'
+
+
+def _ages(folder: RunFolder) -> list[str]:
+    experience = experience_record.kept(folder.path)
+    if experience is None:
+        return []
+    text = html.escape(experience_record.histogram(experience))
+    return [
+        f"<h2>Policy lag</h2><p>Updates that the policy which acted was behind; share of rows.</p><pre>{text}</pre>"
+    ]
 
 
 def _text(path: Path) -> str:

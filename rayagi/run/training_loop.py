@@ -180,9 +180,11 @@ class TrainingLoop:
 
     def _account_one(self, result: IterationResult, *, train_s: float, wall_s: float) -> Values:
         env_steps = int(result.metrics["env_steps"])
+        samples = result.metrics.get("train_samples", float(env_steps))
         self._iteration += 1
         self._env_steps += env_steps
-        self._steps_per_iteration = float(env_steps)
+        if env_steps:
+            self._steps_per_iteration = float(env_steps)
         self._episodes += len(result.episode_returns)
         for name in _MUST_BE_FINITE:
             if not math.isfinite(result.metrics.get(name, 0.0)):
@@ -197,6 +199,7 @@ class TrainingLoop:
             "env_steps_total": self._env_steps,
             "train_s": train_s,
             "steps_per_second": env_steps / wall_s if wall_s > 0 else None,
+            "samples_per_second": samples / wall_s if wall_s > 0 else None,
             "episode_return_mean": self._window.return_mean(),
             "episode_length_mean": self._window.length_mean(),
             "episodes_total": self._episodes,

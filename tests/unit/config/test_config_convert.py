@@ -125,6 +125,35 @@ def test_settings_are_applied_in_order_by_path_or_by_name_alone():
     assert spec.gmi.num_gmis is None
 
 
+def test_a_name_that_several_algorithms_have_means_the_runs_own():
+    assert with_settings(RunSpec(), ["gamma=0.9"]).ppo.gamma == 0.9
+    spec = with_settings(RunSpec(algorithm="a3c"), ["gamma=0.9", "max_lag=2"])
+    assert (spec.impala.gamma, spec.impala.max_lag, spec.ppo.gamma) == (0.9, 2, 0.99)
+    assert spec.learning is spec.impala
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting", "message"),
+    [
+        ("ppo", "max_lag=2", "impala.max_lag: is a setting of impala and a3c; leave it out"),
+        ("ppo", "impala.gamma=0.5", "impala.gamma: is a setting of impala and a3c; write ppo.gamma"),
+        ("a3c", "ppo.gamma=0.5", "ppo.gamma: is a setting of ppo; write impala.gamma"),
+        ("impala", "ppo={gamma: 0.5}", "ppo: is a setting of ppo; write impala"),
+        ("impala", "value_clip=1", "ppo.value_clip: is a setting of ppo; leave it out"),
+        (
+            "ppo",
+            "algorithm=impala",
+            "algorithm = 'impala': cannot be set: the other settings are those of ppo; "
+            "name it itself: rayagi train Ant-v5 --algorithm impala",
+        ),
+    ],
+)
+def test_a_setting_that_the_runs_algorithm_does_not_read_is_refused(algorithm, setting, message):
+    with pytest.raises(ConfigError) as caught:
+        with_settings(RunSpec(algorithm=algorithm), [setting])
+    assert str(caught.value) == message
+
+
 def test_settings_reach_into_the_environments_arguments():
     spec = with_settings(RunSpec(), ["env.kwargs.healthy_reward=2", "env.kwargs.frame_skip=4"])
     assert spec.env.kwargs == {"healthy_reward": 2, "frame_skip": 4}

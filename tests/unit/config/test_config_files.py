@@ -29,6 +29,23 @@ def test_a_file_without_a_task_takes_the_one_that_was_asked_for(tmp_path):
     assert (spec.env.id, spec.ppo.learning_rate) == ("Hopper-v5", 1e-3)
 
 
+def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template(tmp_path):
+    path = written(tmp_path, "a.yaml", "algorithm: impala\nimpala: {max_lag: 2}\n")
+    spec = load_config_file(path, "Ant-v5")
+    assert (spec.algorithm, spec.gmi.template, spec.impala.max_lag) == ("impala", "decoupled", 2)
+    assert load_config_file(path, "Ant-v5", "impala") == spec
+    with pytest.raises(
+        ConfigError, match=r"algorithm = 'impala': is not the algorithm that was asked for, 'a3c'"
+    ):
+        load_config_file(path, "Ant-v5", "a3c")
+    path = written(tmp_path, "b.yaml", "gmi: {template: dp_only}\n")
+    spec = load_config_file(path, "Ant-v5", "a3c")
+    assert (spec.algorithm, spec.gmi.template) == ("a3c", "dp_only")
+    text = "from rayagi import ImpalaConfig\nconfig = ImpalaConfig().training(max_lag=1)\n"
+    spec = load_config_file(written(tmp_path, "c.py", text), "Ant-v5", "impala")
+    assert (spec.algorithm, spec.impala.max_lag) == ("impala", 1)
+
+
 def test_an_empty_yaml_file_is_the_preset(tmp_path):
     assert load_config_file(written(tmp_path, "a.yaml", ""), "Ant-v5") == preset("Ant-v5")
 

@@ -39,6 +39,15 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.slices=[0.7, 0.3]", "gmi.gmis_per_gpu=2"], "gmi.gmis_per_gpu", "leave it out"),
         (["gmi.slices=[2, 1]", "gmi.num_envs=auto"], "gmi.num_envs", "searched for equal GMIs only"),
         (["gmi.template=program"], "gmi.template", "use 'dp_only' to train"),
+        (["gmi.template=decoupled"], "gmi.template", "or algorithm 'impala' or 'a3c'"),
+        (["gmi.num_learners=0", "gmi.template=ea_t"], "gmi.num_learners", "at least 1"),
+        (["gmi.num_learners=1"], "gmi.num_learners", "means nothing on dp_only"),
+        (
+            ["gmi.num_learners=3", "gmi.num_gmis=3", "gmi.template=e_at"],
+            "gmi.num_learners",
+            "use at most 2",
+        ),
+        (["gmi.num_envs=auto", "gmi.template=dp_mp"], "gmi.num_envs", "searched for ppo on dp_only only"),
         (["gmi.reserve_timeout_s=0"], "gmi.reserve_timeout_s", "greater than 0"),
         (["gmi.collective_timeout_s=.inf"], "gmi.collective_timeout_s", "finite"),
         (["gmi.composition=ring"], "gmi.composition", "use auto, ip_only, rp_only, har"),
@@ -78,6 +87,45 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "path", "message"),
+    [
+        ("impala", ["gmi.template=e_at"], "gmi.template", "use 'decoupled' or 'dp_only', or algorithm 'ppo'"),
+        ("a3c", ["gmi.template=program"], "gmi.template", "use 'decoupled' to train"),
+        ("impala", ["num_gmis=auto"], "gmi.num_gmis", "give a number"),
+        ("impala", ["rollout_length=0"], "impala.rollout_length", "at least 1"),
+        ("impala", ["rollout_length=48", "num_minibatches=10"], "impala.num_minibatches", "48; use num_mini"),
+        ("impala", ["gamma=2"], "impala.gamma", "at most 1"),
+        ("impala", ["clip_ratio=0"], "impala.clip_ratio", "greater than 0"),
+        ("impala", ["rho_bar=0"], "impala.rho_bar", "greater than 0"),
+        ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
+        ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
+        ("impala", ["rollouts_per_update=0"], "impala.rollouts_per_update", "at least 1"),
+        (
+            "impala",
+            ["max_lag=0", "rollouts_per_update=1"],
+            "impala.rollouts_per_update",
+            "leave it out, or allow a lag",
+        ),
+        ("impala", ["lr_schedule=linear"], "impala.lr_schedule", "total_env_steps"),
+        ("a3c", ["on_stale=correct"], "impala.on_stale", "use 'wait' or 'drop'"),
+    ],
+)
+def test_the_asynchronous_algorithms_rules_name_their_section(algorithm, settings, path, message):
+    with pytest.raises(ConfigError) as caught:
+        checked(with_settings(preset("Point-v0", algorithm), settings))
+    assert caught.value.path == path
+    assert message in str(caught.value)
+
+
+def test_an_algorithm_starts_from_its_usual_template():
+    assert preset("Ant-v5").gmi.template == "dp_only"
+    for algorithm in ("impala", "a3c"):
+        assert list(broken_rules(preset("Ant-v5", algorithm))) == []
+        assert preset("Ant-v5", algorithm).gmi.template == "decoupled"
+        checked(with_settings(preset("Ant-v5", algorithm), ["template=dp_only"]))
+
+
 def test_a_blank_task_is_refused():
     with pytest.raises(ConfigError, match=r"env\.id = ' ': must name an environment; `rayagi envs`"):
         checked(RunSpec(env=EnvSpec(id=" ")))
@@ -93,6 +141,7 @@ def test_a_blank_task_is_refused():
         ["ppo.lr_schedule=kl_adaptive"],
         ["gmi.gmis_per_gpu=2", "gmi.backend=direct"],
         ["gmi.composition=har"],
+        ["gmi.template=ea_t", "gmi.num_gmis=3", "gmi.num_learners=2"],
         ["gmi.composition=hybrid:1"],
         ["gmi.composition=hybrid(12)"],
         ["num_envs=1", "rollout_length=4", "num_minibatches=4", "normalize_advantages=false"],

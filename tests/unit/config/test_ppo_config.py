@@ -11,15 +11,11 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rayagi.config.errors import ConfigError
 from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.presets import preset
-from rayagi.config.rllib_settings import (
-    FIXED_SETTINGS,
-    PRESET,
-    SPEC_PATHS,
-    UNSET_BY_RAYAGI,
-    is_honoured,
-    refuse_unhonoured,
-)
+from rayagi.config.rllib_algorithms import SETTINGS
+from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+
+PPO = SETTINGS["ppo"]
 
 
 def config(env="Ant-v5"):
@@ -121,6 +117,7 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
             normalize_rewards=False,
             obs_clip=4.0,
         ),
+        impala=preset("Hopper-v5").impala,
         evaluation=EvaluationSpec(interval=4, num_episodes=6),
         seed=11,
         total_env_steps=1000,
@@ -178,11 +175,11 @@ def other_than(value):
     return "something else"
 
 
-@pytest.mark.parametrize("key", sorted(key for key in PPOConfig().to_dict() if not is_honoured(key)))
+@pytest.mark.parametrize("key", sorted(key for key in PPOConfig().to_dict() if not PPO.is_honoured(key)))
 def test_a_setting_that_nothing_honours_is_refused_by_name(key):
     pristine = PPOConfig().to_dict()
     with pytest.raises(ConfigError) as caught:
-        refuse_unhonoured({**pristine, key: other_than(pristine[key])}, pristine)
+        PPO.refuse_unhonoured({**pristine, key: other_than(pristine[key])}, pristine)
     name = {"_rl_module_spec": "rl_module_spec", "_learner_class": "learner_class"}.get(key, key)
     assert name in caught.value.path
     assert caught.value.suggestion
@@ -326,10 +323,10 @@ def test_a_frozen_config_refuses_changes():
 
 def test_the_tables_of_settings_agree_with_each_other():
     attributes = vars(PPOConfig())
-    assert set(SPEC_PATHS) <= set(attributes)
-    assert {name for name, value in attributes.items() if value is PRESET} == set(UNSET_BY_RAYAGI)
-    assert set(FIXED_SETTINGS) <= set(UNSET_BY_RAYAGI)
-    for path, _ in SPEC_PATHS.values():
+    assert set(PPO.paths) <= set(attributes)
+    assert {name for name, value in attributes.items() if value is PRESET} == set(PPO.unset)
+    assert set(PPO.fixed) <= set(PPO.unset)
+    for path, _ in PPO.paths.values():
         value_at(RunSpec(), path)
     assert repr(PRESET) == "<preset>"
 

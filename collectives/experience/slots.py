@@ -1,0 +1,88 @@
+"""A producer's slots: where each is, what its header says, and the tensors that lie in it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from collectives.experience import memory as at
+from collectives.experience.claim import Parcel
+from collectives.experience.memory import OutboxShape, SharedFile
+from collectives.experience.messages import Layouts
+
+
+class Slots:
+    """The slots of one outbox. What is written in a header besides the ticket and the state is its batch's for good."""
+
+    def __init__(self, file: SharedFile, shape: OutboxShape, layouts: Layouts, rows: int) -> None:
+        self.free = deque(range(shape.slots))
+        self._bytes, self._words = file.bytes, file.words
+        self._shape, self._layouts, self._rows = shape, layouts, rows
+        self._tensors: dict[int, dict[str, Tensor]] = {}
+        self._metadata_rows = [-1] * shape.slots
+
+    def begin(self, rows: int) -> tuple[int, dict[str, Tensor]]:
+        """Take a free slot for a batch of ``rows`` rows: its number, and each field as (rows, *shape)."""
+        slot = self.free.popleft()
+        self._words[self._header(slot) + at.SLOT_TICKET] = 0
+        self.set_state(slot, at.STATE_CLAIMED)
+        return slot, self._views(slot, rows)
+
+    def commit(self, slot: int, ticket: int, sequence: int, version: int, rows: int) -> None:
+        """Say what the slot holds from now on."""
+        words, header = self._words, self._header(slot)
+        words[header + at.SLOT_SEQUENCE] = sequence
+        words[header + at.SLOT_VERSION] = version
+        words[header + at.SLOT_ROWS] = rows
+        words[header + at.SLOT_TIME_NS] = time.time_ns()
+        words[header + at.SLOT_TICKET] = ticket
+
+    def set_state(self, slot: int, state: int) -> None:
+        """For whoever looks on."""
+        self._words[self._header(slot) + at.SLOT_STATE] = state
+
+    def set_free(self, slots: Iterable[int]) -> None:
+        """They can be claimed again."""
+        for slot in slots:
+            self.set_state(slot, at.STATE_FREE)
+            self.free.append(slot)
+
+    def ticket(self, slot: int) -> int:
+        """Of the batch in it."""
+        return self._words[self._header(slot) + at.SLOT_TICKET]
+
+    def sequence(self, slot: int) -> int:
+        """Of the batch in it."""
+        return self._words[self._header(slot) + at.SLOT_SEQUENCE]
+
+    def parcel(self, slot: int) -> Parcel:
+        """The batch in it."""
+        words, header = self._words, self._header(slot)
+        rows = words[header + at.SLOT_ROWS]
+        return Parcel(self.sequence(slot), words[header + at.SLOT_VERSION], rows, self.message(slot, rows))
+
+    def message(self, slot: int, rows: int) -> memoryview:
+        """The bytes of the Arrow message in it."""
+        begin = self._message_at(slot)
+        return self._bytes[begin : begin + self._layouts.of(rows).size]
+
+    def _views(self, slot: int, rows: int) -> dict[str, Tensor]:
+        """The tensors in a slot, behind the metadata of as many rows. Those of a full batch are made once."""
+        layout, begin = self._layouts.of(rows), self._message_at(slot)
+        if self._metadata_rows[slot] != rows:
+            self._bytes[begin : begin + len(layout.metadata)] = layout.metadata
+            self._metadata_rows[slot] = rows
+        if rows != self._rows:
+            return layout.tensors(self._bytes, begin)
+        if slot not in self._tensors:
+            self._tensors[slot] = layout.tensors(self._bytes, begin)
+        return self._tensors[slot]
+
+    def _header(self, slot: int) -> int:
+        return self._shape.slot_word(slot)
+
+    def _message_at(self, slot: int) -> int:
+        return self._shape.slot_word(slot) * at.WORD + at.SLOT_HEADER_BYTES

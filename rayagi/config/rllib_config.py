@@ -1,0 +1,285 @@
+"""RLlib's AlgorithmConfig with a ``gmi`` section; ends in a frozen RunSpec. Only the driver imports this module."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.utils import force_list
+
+from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
+from rayagi.config.convert import merged, nearest, run_spec_from_dict, run_spec_to_dict
+from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.presets import preset
+from rayagi.config.rllib_algorithms import SETTINGS
+from rayagi.config.rllib_settings import (
+    BATCH_SETTINGS,
+    PRESET,
+    AlgorithmSettings,
+    model_changes,
+    no_environment,
+    refuse_algorithm_only,
+)
+from rayagi.config.rules import checked
+from rayagi.config.spec import Algorithm, RunSpec
+
+_DRIVER_CALLBACKS = frozenset(
+    {"on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result"}
+)
+
+
+class GmiConfig(AlgorithmConfig):
+    """What the configs of all algorithms have in common; each is also a subclass of RLlib's own.
+
+    Whatever is not set comes from the task's preset. A setting of RLlib that rayagi does not honour raises
+    ConfigError, which names what to use instead, when the algorithm is built.
+    """
+
+    algorithm: ClassVar[Algorithm]
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        if algo_class is None:
+            from rayagi.algorithm import ALGORITHMS  # an algorithm's default config is of this class
+
+            algo_class = ALGORITHMS[self.algorithm]
+        super().__init__(algo_class=algo_class)
+        self._is_online, self.num_env_runners = False, 0  # RLlib must never build environment runners
+        self.min_time_s_per_iteration = (
+            None  # one iteration of the GMIs is one of RLlib's, whatever the algorithm
+        )
+        for name in self._settings().unset:
+            setattr(self, name, PRESET)
+
+    @classmethod
+    def _settings(cls) -> AlgorithmSettings:
+        return SETTINGS[cls.algorithm]
+
+    def gmi(
+        self,
+        *,
+        backend: str = NotProvided,
+        template: str = NotProvided,
+        num_gmis: int | str | None = NotProvided,
+        num_learners: int | None = NotProvided,
+        gmis_per_gpu: int | str | None = NotProvided,
+        num_envs: int | str = NotProvided,
+        threads_per_gmi: int | None = NotProvided,
+        slices: Sequence[float] | None = NotProvided,
+        transport: str = NotProvided,
+        composition: str = NotProvided,
+        reserve_timeout_s: float = NotProvided,
+        collective_timeout_s: float = NotProvided,
+    ) -> Self:
+        """How the machine is cut; fields of rayagi.config.spec.GmiSpec.
+
+        Args:
+            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
+            template: which roles share a GMI
+            num_gmis: GMIs in all; "auto": as a search on the machine finds best
+            num_learners: GMIs that train, where the template has trainers apart
+            gmis_per_gpu: GMIs on each GPU, or "auto"
+            num_envs: environments of one GMI, or "auto"
+            threads_per_gmi: cores and threads of one GMI
+            slices: unequal GMIs: the cores of each, or its share of a GPU
+            transport: what gradients travel by: "shm", "gloo" or "auto"
+            composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
+            reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
+            collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
+        """
+        return self._set(
+            gmi_backend=backend,
+            gmi_template=template,
+            num_gmis=num_gmis,
+            gmi_num_learners=num_learners,
+            gmis_per_gpu=gmis_per_gpu,
+            num_envs=num_envs,
+            threads_per_gmi=threads_per_gmi,
+            slices=slices,
+            transport=transport,
+            composition=composition,
+            reserve_timeout_s=reserve_timeout_s,
+            collective_timeout_s=collective_timeout_s,
+        )
+
+    def environment(
+        self, env: str | None = NotProvided, *, engine: str = NotProvided, **rllib_settings: Any
+    ) -> Self:
+        """The task: ``env`` is an id that `rayagi envs` lists or that gymnasium knows.
+
+        Args:
+            env: environment id
+            engine: "mujoco_cpu", "gymnasium" or "auto"
+            rllib_settings: RLlib's own; ``env_config`` holds keyword arguments for the environment
+        """
+        super().environment(env, **rllib_settings)
+        return self._set(env_engine=engine)
+
+    def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
+        """Raise for the first argument of ``training()`` that neither RLlib nor rayagi has.
+
+        Raises:
+            ConfigError: the argument, and what is like it.
+        """
+        methods = [vars(cls)["training"] for cls in type(self).__mro__ if "training" in vars(cls)]
+        known = set().union(*map(_parameters, methods))
+        for name, value in settings.items():
+            if name not in known:
+                raise ConfigError(
+                    f"training({name}=)", value, "no such setting", nearest(name, sorted(known))
+                )
+
+    def _set(self, **settings: Any) -> Self:
+        for name, value in settings.items():
+            if value is not NotProvided:
+                setattr(self, name, value)  # refuses once frozen, as every RLlib setting does
+        return self
+
+    def validate(self) -> None:
+        """Check everything, as building the algorithm does."""
+        self.to_run_spec()
+
+    def to_run_spec(self) -> RunSpec:
+        """The frozen, checked run that this config describes.
+
+        Raises:
+            ConfigError: a setting that rayagi does not honour, does not know, or cannot use.
+        """
+        self._settings().refuse_unhonoured(self.to_dict(), self._pristine())
+        self._check_callbacks()
+        if self.env is None:
+            raise no_environment()
+        if not isinstance(self.env, str):
+            suggestion = "give it to gymnasium.register and use its id"
+            raise ConfigError("environment(env=)", self.env, "must be an environment's id", suggestion)
+        base = preset(self.env, self.algorithm)
+        try:
+            # Twice: sizes can only be worked out from settings that have the right types.
+            spec = run_spec_from_dict(merged(run_spec_to_dict(base), self._changes()))
+            section, learning = spec.learning_section, spec.learning
+            if self.kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
+                reason = f"has no effect with lr_schedule={learning.lr_schedule!r}"
+                raise ConfigError(
+                    f"{section}.target_kl", self.kl_target, reason, 'use lr_schedule="kl_adaptive"'
+                )
+            length, minibatches = self._sizes(spec, base)
+            sized = dataclasses.replace(learning, rollout_length=length, num_minibatches=minibatches)
+            sections: dict[str, Any] = {section: sized}
+            return checked(dataclasses.replace(spec, **sections))
+        except ConfigError as error:
+            raise error.at(self._settings().user_name(error.path)) from None
+
+    def refuse_algorithm_settings(self) -> None:
+        """For who takes the RunSpec alone: refuse what it cannot carry.
+
+        Raises:
+            ConfigError: a setting, such as callbacks, that only the algorithm of ``build_algo()`` honours.
+        """
+        refuse_algorithm_only(self.to_dict(), self._pristine())
+
+    def _given(self, name: str) -> Any:
+        """A batch size; None where the user gave none, or the algorithm takes none."""
+        value = getattr(self, name) if self._settings().takes_batch_sizes else PRESET
+        return None if value is PRESET else value
+
+    def _changes(self) -> dict[str, Any]:
+        """What the user set, as a nested dictionary of RunSpec's keys."""
+        changes: dict[str, Any] = {}
+        for name, (path, _) in self._settings().paths.items():
+            value = getattr(self, name)
+            if value is PRESET or (name == "seed" and value is None):
+                continue
+            _put(changes, path, _in_our_words(name, value))
+        for path, value in model_changes(_given_model_config(self._model_config)).items():
+            _put(changes, path, value)
+        return changes
+
+    def _sizes(self, spec: RunSpec, base: RunSpec) -> tuple[int, int]:
+        for name in BATCH_SETTINGS:
+            value = self._given(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ConfigError(f"training({name.lstrip('_')}=)", value, "must be a whole number")
+        given = GivenSizes(
+            rollout_length=None if self.rollout_length is PRESET else spec.learning.rollout_length,
+            num_minibatches=None if self.num_minibatches is PRESET else spec.learning.num_minibatches,
+            train_batch_size=self._given("train_batch_size"),
+            train_batch_size_per_learner=self._given("_train_batch_size_per_learner"),
+            minibatch_size=self._given("minibatch_size"),
+        )
+        num_envs, num_gmis = spec.gmi.num_envs, spec.gmi.num_gmis
+        if num_envs == "auto" or num_gmis == "auto":
+            for name in BATCH_SETTINGS:
+                if self._given(name) is not None:
+                    reason = "needs the numbers of GMIs and environments, and a search is to decide them"
+                    raise ConfigError(
+                        self._settings().user_name(name),
+                        self._given(name),
+                        reason,
+                        "give rollout_length instead",
+                    )
+            num_envs, num_gmis = 1, None
+        if num_envs < 1 or (num_gmis or 1) < 1 or spec.learning.rollout_length < 1:
+            return spec.learning.rollout_length, spec.learning.num_minibatches  # the rules say what is wrong
+        return rollout_and_minibatches(
+            given,
+            num_envs=num_envs,
+            num_gmis=num_gmis,
+            preset_length=base.learning.rollout_length,
+            preset_minibatches=base.learning.num_minibatches,
+        )
+
+    @classmethod
+    def _pristine(cls) -> dict[str, Any]:
+        return cls(algo_class=object).to_dict()
+
+    def _check_callbacks(self) -> None:
+        for cls in force_list(self.callbacks_class):
+            for name in dir(RLlibCallback):
+                overridden = name.startswith("on_") and getattr(cls, name, None) is not getattr(
+                    RLlibCallback, name
+                )
+                if overridden and name not in _DRIVER_CALLBACKS:
+                    raise ConfigError(
+                        f"callbacks({cls.__name__}.{name})",
+                        NO_VALUE,
+                        "would never be called: the loop runs inside the GMIs",
+                        f"use one of {', '.join(sorted(_DRIVER_CALLBACKS))}",
+                    )
+
+
+def _parameters(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _in_our_words(name: str, value: Any) -> Any:
+    """A value of RLlib's that means the same in a RunSpec but is written otherwise there."""
+    if name == "grad_clip" and value is None:
+        return 0.0
+    if name == "evaluation_interval" and value is None:
+        return 0
+    if name == "vf_clip_param" and isinstance(value, float) and math.isinf(value):
+        return None
+    return value
+
+
+def _given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> dict[str, Any]:
+    """What a user set. Of a DefaultModelConfig: sizes, activation, and what differs from its defaults."""
+    if isinstance(model_config, Mapping):
+        return dict(model_config)
+    defaults = dataclasses.asdict(DefaultModelConfig())
+    always = ("fcnet_hiddens", "fcnet_activation")
+    given = dataclasses.asdict(model_config)
+    return {key: value for key, value in given.items() if key in always or value != defaults[key]}
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *sections, leaf = path.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[leaf] = value

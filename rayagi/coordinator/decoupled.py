@@ -1,0 +1,284 @@
+"""A session whose GMIs work at their own pace: collectors collect, learners learn, and what is lost is replaced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.groups import GmiLostError, GmiSilentError
+from actors.protocols import EvaluationResult, IterationResult, StateDict
+from collectives.errors import CommunicatorError
+from placement.kinds import OVERLAPPED
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.books import Account
+from rayagi.coordinator.deployment import Deployment
+from rayagi.coordinator.flights import Flights, Landed
+from rayagi.coordinator.recovery import Recovery
+from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session, shares
+from rayagi.monitoring.catalogue import merge
+
+_logger = logging.getLogger(__name__)
+
+SNAPSHOT_S = 10.0
+"""Between two looks at what learners hold, from which a learner that is lost is rebuilt."""
+_TRIES = 3
+"""Of a question that several must answer, while one that is lost is replaced."""
+
+
+def session_of(spec: RunSpec, *, tell: Callable[[str], None] | None = None, **options: Any) -> Session:
+    """The session that a run's template needs; nothing starts before it is entered.
+
+    Args:
+        spec: the run
+        tell: for the reader of the run, of GMIs that were lost and replaced; None: the log
+        options: as ``Session`` takes them
+    """
+    if spec.gmi.template not in OVERLAPPED:
+        return Session(spec, **options)
+    session = DecoupledSession(spec, **options)
+    session.tell = tell or _logger.warning
+    return session
+
+
+class DecoupledSession(Session):
+    """GMI-DRL §3.1.1, Figure 6d: serving and training at the same time.
+
+    Every GMI has one request under way while results are waited for. An iteration is an update of the learners, with what
+    collectors did meanwhile. A GMI that is lost is started anew while the others go on; its place in the channels, and what
+    was on its way to it, pass to its successor. What a program raises ends the session.
+    """
+
+    tell: Callable[[str], None] = staticmethod(_logger.warning)
+
+    def _begin(self, deployment: Deployment) -> None:
+        self._flights = Flights(deployment.group)
+        self._recovery = Recovery(
+            spec=self._spec,
+            plan=self.plan,
+            deployment=deployment,
+            flights=self._flights,
+            factory=self._program_factory(),
+            tell=self.tell,
+        )
+        self._collectors, self._learners = self._recovery.collectors, self._recovery.learners
+        self._updates: dict[int, deque[IterationResult]] = {index: deque() for index in self._learners}
+        self._rollouts: list[IterationResult] = []
+        self._snapshot_due_s = 0.0
+        self._keep_states()
+
+    def submit(self, num_iterations: int) -> None:
+        """Want so many updates. GMIs are asked for them little by little, while ``collect`` waits."""
+        if num_iterations < 1:
+            raise ValueError(f"num_iterations={num_iterations}: at least 1 is needed")
+        self._open()
+        self._pending.append((num_iterations, []))
+        self._ask_idle()
+
+    def collect(self, timeout_s: float | None = None) -> list[IterationResult]:
+        """Wait for the oldest submitted request; one result per update: learners merged, and what collectors did since.
+
+        Interrupted by Ctrl-C, it can be called again.
+
+        Raises:
+            GmiLostError: a GMI is lost again and again. The session has ended.
+            GmiSilentError: nothing comes of anyone. The session has ended.
+            Exception: what a program raised, as itself. The session has ended.
+        """
+        if not self._pending:
+            raise RuntimeError("nothing was submitted")
+        count = self._pending[0][0]
+        deadline = time.monotonic() + (timeout_s or ITERATION_TIMEOUT_S * count)
+        while min(map(len, self._updates.values())) < count:
+            self._guarded(lambda: self._step(deadline, count), f"{count} updates")
+        self._pending.popleft()
+        return self._merged(count)
+
+    def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
+        """Run episodes with the newest policy's mode, spread over the collectors; their results in GMI order."""
+        counts = shares(num_episodes, self._collectors)
+        seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
+        parts: list[EvaluationResult] = self._answered(
+            lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
+            f"evaluation of {num_episodes} episodes",
+            tuple(counts),
+        )
+        return EvaluationResult(
+            episode_returns=[value for part in parts for value in part.episode_returns],
+            episode_lengths=[value for part in parts for value in part.episode_lengths],
+        )
+
+    def state_dict(self) -> StateDict:
+        """As ``Session.state_dict``; experience that is on its way is not in it."""
+        states = self._keep_states()
+        return {
+            "shared": states[self._learners[0]]["shared"],
+            "local": [state["local"] for state in states],
+            "num_gmis": len(states),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; what is on its way is given up. Without ``local``, environments start anew."""
+        self._guarded(self._rest, "what was asked before a state is loaded")
+        self._rollouts.clear()
+        for updates in self._updates.values():
+            updates.clear()
+        super().load_state_dict(state)
+        self._keep_states()
+
+    def experience(self) -> dict[str, Any]:
+        """What became of the experience so far: counts, ages of what was learned from, GMIs that were started anew."""
+        account = self.account()
+        return {
+            "rows": {
+                "sent": account.sent,
+                "taken": account.taken,
+                "dropped": account.dropped,
+                "in_flight": account.in_flight,
+                "lost": account.lost,
+                "missing": account.missing,
+            },
+            "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
+            "restarts": self._recovery.restarts,
+        }
+
+    def account(self) -> Account:
+        """Rows of experience, counted while nobody works."""
+        self._guarded(self._rest, "what was asked before it is counted")
+        states = self._keep_states()
+        return self._recovery.account([states[index]["local"]["books"] for index in self._collectors])
+
+    def _step(self, deadline: float, count: int) -> None:
+        """Ask who is idle, and take in what has ended."""
+        self._ask_idle()
+        for landed in self._flights.land(timeout_s=1.0):
+            self._take(landed)
+        if self._flights.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
+            done = min(map(len, self._updates.values()))
+            asked = (
+                f"{count} updates, of which {done} came, though every GMI answers that it waits for others"
+            )
+            raise GmiSilentError("the run", asked, self._flights.idle_s())
+
+    def _ask_idle(self) -> None:
+        """One request for each GMI that has none: collectors while updates are wanted, learners for what is missing."""
+        wanted = sum(count for count, _ in self._pending)
+        group = self._open()
+        for index in (*self._learners, *self._collectors):
+            missing = wanted - len(self._updates[index]) if index in self._updates else wanted
+            if self._flights.is_busy(index) or missing <= 0:
+                continue
+            gmi = group.handles[index]
+            size = self._flights.size(index)
+            if index in self._collectors:
+                self._flights.send(index, [gmi.iterate.remote(size)], "rollouts")
+                continue
+            look = index == self._learners[0] and time.monotonic() >= self._snapshot_due_s
+            if look:
+                self._snapshot_due_s = time.monotonic() + SNAPSHOT_S
+            calls = [gmi.iterate.remote(min(size, missing)), gmi.state_dict.remote(shared=look)]
+            self._flights.send(index, calls, "updates")
+
+    def _take(self, landed: Landed) -> None:
+        """Keep what a request brought, or replace who was lost in it."""
+        index = landed.index
+        if landed.failure is not None:
+            self._replace(landed.failure, index)
+            return
+        if landed.kind == "restart":
+            self.tell(f"{self._open().identities[index]} goes on")
+            return
+        mark = "env_steps" if index in self._collectors else "train_samples"
+        results = [result for result in landed.answers[0] if mark in result.metrics]
+        self._flights.note(index, results)
+        if results:
+            self._recovery.progressed(index, results[-1].iteration)
+        if index in self._collectors:
+            self._rollouts += results
+        else:
+            self._updates[index].extend(results)
+            self._recovery.keep(index, landed.answers[1])
+
+    def _replace(self, failure: Exception, index: int) -> None:
+        """Whoever is lost; a learner that lost another in a reduction is as good as lost itself."""
+        if not isinstance(failure, GmiLostError) and not (
+            isinstance(failure, CommunicatorError) and index in self._learners
+        ):
+            raise failure
+        self._recovery.replace(failure, index)
+        if (
+            index in self._learners
+        ):  # they go on from one state: what some of them told of more does not count
+            count = min(map(len, self._updates.values()))
+            for updates in self._updates.values():
+                while len(updates) > count:
+                    updates.pop()
+
+    def _merged(self, count: int) -> list[IterationResult]:
+        """The next updates; what collectors did meanwhile is dealt to them evenly, in order."""
+        rollouts, self._rollouts = self._rollouts, []
+        steps = int(sum(result.metrics["env_steps"] for result in rollouts))
+        merged = []
+        for place in range(count):
+            update = merge([replace(self._updates[index].popleft(), iteration=0) for index in self._learners])
+            own = rollouts[place * len(rollouts) // count : (place + 1) * len(rollouts) // count]
+            whole = merge([update, *(replace(result, iteration=0) for result in own)])
+            metrics = {"episodes": 0.0, **whole.metrics, "iteration_s": update.metrics["iteration_s"]}
+            metrics["env_steps"] = float(steps * (place + 1) // count - steps * place // count)
+            merged.append(replace(whole, metrics=metrics))
+        return merged
+
+    def _keep_states(self) -> list[StateDict]:
+        """Every GMI's state; what is shared, of the first learner."""
+        trainer = self._learners[0]
+        states = self._answered(
+            lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),
+            "its state",
+            range(self.plan.num_gmis),
+        )
+        for index, state in enumerate(states):
+            self._recovery.keep(index, state)
+        return states
+
+    def _answered(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
+        """Answers of GMIs, in order; where one is lost, all are asked again once it is replaced."""
+        answers: list[Any] = []
+
+        def ask() -> bool:
+            group = self._open()
+            self._settle()
+            try:
+                answers[:] = group.answers(group.ask(question, of), asked, ITERATION_TIMEOUT_S, of)
+            except GmiLostError as error:
+                self._replace(error, error.index)
+                return False
+            return True
+
+        for _ in range(_TRIES):
+            if self._guarded(ask, asked):
+                return answers
+        raise GmiSilentError("the run", f"{asked}, {_TRIES} times", 0.0)
+
+    def _settle(self) -> None:
+        """Wait for GMIs that are being started anew."""
+        while self._flights.restarts():
+            for landed in self._flights.land(timeout_s=1.0):
+                self._take(landed)
+
+    def _rest(self) -> None:
+        """Wait until nobody works."""
+        while any(map(self._flights.is_busy, range(self.plan.num_gmis))):
+            for landed in self._flights.land(timeout_s=1.0):
+                self._take(landed)
+
+    def _guarded(self, work: Callable[[], Any], asked: str) -> Any:
+        """``work``; whatever it raises ends the session."""
+        try:
+            return work()
+        except Exception as error:
+            self._note_ill_slices(error)
+            self._end(f"{type(error).__name__} in {asked}")
+            raise

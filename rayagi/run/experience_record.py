@@ -1,0 +1,62 @@
+"""What became of a decoupled run's experience: experience.json of its folder, and how people read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayagi.run.atomic import replace_json
+
+_FILE = "experience.json"
+_WIDTH = 40
+
+
+def keep(run: Path, experience: Mapping[str, Any]) -> None:
+    """Write it into a run's folder: ``rows`` by what became of them, ``lags``, ``restarts``.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    replace_json(run / _FILE, dict(experience))
+
+
+def kept(run: Path) -> Mapping[str, Any] | None:
+    """What a run's folder says; None where it says nothing."""
+    try:
+        stored = json.loads((run / _FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return stored if {"rows", "lags", "restarts"} <= set(stored) else None
+
+
+def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For a run's summary."""
+    rows, lags = experience["rows"], {int(lag): rows for lag, rows in experience["lags"].items()}
+    total = sum(lags.values())
+    found = [
+        (
+            "rollout rows",
+            f"{rows['sent']:,} sent = {rows['taken']:,} learned from + {rows['dropped']:,} too old + "
+            f"{rows['in_flight']:,} in flight + {rows['lost']:,} lost with learners"
+            + (f"; {rows['missing']:,} are missing" if rows["missing"] else ""),
+        )
+    ]
+    if total:
+        mean = sum(lag * count for lag, count in lags.items()) / total
+        found.append(("policy lag", f"{mean:.2f} updates on average, {max(lags)} at most"))
+    if experience["restarts"]:
+        found.append(("GMIs replaced", str(experience["restarts"])))
+    return found
+
+
+def histogram(experience: Mapping[str, Any]) -> str:
+    """Lags as text: one line per number of updates, with the share of rows that were as old."""
+    lags = {int(lag): rows for lag, rows in experience["lags"].items()}
+    total, most = sum(lags.values()), max(lags.values(), default=0)
+    return "\n".join(
+        f"{lag:>4}  {'#' * round(_WIDTH * lags[lag] / most):<{_WIDTH}}  {100 * lags[lag] / total:5.1f} %"
+        for lag in sorted(lags)
+        if most
+    )

@@ -1,0 +1,143 @@
+"""Collectors and learners apart, on a Ray of this machine: the updates of dp_only in step, and kills at their own pace."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray.util import state as ray_state
+
+from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.algorithms.separate import SeparateFactory
+from rayagi.config.spec import EnvSpec, GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.coordinator.decoupled import session_of
+from rayagi.coordinator.session import Session
+from tests.fakes.point import make_point
+
+pytestmark = pytest.mark.cluster
+
+LEARNING = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 2, "learning_rate": 1e-3}
+SPEC = RunSpec(
+    env=EnvSpec(id="Point"),
+    gmi=GmiSpec(num_envs=4, template="ea_t", backend="cpu"),
+    network=NetworkSpec(hidden=(16, 8)),
+    ppo=PPOSpec(**LEARNING),
+    seed=3,
+)
+DECOUPLED = replace(
+    SPEC,
+    algorithm="impala",
+    gmi=replace(SPEC.gmi, template="decoupled"),
+    impala=ImpalaSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    root = str(Path(__file__).resolve().parents[2])
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=True,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": root}},  # so that workers can import the fakes
+    )
+    yield
+    ray.shutdown()
+
+
+def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
+    whole = replace(SPEC, gmi=replace(SPEC.gmi, template="dp_only", num_gmis=1, num_envs=8))
+    with Session(whole, factory=DpOnlyFactory(whole, make_point)) as session:
+        expected = session.train(5)
+        reference = session.state_dict()["shared"]
+    with Session(SPEC, factory=SeparateFactory(SPEC, make_point)) as session:
+        assert [len(piece.cores) for piece in session.plan.slices] == [1, 1, 2]
+        results = session.train(3)
+        state = session.state_dict()
+        session.train(1)
+        session.load_state_dict(state)  # back to where it was
+        results += session.train(2)
+        shared = session.state_dict()["shared"]
+        assert len(session.evaluate(3, seed=1).episode_returns) == 3
+    assert shared["iteration"] == 5
+    for result, other in zip(results, expected, strict=True):
+        for name in ("env_steps", "episodes"):
+            assert result.metrics[name] == other.metrics[name]
+        assert result.metrics["policy_lag_max"] == 0
+        assert result.metrics["value_loss"] == pytest.approx(other.metrics["value_loss"], rel=1e-3)
+        assert sorted(result.episode_returns) == pytest.approx(sorted(other.episode_returns), abs=1e-4)
+    for name, tensor in reference["learner"]["model"].items():
+        torch.testing.assert_close(shared["learner"]["model"][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def pid_of_collective() -> int:
+    (actor,) = [
+        actor for actor in ray_state.list_actors(detail=True)
+        if actor.class_name == "Collective" and actor.state == "ALIVE"
+    ]  # fmt: skip
+    return actor.pid
+
+
+def pid_of(session, index):
+    return ray.get(session._group.handles[index].land.remote()).pid
+
+
+def updates_until(session, told, mark, limit=2000):
+    """Updates that came before the session told this."""
+    for number in range(1, limit):
+        session.train(1)
+        if any(mark in text for text in told):
+            return number
+    raise AssertionError(f"{mark!r} was not told: {told}")
+
+
+def test_whoever_is_killed_training_goes_on_and_counts_add_up():
+    told: list[str] = []
+    session = session_of(DECOUPLED, tell=told.append, factory=SeparateFactory(DECOUPLED, make_point))
+    with session:
+        results = session.train(20)
+        assert {result.metrics["train_samples"] for result in results} == {4 * 8}
+        assert max(result.metrics["policy_lag_max"] for result in results) <= 3
+        assert session.account().missing == 0
+        os.kill(pid_of_collective(), signal.SIGKILL)
+        session.train(5)
+        assert told == []  # nobody noticed
+
+        os.kill(pid_of(session, 0), signal.SIGKILL)
+        assert updates_until(session, told, "GMI 0/3") < 100
+        assert updates_until(session, told, "goes on") > 1  # the others went on meanwhile
+        assert session.account().missing == 0
+
+        told.clear()
+        before = session.state_dict()["shared"]
+        os.kill(pid_of(session, 2), signal.SIGKILL)
+        session.train(10)
+        assert any("Learners are started anew" in text for text in told)
+        after = session.state_dict()["shared"]
+        assert after["iteration"] >= before["iteration"] + 10
+        step = int(after["learner"]["optimiser"]["state"][0]["step"])
+        assert (
+            step > int(before["learner"]["optimiser"]["state"][0]["step"]) - 4 * 100
+        )  # of the last snapshot
+        found = session.experience()
+        assert found["restarts"] == 2
+        assert found["rows"]["missing"] == 0
+        assert found["rows"]["sent"] > found["rows"]["taken"] > 4 * 30
+        assert set(found["lags"]) <= {"0", "1", "2", "3"}
+        assert len(session.evaluate(3, seed=1).episode_returns) == 3
+
+
+def test_what_a_program_raises_ends_the_session():
+    spec = replace(DECOUPLED, impala=replace(DECOUPLED.impala, learning_rate=1e30))
+    with (
+        session_of(spec, factory=SeparateFactory(spec, make_point)) as session,
+        pytest.raises(Exception, match="NaN or infinite"),
+    ):
+        session.train(50)

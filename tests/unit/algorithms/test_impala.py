@@ -1,0 +1,220 @@
+"""IMPALA and A3C: beside PPO on the policy's own experience, and on experience of another policy by definition."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from test_program import build, run_gmis
+from test_vtrace import defined
+
+from actors.errors import NonFiniteError
+from actors.rollout import Rollout
+from rayagi.algorithms.returns import discounted_returns
+from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+
+ONE_PASS = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
+
+
+def spec(algorithm, **settings):
+    return RunSpec(
+        algorithm=algorithm,
+        gmi=GmiSpec(num_envs=4),
+        network=NetworkSpec(hidden=(16, 8)),
+        ppo=PPOSpec(**(settings if algorithm == "ppo" else {})),
+        impala=ImpalaSpec(**({} if algorithm == "ppo" else settings)),
+        seed=3,
+    )
+
+
+def weights(program):
+    return program.training.learner.flat.parameters.detach().clone()
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "a3c"])
+@pytest.mark.parametrize("schedule", ["constant", "kl_adaptive"])
+def test_one_pass_over_its_own_experience_is_ppos(algorithm, schedule):
+    # V-trace is GAE there, and the importance ratios are one.
+    ppo = build(spec("ppo", **ONE_PASS, lr_schedule=schedule))
+    other = build(spec(algorithm, **ONE_PASS, lr_schedule=schedule))
+    for _ in range(3):
+        expected, found = ppo.iterate().metrics, other.iterate().metrics
+        for name in ("policy_loss", "value_loss", "explained_variance", "grad_norm", "clip_fraction"):
+            assert found[name] == pytest.approx(expected[name], abs=2e-4), name
+        assert found["importance_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert torch.allclose(weights(ppo), weights(other), rtol=0, atol=2e-5)
+    assert found["learning_rate"] == expected["learning_rate"]
+
+
+def test_training_does_not_depend_on_the_layout():
+    settings = spec("impala", **{**ONE_PASS, "num_epochs": 2})
+
+    def three_iterations(program):
+        for _ in range(3):
+            program.iterate()
+        return weights(program)
+
+    whole = three_iterations(build(replace(settings, gmi=GmiSpec(num_envs=8))))
+    halves = run_gmis(settings, 2, three_iterations)
+    assert torch.equal(halves[0], halves[1])
+    assert torch.allclose(whole, halves[0], rtol=0, atol=2e-4)
+
+
+def test_a_resumed_run_continues_to_the_last_bit():
+    settings = spec("impala", **{**ONE_PASS, "num_epochs": 2})
+    straight, resumed = build(settings), build(settings)
+    for _ in range(2):
+        straight.iterate()
+    resumed.load_state_dict(straight.state_dict())
+    assert resumed.iterate().episode_returns == straight.iterate().episode_returns
+    assert torch.equal(weights(straight), weights(resumed))
+
+
+def elsewhere(program, log_probs=None):
+    """The program's rollout as a collector in another GMI sends it: without what only an agent in this one knows."""
+    own = program.rollout
+    head = program.training.policy.model.head
+    done = own.terminated | own.truncated
+    running, _ = discounted_returns(own.rewards, done, torch.zeros(own.num_envs), program.training.spec.gamma)
+    sent = {each.name: getattr(own, each.name) for each in fields(Rollout)}
+    sent["obs"], sent["outputs"] = torch.full_like(own.obs, torch.nan), torch.empty(0)
+    sent["log_probs"] = head.log_prob(own.outputs, own.actions).detach() if log_probs is None else log_probs
+    return Rollout(**{**sent, "running_returns": running})
+
+
+def collected(settings):
+    """A program with a rollout, and its twin that has not learned from it either."""
+    one, other = build(settings), build(settings)
+    one.trainer.update = other.trainer.update = lambda rollout: {}
+    one.iterate()
+    other.iterate()
+    assert torch.equal(one.rollout.raw_obs, other.rollout.raw_obs)
+    return one, other
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "a3c"])
+def test_a_rollout_from_elsewhere_is_learned_from_as_ones_own(algorithm):
+    here, there = collected(spec(algorithm, **{**ONE_PASS, "num_epochs": 2}))
+    expected = here.training.learn(here.rollout, 0)
+    found = there.training.learn(elsewhere(there), 0)
+    assert torch.allclose(weights(here), weights(there), rtol=0, atol=1e-6)
+    assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=1e-5)
+    for one, other in (
+        (here.training.reward_scaler.moments, there.training.reward_scaler.moments),
+        (here.training.policy.normaliser.moments, there.training.policy.normaliser.moments),
+    ):
+        assert torch.equal(one.count, other.count)
+        assert torch.allclose(one.mean, other.mean)
+        assert torch.allclose(one.m2, other.m2)
+
+
+PLAIN = {
+    "rollout_length": 8, "num_minibatches": 1, "num_epochs": 1, "clip_ratio": None, "max_grad_norm": 0.0,
+    "normalize_advantages": False, "normalize_obs": False, "normalize_rewards": False,
+    "rho_bar": 1.5, "c_bar": 1.1, "gae_lambda": 0.9, "gamma": 0.95, "value_coef": 0.3, "entropy_coef": 0.01,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clip_ratio", [None, 0.2])
+def test_the_gradient_on_another_policys_experience_is_the_papers(clip_ratio):
+    """Espeholt et al. 2018, §4.2: rho grad log pi (r + gamma v' - V), (v - V) grad V, grad entropy."""
+    program, _ = collected(spec("impala", **{**PLAIN, "clip_ratio": clip_ratio}))
+    training, own = program.training, program.rollout
+    model, shape = training.policy.model, own.rewards.shape
+    noise = 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    mine = model.head.log_prob(own.outputs, own.actions).detach()
+    sent = elsewhere(program, mine + noise)  # the behaviour's log probabilities: ratios of exp(-noise)
+
+    values = model.values(own.raw_obs).double().detach()
+    next_values = torch.cat([values[1:], model.values(own.last_obs).double().detach().unsqueeze(0)])
+    for step, ids, obs in own.finals:
+        next_values[step, ids] = model.values(obs).double().detach()
+    assert own.finals, "an episode must end within the rollout"
+    ratios = (-noise).double().exp()
+    assert ((ratios > 1.5).any(), (ratios < 0.7).any()) == (True, True)
+    found = [
+        defined(
+            *(each[:, env].tolist() for each in (ratios, own.rewards.double(), values, next_values)),
+            *(each[:, env].tolist() for each in (own.terminated, own.terminated | own.truncated)),
+            gamma=0.95, lam=0.9, rho_bar=1.5, c_bar=1.1,
+        )
+        for env in range(shape[1])
+    ]  # fmt: skip
+    advantages, targets = (torch.tensor([each[i] for each in found], dtype=torch.float32).T for i in range(2))
+    log_probs = model.head.log_prob(model.policy(own.raw_obs), own.actions)
+    rho = ratios.float().clamp(max=1.5)
+    loss = -(rho * log_probs * advantages).mean()
+    loss = loss + 0.3 * (model.values(own.raw_obs) - targets).square().mean()
+    loss = loss - 0.01 * model.head.entropy(model.policy(own.raw_obs))
+    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    metrics = training.learn(sent, 0)
+    gradients = training.learner.flat.gradients[: expected.numel()]
+    # With a clip too: at the parameters before the update nothing is clipped yet, and the gradient is the same.
+    assert torch.allclose(gradients, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert metrics["importance_ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)
+    assert metrics["importance_truncated"] == pytest.approx(float((ratios > 1.5).float().mean()))
+    assert ("clip_fraction" in metrics) is (clip_ratio is not None)
+
+
+def test_a3c_does_not_ask_which_policy_acted_and_impala_does():
+    changed = {}
+    for algorithm in ("a3c", "impala"):
+        one, other = collected(spec(algorithm, **ONE_PASS))
+        one.training.learn(elsewhere(one), 0)
+        other.training.learn(elsewhere(other, torch.full(one.rollout.rewards.shape, -1.0)), 0)
+        changed[algorithm] = not torch.equal(weights(one), weights(other))
+    assert changed == {"a3c": False, "impala": True}
+
+
+def test_every_epoch_estimates_anew():
+    program, _ = collected(spec("impala", **{**ONE_PASS, "num_epochs": 3}))
+    training, seen = program.training, []
+    estimate = training.estimate
+    training.estimate = lambda *args: seen.append(estimate(*args)) or seen[-1]
+    training.learn(elsewhere(program), 0)
+    targets = [estimates.targets for estimates, _ in seen]
+    assert len(targets) == 3
+    assert not torch.equal(targets[0], targets[1])
+
+
+def test_what_diverges_is_not_kept():
+    program, _ = collected(spec("impala", **ONE_PASS))
+    sent = elsewhere(program)
+    sent.log_probs[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"policy_loss became NaN .* \(IMPALA update\)"):
+        program.training.learn(sent, 0)
+
+
+def test_the_number_of_environments_may_change_from_rollout_to_rollout():
+    # a learner that drops stale rollouts, or whose collectors are unequal
+    program, _ = collected(spec("impala", **ONE_PASS))
+    wide = build(replace(spec("impala", **ONE_PASS), gmi=GmiSpec(num_envs=6)))
+    wide.trainer.update = lambda rollout: {}
+    wide.iterate()
+    program.training.learn(elsewhere(wide), 0)
+    program.training.learn(elsewhere(program), 1)
+    assert torch.isfinite(weights(program)).all()
+
+
+def test_training_improves_the_point_on_stale_experience():
+    """Every rollout is learned from two updates late."""
+    settings = spec("impala", **{**ONE_PASS, "num_epochs": 4, "learning_rate": 3e-3})
+    program = build(replace(settings, gmi=GmiSpec(num_envs=16)))
+    before, waiting = program.evaluate(20, seed=99).mean_return(), []
+    learn = program.trainer.update
+
+    def learn_late(rollout):
+        sent = elsewhere(program)
+        waiting.append(
+            replace(
+                sent, **{each.name: getattr(sent, each.name).clone() for each in fields(Rollout) if each.name != "finals"},
+                finals=list(sent.finals),
+            )
+        )  # fmt: skip
+        return learn(waiting.pop(0)) if len(waiting) > 2 else {}
+
+    program.trainer.update = learn_late
+    for _ in range(62):
+        program.iterate()
+    after = program.evaluate(20, seed=99).mean_return()
+    assert after > before + 0.1 * abs(before)

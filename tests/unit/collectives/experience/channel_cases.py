@@ -1,0 +1,81 @@
+"""Schemas and rows that tests of channels share."""
+
+import hashlib
+
+import torch
+
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.inbox import Inbox
+from collectives.experience.outbox import Outbox
+from collectives.experience.schema import ExperienceSchema, Field
+
+LIMIT_S = 30.0
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+SCHEMA = ExperienceSchema(
+    "trajectory",
+    (
+        Field(name="obs", shape=(3, 5)),
+        Field(name="done", dtype=torch.bool, shape=(3,)),
+        Field(name="env", dtype=torch.int64),
+    ),
+)
+
+
+def random_rows(schema, count, seed):
+    """Any bits at all in every field: rows by name."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = {}
+    for field in schema.fields:
+        shape = (count, *field.shape)
+        most = 2 if field.dtype == torch.bool else 256
+        size = (count * field.row_numel, field.dtype.itemsize)
+        raw = torch.randint(0, most, size, dtype=torch.uint8, generator=generator)
+        rows[field.name] = raw.view(field.dtype).reshape(shape)
+    return rows
+
+
+def bits(tensor):
+    """The bytes of a tensor, whatever its type."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def digest(rows, order):
+    """One number for the bits of all rows of a batch."""
+    found = hashlib.blake2b(digest_size=7)
+    for name in order:
+        found.update(bits(rows[name]))
+    return int.from_bytes(found.digest(), "little")
+
+
+def same(found, rows):
+    """Whether a batch holds these rows, to the last bit."""
+    return all(bits(found[name]) == bits(tensor) for name, tensor in rows.items())
+
+
+def pair(schema=SCHEMA, rows=4, **numbers):
+    """An outbox and an inbox of this process, connected."""
+    outbox, inbox = Outbox(schema, rows=rows, **numbers), Inbox(schema)
+    outbox.attach(inbox.endpoint)
+    assert inbox.producers == (outbox.producer,)
+    return outbox, inbox
+
+
+def take_all(inbox):
+    """The batches that are there now."""
+    taken = []
+    while True:
+        try:
+            taken.append(inbox.take(timeout_s=0.0))
+        except ChannelTimeoutError:
+            return taken

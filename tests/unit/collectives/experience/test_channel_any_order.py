@@ -1,0 +1,104 @@
+"""Any order of any calls, against a list of what is where: each batch is released once, and no slot is in two hands."""
+
+import pytest
+import torch
+from channel_cases import take_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.inbox import Inbox
+from collectives.experience.outbox import Outbox
+from collectives.experience.schema import ExperienceSchema, Field
+
+SCHEMA = ExperienceSchema("numbers", (Field(name="number", dtype=torch.int64),))
+MOST_CONSUMERS = 3
+places = st.integers(0, 10)
+
+
+class OneProducer(RuleBasedStateMachine):
+    """An outbox and inboxes of this process; every batch is full of its own number."""
+
+    @initialize(slots=st.integers(1, 5), credit=st.integers(1, 4))
+    def begin(self, slots, credit):
+        self.outbox = Outbox(SCHEMA, rows=3, slots=slots, credit=credit)
+        self.open, self.claims, self.held = [], [], []
+        self.made, self.committed, self.released = [], [], []
+
+    @precondition(lambda self: len(self.made) < MOST_CONSUMERS)
+    @rule()
+    def attach(self):
+        inbox = Inbox(SCHEMA)
+        self.outbox.attach(inbox.endpoint)
+        self.open.append(inbox)
+        self.made.append(inbox)
+
+    @rule(rows=st.integers(0, 3))
+    def claim(self, rows):
+        in_use = len(self.claims) + len(self.committed) - len(self.released)
+        if in_use == self.outbox.slots:
+            with pytest.raises(ChannelTimeoutError):
+                self.outbox.claim(rows, timeout_s=0.0)
+        else:
+            self.claims.append(self.outbox.claim(rows, timeout_s=0.0))
+
+    @precondition(lambda self: self.claims)
+    @rule(place=places, wish=st.none() | st.integers(0, MOST_CONSUMERS))
+    def commit(self, place, wish):
+        claim = self.claims.pop(place % len(self.claims))
+        claim["number"].fill_(len(self.committed) + 1)
+        self.committed.append((claim.commit(version=0, to=wish), claim.num_rows))
+
+    @precondition(lambda self: self.claims)
+    @rule(place=places)
+    def cancel(self, place):
+        self.claims.pop(place % len(self.claims)).cancel()
+
+    @precondition(lambda self: self.open)
+    @rule(place=places)
+    def take(self, place):
+        try:
+            self.held.append(self.open[place % len(self.open)].take(timeout_s=0.0))
+        except ChannelTimeoutError:
+            return
+
+    @precondition(lambda self: self.held)
+    @rule(place=places)
+    def release(self, place):
+        batch = self.held.pop(place % len(self.held))
+        self.released.append((batch.sequence, batch.num_rows))
+        batch.release()
+
+    @precondition(lambda self: self.open)
+    @rule(place=places)
+    def close(self, place):
+        self.open.pop(place % len(self.open)).close()
+
+    @invariant()
+    def what_is_held_is_what_was_committed(self):
+        for batch in self.held if hasattr(self, "held") else ():
+            assert batch["number"].tolist() == [batch.sequence] * batch.num_rows
+
+    def teardown(self):
+        if not hasattr(self, "outbox"):
+            return
+        while self.claims:
+            self.claims.pop().cancel()
+        last = Inbox(SCHEMA)
+        if len(self.made) < MOST_CONSUMERS or not self.open:
+            self.outbox.attach(last.endpoint)
+            self.open.append(last)
+        while self.held or self.outbox.drain(0.0):
+            self.held += [batch for inbox in self.open for batch in take_all(inbox)]
+            self.what_is_held_is_what_was_committed()
+            while self.held:
+                self.release(0)
+        assert sorted(self.released) == self.committed
+        assert sum(inbox.leaks for inbox in self.made) == 0
+
+
+OneProducer.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
+)
+test_any_order_of_calls = OneProducer.TestCase

@@ -1,0 +1,245 @@
+"""Producers and consumers that are killed anywhere, and replaced: every row that was committed is released once.
+
+What a producer had that died, and no consumer that lives had from it, is lost: such batches are found in its file.
+Nothing else is.
+"""
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from channel_cases import DTYPES, LIMIT_S
+from channel_processes import End, Kill, Work, consume, produce
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collectives.experience import memory as at
+from collectives.experience.errors import ChannelError
+from collectives.experience.memory import OutboxShape, SharedFile
+from collectives.experience.schema import ExperienceSchema, Field
+
+PRODUCER_PLACES = ("claimed", "half written", "committed")
+CONSUMER_PLACES = ("taken", "looked", "released")
+NUMBERS = ExperienceSchema("numbers", (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,))))
+
+
+@dataclass
+class Group:
+    """Ends that are started, replaced when they are killed, and asked for what they did."""
+
+    producers: list[End] = field(default_factory=list)
+    consumers: list[End] = field(default_factory=list)
+    files: dict[int, SharedFile] = field(default_factory=dict)
+
+    def consumer(self, work):
+        end = End(consume, work)
+        self.consumers.append(end)
+        endpoint = end.wait_for("endpoint")
+        for producer in self.producers if endpoint else ():
+            producer.tell("attach", endpoint)
+
+    def producer(self, work):
+        work = replace(work, origin=len(self.producers) + 1)
+        inboxes = [end.wait_for("endpoint") for end in self.consumers]
+        end = End(produce, work, [endpoint for endpoint in inboxes if endpoint])
+        self.producers.append(end)
+        endpoint = end.wait_for("endpoint")
+        with suppress(ChannelError, TypeError):  # it was killed before it had anything to say, or since
+            self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, at.OUTBOX_MAGIC)
+        end.tell("go")
+
+    def run(self, consumers, producers):
+        """Start all, replace whoever is killed by one that is not, until all is done."""
+        try:
+            for work in consumers:
+                self.consumer(work)
+            for work in producers:
+                self.producer(work)
+            deadline = time.monotonic() + 2 * LIMIT_S
+            replaced, told = set(), False
+            while not all(end.over for end in self.consumers):
+                assert time.monotonic() < deadline, self.state()
+                for end in [*self.consumers, *self.producers]:
+                    end.hear(0.001)
+                    if end.over and end not in replaced and not end.all_of("left") + end.all_of("drained"):
+                        assert end.work.kill is not None, self.state()
+                        replaced.add(end)
+                        start = self.consumer if end in self.consumers else self.producer
+                        start(replace(end.work, kill=None, seed=end.work.seed + 1))
+                if not told and all(end.over for end in self.producers):
+                    told = True
+                    for end in self.consumers:
+                        end.tell("last")
+        finally:
+            for end in [*self.consumers, *self.producers]:
+                end.end()
+
+    def state(self):
+        return [
+            (end.work.kill, end.over, end.process.exitcode, end.said[-2:])
+            for end in [*self.producers, *self.consumers]
+        ]
+
+    def check(self):
+        """Every committed batch was read as it was written, and released once, or was in a dead producer's hands."""
+        sent, readings, once, perhaps = {}, [], Counter(), set()
+        for producer in self.producers:
+            for number, count, content in producer.all_of("commits"):
+                sent[producer.work.origin, number] = (count, content)
+        for consumer in self.consumers:
+            readings += consumer.all_of("releases")
+            done = [*consumer.all_of("released")]
+            undone = [number for number, *_ in consumer.all_of("releases")[len(done) :]]
+            assert len(undone) <= 1
+            if undone and consumer.work.kill.place == "released":  # killed right after
+                done += undone
+            elif undone and consumer.work.kill.place != "looked":  # killed right before, else
+                perhaps.update(undone)
+            once.update(done)
+        for number, count, content in readings:
+            assert sent[number] == (count, content)
+        assert [number for number, times in once.items() if times > 1] == []
+        for producer in self.producers:
+            self.check_producer(
+                producer, {number for origin, number in once if origin == producer.work.origin}, perhaps
+            )
+
+    def check_producer(self, producer, released, perhaps):
+        origin = producer.work.origin
+        committed = {*producer.all_of("committed")}
+        begun = {number for number, *_ in producer.all_of("commits")}
+        accounted = released | {number for other, number in perhaps if other == origin}
+        assert released <= begun
+        if producer.all_of("drained"):
+            assert committed == begun == {*range(1, producer.work.batches + 1)}
+            assert committed <= accounted
+            return
+        lost = committed - accounted
+        assert len(lost) <= producer.work.slots
+        assert lost <= (self.in_dead_hands(producer) if lost else set())
+
+    def in_dead_hands(self, producer):
+        """Batches in a dead producer's file that no consumer has which lives, or had found the file."""
+        words = self.files[producer.work.origin].words
+        shape = OutboxShape(
+            slots=words[at.SLOTS], slot_stride=words[at.STRIDE], schema_bytes=words[at.SCHEMA_BYTES]
+        )
+        alive = {at.word_of(end.all_of("endpoint")[0]) for end in self.consumers if end.all_of("left")}
+        found = set()
+        for slot in range(shape.slots):
+            header = shape.slot_word(slot)
+            line = words[header + at.SLOT_STATE] - at.STATE_POSTED
+            if line >= 0:
+                begin = shape.line(line)
+                if words[begin + at.CONSUMER_INBOX] in alive and words[begin + at.FOUND]:
+                    continue
+            found.add(words[header + at.SLOT_SEQUENCE])
+        return found
+
+
+def check_run(consumers, producers):
+    group = Group()
+    group.run(consumers, producers)
+    group.check()
+    return group
+
+
+@pytest.mark.parametrize("place", PRODUCER_PLACES)
+def test_a_producer_killed_at_a_place_loses_nothing_that_it_committed(place):
+    work = Work(NUMBERS, batches=12)
+    group = check_run([work], [replace(work, kill=Kill(place, 5))])
+    first, second = group.producers
+    begun = [number for number, *_ in first.all_of("commits")]
+    assert begun == [1, 2, 3, 4, 5][: 5 if place == "committed" else 4]
+    released = {number for origin, number in group.consumers[0].all_of("released") if origin == 1}
+    assert released == {*begun}  # also the one whose commit nobody heard of
+    assert second.all_of("drained") == [None]
+    assert group.consumers[0].all_of("left") == [([0], 0)]
+
+
+@pytest.mark.parametrize("place", CONSUMER_PLACES)
+def test_what_a_consumer_had_that_is_killed_at_a_place_is_posted_again_unless_it_was_released(place):
+    work = Work(NUMBERS, batches=12, slots=3)
+    group = check_run([replace(work, kill=Kill(place, 4))], [work])
+    first, second = group.consumers
+    done = [number for _, number in first.all_of("released")]
+    done += [first.all_of("releases")[-1][0][1]] if place == "released" else []
+    again = [number for _, number in second.all_of("released")]
+    assert sorted(done + again) == list(range(1, 13))
+    assert group.files[1].words[at.REPOSTED] >= 1
+
+
+def shapes_of(columns):
+    return ExperienceSchema(
+        "random",
+        tuple(
+            Field(name=f"f{place}", dtype=dtype, shape=shape) for place, (dtype, shape) in enumerate(columns)
+        ),
+    )
+
+
+columns = st.lists(
+    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 4), max_size=3).map(tuple)),
+    min_size=1,
+    max_size=5,
+)
+instants = st.builds(Kill, after_s=st.floats(0.001, 0.15))
+
+
+def kills(places):
+    return st.none() | st.builds(Kill, st.sampled_from(places), st.integers(1, 12)) | instants
+
+
+@st.composite
+def groups(draw, most_ends, most_batches):
+    work = Work(draw(columns.map(shapes_of)), rows=draw(st.integers(1, 8)))
+    pauses = st.sampled_from((0.0, 0.0, 0.002, 0.01))
+    consumers = [
+        replace(
+            work,
+            kill=draw(kills(CONSUMER_PLACES)),
+            keep=draw(st.integers(0, 2)),
+            pause_s=draw(pauses),
+            seed=draw(seeds),
+        )
+        for _ in range(draw(st.integers(1, most_ends)))
+    ]
+    producers = [
+        replace(
+            work,
+            producer=producer,
+            slots=draw(st.integers(1, 5)),
+            credit=draw(st.none() | st.integers(1, 3)),
+            batches=draw(st.integers(1, most_batches)),
+            kill=draw(kills(PRODUCER_PLACES)),
+            pause_s=draw(pauses),
+            seed=draw(seeds),
+        )
+        for producer in range(draw(st.integers(1, most_ends)))
+    ]
+    return consumers, producers
+
+
+seeds = st.integers(0, 2**31)
+unhurried = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+@settings(max_examples=8, **unhurried)
+@given(groups(most_ends=2, most_batches=15))
+def test_any_ends_killed_at_any_time_lose_and_repeat_nothing(group):
+    check_run(*group)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, **unhurried)
+@given(groups(most_ends=4, most_batches=60))
+def test_many_ends_killed_at_any_time_lose_and_repeat_nothing(group):
+    check_run(*group)

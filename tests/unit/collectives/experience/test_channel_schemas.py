@@ -1,0 +1,202 @@
+"""Schemas are the same for torch and Arrow; what does not fit together is refused before anything travels."""
+
+import pyarrow as pa
+import pytest
+import torch
+from channel_cases import DTYPES, LIMIT_S, SCHEMA, bits, pair, random_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectives.experience.errors import ChannelError, SchemaError
+from collectives.experience.inbox import Inbox
+from collectives.experience.messages import Layouts
+from collectives.experience.outbox import Outbox
+from collectives.experience.schema import ExperienceSchema, Field
+
+shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+fields = st.lists(st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=6)
+
+
+def made(columns, name="any"):
+    return ExperienceSchema(
+        name,
+        tuple(
+            Field(name=f"f{place}", dtype=dtype, shape=shape) for place, (dtype, shape) in enumerate(columns)
+        ),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(fields)
+def test_arrow_gives_a_schema_back_as_it_was(columns):
+    schema = made(columns)
+    assert ExperienceSchema.from_arrow(pa.ipc.read_schema(schema.arrow().serialize())) == schema
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(fields, st.integers(0, 9), st.integers(0, 2**31))
+def test_tensors_lie_where_arrow_reads_them_and_do_not_overlap(columns, rows, seed):
+    layouts = Layouts(made(columns))
+    layout = layouts.of(rows)
+    memory = memoryview(bytearray(layout.size))
+    memory[: len(layout.metadata)] = layout.metadata
+    tensors = layout.tensors(memory, 0)
+    values = random_rows(layouts.schema, rows, seed)
+    for name, tensor in values.items():
+        tensors[name].copy_(tensor)
+    assert bytes(memory[: len(layout.metadata)]) == layout.metadata
+    batch = layouts.read(memory)
+    assert batch.num_rows == rows
+    for name, tensor in values.items():
+        assert bits(tensors[name]) == bits(tensor)
+        assert arrow_bits(batch.column(name), rows) == bits(tensor)
+
+
+def arrow_bits(column, rows):
+    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+    return storage.buffers()[-1].to_pybytes() if rows else b""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pyarrow_opens_schema_and_slot_as_a_stream_with_the_values_that_were_written(dtype):
+    schema = ExperienceSchema(
+        "values", (Field(name="flat", dtype=dtype), Field(name="grid", dtype=dtype, shape=(2, 2)))
+    )
+    flat = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
+    grid = torch.arange(20).reshape(5, 2, 2).remainder(2).to(dtype)
+    outbox, inbox = pair(schema, rows=5)
+    outbox.put({"flat": flat, "grid": grid}, version=0)
+    with inbox.take(LIMIT_S) as batch:
+        parcel = bytes(Layouts(schema).schema_message()) + bytes(batch._base)
+    table = pa.ipc.open_stream(parcel).read_all()
+    assert table.schema.metadata[b"rayagi.channel"] == b"values"
+    one = 0x3F80 if dtype == torch.bfloat16 else 1  # bfloat16 travels as the bits of its numbers
+    assert table["flat"].to_pylist() == [one * int(value) for value in flat.tolist()]
+    numbers = table["grid"].combine_chunks().to_numpy_ndarray()
+    assert numbers.shape == (5, 2, 2)
+    assert numbers.tolist() == [
+        [[one * int(value) for value in row] for row in rows] for rows in grid.tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "why"),
+    [
+        ("empty", (), "at least one is needed"),
+        ("twice", (Field(name="a"), Field(name="a")), "each with a name of its own"),
+        ("complex", (Field(name="a", dtype=torch.complex64),), "does not carry|do not carry"),
+        ("hollow", (Field(name="a", shape=(3, 0)),), "empty dimension"),
+        ("", (Field(name="a"),), "printable, of 1 to 200 bytes"),
+        ("line\nbreak", (Field(name="a"),), "printable"),
+        ("é" * 101, (Field(name="a"),), "200 bytes"),
+    ],
+)
+def test_schemas_that_cannot_be_are_refused(name, columns, why):
+    with pytest.raises(SchemaError, match=why):
+        ExperienceSchema(name, columns)
+
+
+def test_a_column_of_another_origin_is_refused():
+    with pytest.raises(SchemaError, match="does not say which torch type"):
+        ExperienceSchema.from_arrow(pa.schema([pa.field("a", pa.int8())]))
+
+
+OTHERS = (
+    ((("obs", torch.float32, (3, 6)),), r"has obs: float32\[3, 6\] where obs: float32\[3, 5\] is expected"),
+    ((("obs", torch.float64, (3, 5)),), r"has obs: float64"),
+    (
+        (("obs", torch.float32, (3, 5)),),
+        "has 1 fields where 3 are expected|has 3 fields where 1 are expected",
+    ),
+)
+
+
+@pytest.mark.parametrize(("columns", "why"), OTHERS)
+def test_ends_of_different_schemas_do_not_connect(columns, why):
+    other = ExperienceSchema(
+        "trajectory", tuple(Field(name=name, dtype=dtype, shape=shape) for name, dtype, shape in columns)
+    )
+    outbox, inbox = Outbox(SCHEMA, rows=1), Inbox(other)
+    with pytest.raises(SchemaError, match=why) as caught:
+        outbox.attach(inbox.endpoint)
+    assert "use one version of the code on both sides" in str(caught.value) or "fields" in why
+    assert outbox.consumers() == ()
+
+
+def test_ends_of_different_channels_do_not_connect():
+    inbox = Inbox(ExperienceSchema("finals", SCHEMA.fields))
+    with pytest.raises(SchemaError, match="is of channel 'finals'"):
+        Outbox(SCHEMA, rows=1).attach(inbox.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"obs": torch.zeros(2, 3)}, r"obs came as float32\[2, 3\] where 2 rows of obs: float32\[3, 5\] are"),
+        ({"obs": torch.tensor(1.0)}, r"obs came as float32\[\] where rows of"),
+        ({"env": torch.zeros(3, dtype=torch.int64)}, r"env came as int64\[3\] where 2 rows"),
+        ({"done": torch.zeros(2, 3)}, r"done came as float32\[2, 3\]"),
+        ({"more": torch.zeros(2)}, "fields .*'more'.* came where"),
+    ],
+)
+def test_rows_of_other_shapes_or_types_are_refused(changed, why):
+    outbox, _ = pair()
+    with pytest.raises(SchemaError, match=why):
+        outbox.put({**random_rows(SCHEMA, 2, 0), **changed}, version=0)
+
+
+def test_a_batch_that_no_slot_holds_is_refused():
+    outbox, _ = pair(rows=4)
+    for rows in (5, -1):
+        with pytest.raises(SchemaError, match=f"a batch of {rows} rows: this ring's slots hold 4"):
+            outbox.claim(rows)
+    with pytest.raises(SchemaError, match="slots hold 4"):
+        outbox.put(random_rows(SCHEMA, 5, 0), version=0)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"rows": 0}, {"slots": 0}, {"credit": 0}, {"producer": -1}, {"producer": 256}]
+)
+def test_rings_that_cannot_be_are_refused(numbers):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Outbox(SCHEMA, **{"rows": 1, **numbers})
+
+
+def test_a_ring_larger_than_memory_is_refused_in_terms_of_its_size():
+    with pytest.raises(ChannelError, match=r"no \d+\.\d MiB for it .*: use fewer slots or smaller batches"):
+        Outbox(SCHEMA, rows=2**20, slots=2**20)
+
+
+def test_two_producers_of_one_number_are_refused():
+    _, inbox = pair(producer=3)
+    twin = Outbox(SCHEMA, rows=1, producer=3)
+    with pytest.raises(ChannelError, match="is its producer 3 already: give each a number of its own"):
+        twin.attach(inbox.endpoint)
+
+
+def test_an_endpoint_that_is_no_inbox_is_refused(tmp_path):
+    outbox, inbox = pair()
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open("r+b") as file:
+        other = f"/proc/self/fd/{file.fileno()}#1"
+        for endpoint, why in (
+            (outbox.endpoint, "is no channel of this version"),
+            (other, "is not there any more"),
+            ("/proc/self/fd/9999#1", "cannot open"),
+            ("nonsense", "cannot open"),
+            (inbox.endpoint.split("#")[0], "cannot map"),
+            (f"{inbox.endpoint}1", "is not there any more"),
+        ):
+            with pytest.raises(ChannelError, match=why):
+                Outbox(SCHEMA, rows=1, producer=9).attach(endpoint)
+
+
+def test_at_most_sixteen_consumers_are_attached():
+    outbox = Outbox(SCHEMA, rows=1)
+    inboxes = [Inbox(SCHEMA) for _ in range(17)]
+    for inbox in inboxes[:16]:
+        outbox.attach(inbox.endpoint)
+    with pytest.raises(ChannelError, match="16 consumers are attached already"):
+        outbox.attach(inboxes[16].endpoint)
+    inboxes[5].close()
+    assert outbox.attach(inboxes[16].endpoint) == 5

@@ -1,0 +1,222 @@
+"""Consumers that come, go, die and come back: what was sent is consumed once and whole."""
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from collectives.experience.batcher import Batcher
+from collectives.experience.directory import Consumer, FileDirectory, inbox_key
+from collectives.experience.dispenser import Dispenser
+from collectives.experience.errors import ChannelTimeoutError, SchemaError
+from collectives.experience.migrator import Migrator
+from collectives.experience.packer import ChannelPlan
+from collectives.experience.schema import ExperienceSchema, Field
+from collectives.rendezvous import host_identity
+
+LIMIT_S = 20.0
+NAME = "experience"
+PLAN = ChannelPlan(
+    (
+        ExperienceSchema("counts", (Field(name="count", dtype=torch.int64),)),
+        ExperienceSchema("squares", (Field(name="square", dtype=torch.int64),)),
+    )
+)
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch", "collectives.experience.batcher", "collectives.experience.migrator"]
+)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return FileDirectory(tmp_path / "directory")
+
+
+def send(dispenser, count):
+    rows = dispenser.open(LIMIT_S)
+    rows["count"].fill_(count)
+    rows["square"].fill_(count**2)
+    dispenser.send(version=count)
+
+
+def take(batcher, timeout_s=LIMIT_S):
+    with batcher.next(timeout_s) as experience:
+        (count,) = experience["count"].tolist()
+        assert experience["square"].tolist() == [count**2]
+        return count
+
+
+def consume(folder, index, record, die_at, half):
+    """Notes each count in a file before it releases it; at the ``die_at``-th kills itself, half of it released if asked."""
+    torch.set_num_threads(1)
+    with Batcher(PLAN, rows=1) as batcher, open(record, "a", buffering=1) as file:
+        batcher.announce(FileDirectory(folder), NAME, index)
+        seen = 0
+        while (experience := batcher.next(LIMIT_S)) is not None:
+            seen += 1
+            with experience:
+                if seen == die_at and not half:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                print(*experience["count"].tolist(), file=file)
+                if seen == die_at:
+                    experience.tensors = {}
+                    (transfer,) = experience._transfers
+                    transfer._parts[0].release()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(target, *arguments):
+    process = _context.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def finish(*processes):
+    for process in processes:
+        process.join(LIMIT_S)
+        assert process.exitcode == 0
+
+
+def counts_in(record):
+    return [int(line) for line in Path(record).read_text().split()]
+
+
+def test_everyone_can_see_what_was_announced_last(tmp_path):
+    one, other = FileDirectory(tmp_path / "d"), FileDirectory(tmp_path / "d")
+    assert other.announced("inbox/") == {}
+    one.announce("inbox/a/0", "first")
+    one.announce("inbox/a/0", "second")
+    one.announce("board", "else")
+    assert other.announced("inbox/") == {"inbox/a/0": "second"}
+
+
+def test_a_consumer_is_announced_as_text():
+    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"), "a1", node="b2")
+    assert Consumer.from_text(consumer.text()) == consumer
+
+
+def test_consumers_are_found_when_they_come(directory):
+    with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
+        migrator = Migrator(dispenser, directory, NAME)
+        send(dispenser, 5)
+        assert dispenser.consumers() == {}
+        batcher.announce(directory, NAME, 3)
+        deadline = time.monotonic() + LIMIT_S
+        while not dispenser.consumers():
+            assert time.monotonic() < deadline
+            dispenser.pump()
+        assert take(batcher) == 5
+        assert (migrator.attached, migrator.routed) == (1, {3: 1})
+
+
+def test_a_fixed_consumer_is_waited_for_although_another_is_idle(directory):
+    with (
+        Dispenser(PLAN, rows=1, producer=3) as dispenser,
+        Batcher(PLAN, rows=1) as even,
+        Batcher(PLAN, rows=1) as odd,
+    ):
+        migrator = Migrator(dispenser, directory, NAME, consumers=2)
+        even.announce(directory, NAME, 0)
+        send(dispenser, 1)
+        assert dispenser.drain(timeout_s=0.2) == 1
+        odd.announce(directory, NAME, 1)
+        assert dispenser.drain(timeout_s=0.2) == 1
+        assert take(odd) == 1
+        assert dispenser.drain(LIMIT_S) == 0
+        assert migrator.routed == {1: 1}
+        with pytest.raises(ChannelTimeoutError):
+            even.next(timeout_s=0.0)
+
+
+def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
+    with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
+        Migrator(dispenser, directory, NAME)
+        directory.announce(
+            inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2, "a1").text()
+        )
+        send(dispenser, 1)
+        batcher.announce(directory, NAME, 0)
+        assert dispenser.drain(timeout_s=0.3) == 1
+        assert take(batcher) == 1
+
+
+def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
+    with Dispenser(PLAN, rows=1, producer=0) as dispenser:
+        Migrator(dispenser, directory, NAME)
+        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b"), "a1").text())
+        with pytest.raises(SchemaError, match="consumer 0 is on another host"):
+            dispenser.open(LIMIT_S)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["nothing released", "half released"])
+def test_a_killed_trainers_experience_goes_to_its_successor_whole_and_once(directory, tmp_path, half):
+    folder, record = tmp_path / "directory", tmp_path / "record"
+    victim = start(consume, folder, 0, record, 4, half)
+    with Dispenser(PLAN, rows=1, producer=0, slots=3) as dispenser:
+        Migrator(dispenser, directory, NAME, consumers=1)
+        for count in range(6):
+            send(dispenser, count)
+        victim.join(LIMIT_S)
+        assert victim.exitcode == -signal.SIGKILL
+        heir = start(consume, folder, 0, record, None, False)
+        for count in range(6, 20):
+            send(dispenser, count)
+        assert dispenser.drain(LIMIT_S) == 0
+        assert dispenser.torn == half
+    finish(heir)
+    assert sorted(counts_in(record)) == list(range(20))
+
+
+def test_what_a_killed_trainer_had_goes_to_the_other_trainer(directory, tmp_path):
+    folder, record = tmp_path / "directory", tmp_path / "record"
+    victim = start(consume, folder, 0, record, 3, False)
+    with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as other:
+        Migrator(dispenser, directory, NAME)
+        for count in range(4):
+            send(dispenser, count)
+        deadline = time.monotonic() + LIMIT_S
+        while not dispenser.consumers():
+            assert time.monotonic() < deadline
+            dispenser.pump()
+        other.announce(directory, NAME, 1)
+        victim.join(LIMIT_S)
+        dispenser.pump()
+        counts = counts_in(record)
+        while len(counts) < 4:
+            counts.append(take(other))
+            dispenser.pump()
+        assert dispenser.drain(LIMIT_S) == 0
+        assert dispenser.rerouted == 2
+    assert sorted(counts) == list(range(4))
+
+
+def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_taken_for_it(tmp_path):
+    with Batcher(PLAN, rows=1) as batcher:
+        victim = start(die_between_commits, batcher.endpoints)
+        assert [take(batcher) for _ in range(2)] == [0, 1]
+        victim.join(LIMIT_S)
+        with pytest.raises(ChannelTimeoutError, match=r"producers \[0\] ended without a goodbye"):
+            batcher.next(timeout_s=0.3)
+        with Dispenser(PLAN, rows=1, producer=0) as successor:
+            successor.attach(0, batcher.endpoints)
+            for count in range(10, 15):  # sequence numbers from 1 again: 3 was half there
+                send(successor, count)
+                assert take(batcher) == count
+        assert (batcher.torn, batcher.repeated) == (1, 0)
+
+
+def die_between_commits(endpoints):
+    dispenser = Dispenser(PLAN, rows=1, producer=0)
+    dispenser.attach(0, endpoints)
+    for count in range(2):
+        send(dispenser, count)
+    dispenser.open(LIMIT_S)
+    dispenser._claims["counts"].commit(version=0)
+    dispenser.outboxes[0].post(3, line=0)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,189 @@
+import copy
+import pickle
+
+import pytest
+
+from rayagi.config.errors import ConfigError
+from rayagi.config.impala_config import A3CConfig, ImpalaConfig
+from rayagi.config.presets import preset
+from rayagi.config.rllib_algorithms import SETTINGS
+from rayagi.config.rllib_settings import PRESET
+from rayagi.config.spec import GmiSpec, ImpalaSpec
+
+CONFIGS = [ImpalaConfig, A3CConfig]
+
+
+def refusal(built):
+    with pytest.raises(ConfigError) as caught:
+        built.to_run_spec()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_what_nobody_set_comes_from_the_preset_of_task_and_algorithm(cls):
+    for env in ("Ant-v5", "CartPole-v1", "Humanoid-v4"):
+        spec = cls().environment(env).to_run_spec()
+        assert spec == preset(env, cls.algorithm)
+        assert (spec.algorithm, spec.gmi.template) == (cls.algorithm, "decoupled")
+
+
+def test_every_field_of_the_section_can_be_set_in_rllibs_words():
+    built = (
+        ImpalaConfig()
+        .environment("Hopper-v5")
+        .gmi(num_gmis=4, num_learners=2, num_envs=10)
+        .training(
+            lr=1e-3,
+            gamma=0.9,
+            lambda_=0.8,
+            clip_param=0.3,
+            vtrace_clip_rho_threshold=2.0,
+            c_bar=1.5,
+            vf_loss_coeff=0.7,
+            entropy_coeff=0.01,
+            grad_clip=None,
+            num_epochs=3,
+            kl_target=0.02,
+            lr_schedule="kl_adaptive",
+            rollout_length=30,
+            rollouts_per_update=2,
+            max_lag=7,
+            on_stale="drop",
+            num_minibatches=5,
+            adam_eps=1e-6,
+            normalize_advantages=False,
+            normalize_obs=False,
+            normalize_rewards=False,
+            obs_clip=4.0,
+        )
+    )
+    spec = built.to_run_spec()
+    assert spec.gmi == GmiSpec(template="decoupled", num_gmis=4, num_learners=2, num_envs=10)
+    assert spec.impala == ImpalaSpec(
+        rollout_length=30,
+        rollouts_per_update=2,
+        max_lag=7,
+        on_stale="drop",
+        num_epochs=3,
+        num_minibatches=5,
+        gamma=0.9,
+        gae_lambda=0.8,
+        rho_bar=2.0,
+        c_bar=1.5,
+        clip_ratio=0.3,
+        value_coef=0.7,
+        entropy_coef=0.01,
+        learning_rate=1e-3,
+        lr_schedule="kl_adaptive",
+        target_kl=0.02,
+        max_grad_norm=0.0,
+        adam_eps=1e-6,
+        normalize_advantages=False,
+        normalize_obs=False,
+        normalize_rewards=False,
+        obs_clip=4.0,
+    )
+    assert spec.ppo == preset("Hopper-v5").ppo
+
+
+def test_a_clip_of_none_is_the_papers_gradient():
+    assert (
+        ImpalaConfig().environment("Ant-v5").training(clip_param=None).to_run_spec().impala.clip_ratio is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "build", "names", "instead"),
+    [
+        (ImpalaConfig, lambda c: c.training(vtrace=False), "vtrace = False", "A3CConfig"),
+        (A3CConfig, lambda c: c.training(vtrace=True), "vtrace = True", "ImpalaConfig"),
+        (
+            A3CConfig,
+            lambda c: c.training(vtrace_clip_rho_threshold=2.0),
+            "vtrace_clip_rho_threshold",
+            "ImpalaConfig",
+        ),
+        (A3CConfig, lambda c: c.training(c_bar=2.0), "c_bar = 2.0", "A3CConfig has no such setting"),
+        (A3CConfig, lambda c: c.training(on_stale="correct"), "training(on_stale=)", "'wait' or 'drop'"),
+        (
+            ImpalaConfig,
+            lambda c: c.training(vtrace_clip_pg_rho_threshold=2.0),
+            "vtrace_clip_pg",
+            "vtrace_clip_rho_threshold=",
+        ),
+        (
+            ImpalaConfig,
+            lambda c: c.training(train_batch_size=4000),
+            "train_batch_size",
+            "rollouts_per_update",
+        ),
+        (ImpalaConfig, lambda c: c.training(minibatch_size=64), "minibatch_size", "num_minibatches"),
+        (ImpalaConfig, lambda c: c.training(broadcast_interval=3), "broadcast_interval", "max_lag"),
+        (ImpalaConfig, lambda c: c.training(learner_queue_size=9), "learner_queue_size", "max_lag"),
+        (ImpalaConfig, lambda c: c.training(opt_type="rmsprop"), "opt_type", "Adam"),
+        (ImpalaConfig, lambda c: c.training(replay_proportion=1.0), "replay_proportion", "num_epochs"),
+        (ImpalaConfig, lambda c: c.learners(num_learners=2), "num_learners = 2", "gmi(num_learners="),
+        (ImpalaConfig, lambda c: c.env_runners(num_env_runners=3), "num_env_runners = 3", "gmi(num_gmis=)"),
+        (ImpalaConfig, lambda c: c.training(c_bar=3.0), "training(c_bar=) = 3.0", "impala.rho_bar = 1.0"),
+        (ImpalaConfig, lambda c: c.training(max_lag=-1), "training(max_lag=) = -1", "at least 0"),
+        (ImpalaConfig, lambda c: c.gmi(template="ea_t"), "gmi(template=)", "'decoupled' or 'dp_only'"),
+        (ImpalaConfig, lambda c: c.gmi(num_gmis=1, num_learners=1), "gmi(num_learners=)", "at least 2 GMIs"),
+        (ImpalaConfig, lambda c: c.gmi(num_gmis="auto"), "gmi(num_gmis=)", "give a number"),
+    ],
+)
+def test_a_refusal_names_the_setting_and_what_to_use_instead(cls, build, names, instead):
+    message = refusal(build(cls().environment("Ant-v5")))
+    assert names in message
+    assert instead in message
+
+
+def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"training\(max_lags=\) = 1: no such setting; did you mean max_lag"
+    ):
+        ImpalaConfig().training(max_lags=1)
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_a_setting_that_nothing_honours_is_refused_with_what_to_use_instead(cls):
+    settings, pristine = SETTINGS[cls.algorithm], cls().to_dict()
+    unhonoured = [key for key in pristine if not settings.is_honoured(key) and not key.startswith("_")]
+    assert "num_env_runners" in unhonoured
+    for key in unhonoured:
+        with pytest.raises(ConfigError) as caught:
+            settings.refuse_unhonoured({**pristine, key: "something else"}, pristine)
+        assert key in caught.value.path
+        assert caught.value.suggestion
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
+    settings, attributes = SETTINGS[cls.algorithm], vars(cls())
+    assert set(settings.paths) <= set(attributes)
+    assert {name for name, value in attributes.items() if value is PRESET} == set(settings.unset)
+    for leaf in settings.names.values():
+        assert hasattr(ImpalaSpec(), leaf)
+    only_impalas = {"rho_bar", "c_bar"} if cls is A3CConfig else set()
+    assert set(settings.names.values()) == set(ImpalaSpec.__dataclass_fields__) - only_impalas
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it(cls):
+    built = cls().environment("Ant-v5").gmi(num_gmis=2, num_envs=8).training(lr=1e-3, max_lag=3)
+    spec = built.to_run_spec()
+    assert built.copy().to_run_spec() == spec
+    assert copy.deepcopy(built).to_run_spec() == spec
+    assert pickle.loads(pickle.dumps(built)).to_run_spec() == spec
+    assert cls.from_state(built.get_state()).to_run_spec() == spec
+    assert cls().update_from_dict(built.to_dict()).to_run_spec() == spec
+
+
+def test_an_algorithm_and_its_config_name_each_other():
+    import rayagi
+    from rayagi.algorithm import ALGORITHMS
+
+    assert ALGORITHMS == {"ppo": rayagi.PPO, "impala": rayagi.IMPALA, "a3c": rayagi.A3C}
+    for algorithm, cls in ALGORITHMS.items():
+        config = cls.get_default_config()
+        assert (config.algorithm, config.algo_class) == (algorithm, cls)
+        assert config.min_time_s_per_iteration is None
