@@ -289,6 +289,16 @@ def test_what_only_this_machine_reaches(host, expected):
     assert is_loopback(host) is expected
 
 
+def test_a_client_loads_neither_torch_nor_ray():
+    code = (
+        "import sys, rayagi.serving.client; print({'torch', 'ray', 'pyarrow', 'aiohttp'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
 def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(run):
     command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(

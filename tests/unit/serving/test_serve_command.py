@@ -1,4 +1,4 @@
-"""`rayagi serve` and `rayagi export` around GMIs that run in this process, and what they refuse before anything starts."""
+"""`rayagi serve` around GMIs that run in this process, and what it refuses before anything starts."""
 
 import json
 from pathlib import Path
@@ -71,14 +71,15 @@ def serve(tmp_path, monkeypatch):
 
 
 def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
-    assert serve("--out", "d", "--steps", "150", "--num-envs", "2") == 0
+    options = ["--format", "arrow", "--rows-per-file", "60"]
+    assert serve("--out", "d", "--steps", "150", "--num-envs", "2", *options) == 0
     said = capsys.readouterr().out
     assert "150 environment steps" in said
-    assert "150 rows in 1 files" in said
+    assert "150 rows in 3 files" in said
     assert "step of all environments of a GMI: p50" in said
-    assert pyarrow.dataset.dataset("d/data").count_rows() == 150
+    assert pyarrow.dataset.dataset("d/data", format="ipc").count_rows() == 150
     statistics = json.loads(Path("d/statistics.json").read_text())
-    assert (statistics["rows"], statistics["files"]) == (150, 1)
+    assert (statistics["rows"], statistics["files"]) == (150, 3)
     (session,) = json.loads(Path("d/provenance.json").read_text())["sessions"]
     assert (session["task"], session["checkpoint"], session["seed"]) == (
         "InvertedPendulum-v5",
@@ -119,17 +120,6 @@ def test_appending_goes_on_with_other_episodes(serve, capsys):
     ]
     assert not episodes[0] & episodes[1]
     assert [each["seed"] for each in json.loads(Path("d/provenance.json").read_text())["sessions"]] == [0, 1]
-
-
-def test_arrow_files_and_rotation(serve):
-    assert (
-        serve("--out", "d", "--steps", "100", "--num-envs", "2", "--format", "arrow", "--rows-per-file", "30")
-        == 0
-    )
-    assert sorted(path.name for path in Path("d/data").iterdir()) == [
-        f"s000-g000-0000{number}.arrow" for number in range(4)
-    ]
-    assert pyarrow.dataset.dataset("d/data", format="ipc").count_rows() == 100
 
 
 def test_without_a_folder_nothing_is_written(serve, capsys):
@@ -214,42 +204,3 @@ def test_auto_takes_what_the_model_finds_fastest_and_says_why(serve, capsys, mon
         assert chosen_template(spec, "auto", machine=local_machine, tell=said.append) == expected
         assert f"{expected} over" in said[-1]
     assert chosen_template(spec, "dp_mp", machine=local_machine, tell=said.append) == "dp_mp"
-
-
-def test_export_to_rllib_has_the_next_observation_in_every_row(serve):
-    assert serve("--out", "d", "--steps", "100", "--num-envs", "2") == 0
-    assert main(["export", "d", "--to", "rllib", "out"]) == 0
-    rows = pyarrow.dataset.dataset("out").to_table().to_pylist()
-    assert len(rows) == 100
-    by_place = {(row["eps_id"], row["t"]): row for row in rows}
-    episodes = {each.number: each for each in open_dataset("d").episodes()}
-    for (number, t), row in by_place.items():
-        episode = episodes[number]
-        assert row["obs"] == episode.obs[t].tolist()
-        assert row["new_obs"] == episode.obs[t + 1].tolist()
-        is_last = t == len(episode.rewards) - 1
-        assert row["terminateds"] == (is_last and episode.terminated)
-        assert row["truncateds"] == (is_last and not episode.terminated)
-    assert main(["export", "d", "--to", "rllib", "out"]) == 2
-
-
-def test_export_to_minari_or_how_to_get_it(serve, capsys):
-    assert serve("--out", "d", "--steps", "100", "--num-envs", "2") == 0
-    code = main(["export", "d", "--to", "minari", "out"])
-    try:
-        import minari
-    except ImportError:
-        assert code == 2
-        assert "pip install 'rayagi[minari]'" in capsys.readouterr().err
-        assert not Path("out").exists()
-        return
-    assert code == 0
-    found = list(minari.MinariDataset("out/data").iterate_episodes())
-    expected = list(open_dataset("d").episodes())
-    assert len(found) == len(expected)
-    for own, other in zip(expected, found, strict=True):
-        assert other.observations.tolist() == own.obs.tolist()
-        assert other.actions.tolist() == own.actions.tolist()
-        assert other.rewards.tolist() == own.rewards.tolist()
-        assert other.terminations.tolist() == [False] * (len(own.rewards) - 1) + [own.terminated]
-        assert other.truncations[-1] == (not own.terminated)
