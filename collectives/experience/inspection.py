@@ -172,9 +172,9 @@ class OutboxFile:
         return [self._words[begin + word] for word in range(at.SLOT_STATE + 1)]
 
     def _message(self, slot: int, rows: int) -> bytes:
-        begin = self._shape.slot_word(slot) * at.WORD + at.SLOT_HEADER_BYTES
-        size = self._layouts.of(min(rows, self._words[at.ROWS])).size  # a header may be half written
-        return bytes(self._bytes[begin : begin + size])
+        layout = self._layouts.of(min(rows, self._words[at.ROWS]))  # a header may be half written
+        begin = self._shape.slot_word(slot) * at.WORD + at.SLOT_HEADER_BYTES + layout.lead
+        return bytes(self._bytes[begin : begin + layout.size])
 
     def _dump(self, header: list[int], message: bytes) -> Dump:
         dump = Dump(
