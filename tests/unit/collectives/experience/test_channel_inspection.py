@@ -129,14 +129,13 @@ def test_dumps_of_a_channel_in_full_use_are_never_torn():
     thread = threading.Thread(target=exchange)
     thread.start()
     try:
-        while len(found) < 30:
+        while len({dump.sequence for dump in found}) < 10:
             found += [dump for dump in [file.newest()] if dump]
     finally:
         over.set()
         thread.join(LIMIT_S)
     for dump in found:
         assert {*dump.batch["number"].to_numpy_ndarray().reshape(-1).tolist()} == {dump.sequence}
-    assert found[-1].sequence > found[0].sequence
 
 
 def test_what_is_not_there_is_said_with_what_is():

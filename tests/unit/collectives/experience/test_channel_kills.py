@@ -234,7 +234,7 @@ unhurried = {
 }
 
 
-@settings(max_examples=6, **unhurried)
+@settings(max_examples=12, **unhurried)
 @given(groups(most_ends=2, most_batches=15))
 def test_any_ends_killed_at_any_time_lose_and_repeat_nothing(group):
     check_run(*group)
