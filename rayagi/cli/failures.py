@@ -34,6 +34,8 @@ KNOWN: dict[str, int] = {
     "collectives.errors.ProfileError": BAD_INPUT,
     "collectives.errors.CommunicatorError": FAILED,
     "collectives.errors.RendezvousError": FAILED,
+    "collectives.experience.errors.NoChannelError": BAD_INPUT,
+    "collectives.experience.errors.ChannelError": FAILED,
 }
 """Exit code by class; the nearest base class that is named here counts."""
 

@@ -22,12 +22,14 @@ _COMMANDS = {
     "envs": "rayagi.cli.envs",
     "report": "rayagi.cli.report",
     "cleanup": "rayagi.cli.cleanup",
+    "channels": "rayagi.cli.channels",
+    "channels dump": "rayagi.cli.channels_dump",
     "comm plan": "rayagi.cli.comm_plan",
     "comm bench": "rayagi.cli.comm_bench",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "info", "plan", "report", "comm plan")
+_LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
 """Commands whose reader may leave early, such as `head`: they have done what was asked."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.cli.arguments import add_command, count_argument, duration_argument
+from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
 from rayagi.config.spec import Backend
 from rayagi.run.versions import rayagi_version
@@ -40,6 +41,7 @@ start here:
   rayagi evaluate runs/NAME --video out.mp4
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
+  rayagi channels --watch          what experience travels on this machine now, and who holds it up
 
 exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
 start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
@@ -66,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_cleanup(commands)
     add_comm(commands)
+    add_channels(commands)
     return parser
 
 
