@@ -23,12 +23,20 @@ from experiments.origin import origin
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0
-STEPS_AND_ENVS = ((16, 64), (32, 256))
-LAYOUTS = ((2, 1), (4, 2))
-"""Agents and trainers."""
+SMALL, LARGE = (16, 64), (32, 256)
+"""Steps and environments of a rollout."""
+CASES = (
+    (SMALL, (2, 1), "A3C"),
+    (LARGE, (2, 1), "A3C"),
+    (LARGE, (4, 2), "A3C"),
+    (LARGE, (2, 1), "reading"),
+)
+"""Rollout, agents and trainers, and what trainers do."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["experiments.channels_table8.members"])
+_context.set_forkserver_preload(
+    ["experiments.channels_table8.members", "torch._dynamo"]
+)  # optimisers load it
 
 
 def run_once(
@@ -116,14 +124,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
-    cases = [
-        (name, Size(task, *shape), layout, work)
-        for name, task in TASKS.items()
-        for shape in STEPS_AND_ENVS
-        for layout in LAYOUTS
-        for work in ("A3C", "reading")
-        if layout == LAYOUTS[0] or work == "A3C"
-    ]
+    cases = [(name, Size(task, *shape), *rest) for name, task in TASKS.items() for shape, *rest in CASES]
     rows: list[dict[str, Any]] = []
     for repeat in range(given.repeats):
         for name, size, (agents, trainers), work in cases:
@@ -141,9 +142,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
-    plans = "\n\n".join(
-        f"{name}:\n\n```\n{grouped(Size(task, *STEPS_AND_ENVS[0]))}\n```" for name, task in TASKS.items()
-    )
+    plans = "\n\n".join(f"{name}:\n\n```\n{grouped(Size(task, *SMALL))}\n```" for name, task in TASKS.items())
     table = summarise(rows)
     (given.out / f"{name}.md").write_text(f"# Table 8 on this machine\n\n{told}\n\n{table}\n\n{plans}\n")
     print(table)
