@@ -113,7 +113,7 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
         rows: list[Tensor] = []
         fits: list[float] = []
         for minibatches in orders:
-            estimates, fit = self.estimate(rollout, samples)
+            estimates, fit = self.estimate(rollout, samples, first=not fits)
             fits.append(fit)
             rows += [learner.step_on(samples, estimates, order) for order in minibatches]
         metrics = learner.end_update(
@@ -138,8 +138,11 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
         )
 
     @torch.no_grad()
-    def estimate(self, rollout: Rollout, samples: Samples) -> tuple[Estimates, float]:
-        """Advantages and targets at the present parameters, and the explained variance of their value estimates."""
+    def estimate(self, rollout: Rollout, samples: Samples, *, first: bool) -> tuple[Estimates, float]:
+        """Advantages and targets at the present parameters, and the explained variance of their value estimates.
+
+        ``first``: these are still the parameters before the update.
+        """
         values, next_values = self._values(rollout, samples.everything)
         told: dict[str, Any] = {
             "rewards": samples.rewards,
@@ -150,7 +153,7 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
             "gamma": self.spec.gamma,
         }
         if self.corrects:
-            now = self._log_probs(samples.obs, samples.actions)
+            now = samples.start if first else self._log_probs(samples.obs, samples.actions)
             advantages, targets = vtrace(
                 log_ratios=(now - samples.behaviour).view(values.shape),
                 **told,

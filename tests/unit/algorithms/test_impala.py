@@ -186,7 +186,7 @@ def test_every_epoch_estimates_anew():
     program, _ = collected(spec("impala", **{**ONE_PASS, "num_epochs": 3}))
     training, seen = program.training, []
     estimate = training.estimate
-    training.estimate = lambda *args: seen.append(estimate(*args)) or seen[-1]
+    training.estimate = lambda *args, first: seen.append(estimate(*args, first=first)) or seen[-1]
     training.learn(elsewhere(program), 0)
     targets = [estimates.targets for estimates, _ in seen]
     assert len(targets) == 3
