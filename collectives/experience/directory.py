@@ -51,7 +51,7 @@ class Consumer:
     """Of processes that share memory with it: see ``collectives.rendezvous.host_identity``."""
     endpoints: tuple[str, ...]
     """Of its inboxes, one per group of the channel plan, in order."""
-    identity: str
+    identity: str = ""
     """Differs from that of any successor, which may have the same endpoints in text."""
     node: str = ""
     """By which those on other hosts name its host, where they can: see ``FarWay``."""

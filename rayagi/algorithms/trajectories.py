@@ -19,7 +19,6 @@ TRAJECTORIES, FINALS = "trajectory", "finals"
 """What every row has; and the true last observations of episodes that ended, as many as there were."""
 
 _FLAGS = ("terminated", "truncated")
-_TIME_FIRST = ("raw_obs", "actions", "log_probs", "rewards", *_FLAGS, "running_returns")
 
 
 def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
@@ -61,8 +60,18 @@ def rollout_over(rows: Mapping[str, Tensor], obs: Tensor, outputs: Tensor) -> Ro
         obs: what the networks saw, which does not travel      (T, N, obs_dim)
         outputs: distribution parameters, which do not either  (T, N, output_dim)
     """
-    fields = {name: rows[name].transpose(0, 1) for name in _TIME_FIRST}
-    return Rollout(obs=obs, outputs=outputs, last_obs=rows["last_obs"], **fields)
+    return Rollout(
+        raw_obs=rows["raw_obs"].transpose(0, 1),
+        obs=obs,
+        outputs=outputs,
+        actions=rows["actions"].transpose(0, 1),
+        rewards=rows["rewards"].transpose(0, 1),
+        terminated=rows["terminated"].transpose(0, 1),
+        truncated=rows["truncated"].transpose(0, 1),
+        last_obs=rows["last_obs"],
+        log_probs=rows["log_probs"].transpose(0, 1),
+        running_returns=rows["running_returns"].transpose(0, 1),
+    )
 
 
 def finals_of(rollout: Rollout) -> dict[str, dict[str, Tensor]]:

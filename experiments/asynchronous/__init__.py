@@ -1,0 +1,1 @@
+"""Asynchronous against synchronous training."""
