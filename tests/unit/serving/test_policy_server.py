@@ -168,6 +168,7 @@ def test_who_sends_no_frames_is_told_and_let_go(run, tmp_path):
 
 def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, monkeypatch):
     monkeypatch.setattr("rayagi.serving.policy_server.http_door.READ_S", 0.5)
+    monkeypatch.setattr(server_module, "IDLE_S", 1.0)
     with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
         half = socket.create_connection(("127.0.0.1", server.port))
         half.sendall(
@@ -194,6 +195,8 @@ def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, 
                     client.act(OBS)
         half.settimeout(30)
         assert b"408" in half.recv(1000).splitlines()[0]
+        silent.settimeout(30)
+        assert silent.recv(1) == b""  # let go of
         for each in (half, silent, local, deaf):
             each.close()
 
