@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from actors.agent import Agent
 from actors.collecting import check_finite, collect, evaluate
 from actors.gmi import GmiContext
+from actors.host_memory import resident_bytes
 from actors.noise import exploration_noise
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.rollout import Rollout
@@ -160,12 +160,3 @@ class DpOnlyProgram:
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.env.close()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
