@@ -114,7 +114,9 @@ class Stops:
     patience: int = 1
     """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
     ceiling: Ceiling | None = None
-    """A GMIperGPU that cannot win by ``least_gain`` is not tried, once one before it has ended for want of gain."""
+    """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain."""
+    worth: float = 0.0
+    """A GMIperGPU is not tried unless its ceiling is this much above what is reached already."""
 
 
 PAPERS = Stops()
@@ -238,7 +240,7 @@ def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, s
     if stops.ceiling is None or best is None or best.score is None or not ended:
         return None
     ceiling = stops.ceiling(trials, gmis)
-    if score(gmis, num_envs, ceiling) >= best.score * (1 + (stops.least_gain or 0.0)):
+    if score(gmis, num_envs, ceiling) >= best.score * (1 + stops.worth):
         return None
     told = f"at most {ceiling:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
     return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=told)

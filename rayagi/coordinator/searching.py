@@ -47,6 +47,9 @@ LEAST_GAIN = 0.05
 iteration is spread over ever more environments, a doubling that gains g leaves g / (1 - g) to gain by all further ones."""
 PATIENCE = 2
 """On cores: doublings in a row without that gain. One may be a trial that something disturbed."""
+WORTH = 0.1
+"""On cores: what fewer GMIs would have to be able to gain, if their threads never waited for each other. They do: where
+GMIs wait for the slowest once per update, threads of one GMI wait for the slowest in every step."""
 
 
 class NothingMeasuredError(RuntimeError):
@@ -250,7 +253,7 @@ def _stops(spec: RunSpec, machine: Machine) -> Stops:
     if uses_gpus(spec, machine):
         return PAPERS
     ceiling = partial(core_ceiling, num_cores=machine.num_cores)
-    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, ceiling=ceiling)
+    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, ceiling=ceiling, worth=WORTH)
 
 
 def _gmis(spec: RunSpec, machine: Machine, settings: SearchSettings) -> tuple[int, ...]:

@@ -248,7 +248,7 @@ class Cores:
 
 
 def searched(probe, **options):
-    stops = Stops(least_gain=0.05, ceiling=lambda trials, gmis: core_ceiling(trials, gmis, num_cores=2))
+    stops = Stops(worth=0.05, ceiling=lambda trials, gmis: core_ceiling(trials, gmis, num_cores=2))
     return list(
         algorithm_1(
             probe,
