@@ -16,7 +16,7 @@ MOST = 3
 """Candidates that are measured again."""
 NOISE = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
-TIE = 0.03
+TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
 
 Again = Callable[[int, int, int], Measured | Failed]

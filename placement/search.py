@@ -29,7 +29,8 @@ NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
 NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
 """16 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
 
-FailureKind = Literal["crashed", "out of memory", "hung"]
+FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
+"""``too long``: it would take more time to measure than a trial may."""
 Verdict = Literal["first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "again"]
 """``again``: one that was measured before, by ``placement.confirmation``."""
 
@@ -114,7 +115,7 @@ class Stops:
     patience: int = 1
     """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
     ceiling: Ceiling | None = None
-    """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain."""
+    """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
     worth: float = 0.0
     """A GMIperGPU is not tried unless its ceiling is this much above what is reached already."""
 
@@ -226,7 +227,7 @@ def _stall(
 def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, score: Score) -> Trial | None:
     """A GMIperGPU that is not tried, since it cannot win; None where it may.
 
-    More memory for each GMI is an advantage of its own: the ceiling counts only once a GMIperGPU ended without need of it.
+    More memory for each GMI is an advantage of its own: the ceiling counts only once a GMIperGPU ended for another reason.
 
     Args:
         trials: so far
@@ -236,7 +237,7 @@ def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, s
         score: what is best
     """
     best = best_trial(trials)
-    ended = any(trial.verdict in ("saturated", "plateau") for trial in trials)
+    ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
     if stops.ceiling is None or best is None or best.score is None or not ended:
         return None
     ceiling = stops.ceiling(trials, gmis)
@@ -244,6 +245,10 @@ def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, s
         return None
     told = f"at most {ceiling:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
     return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=told)
+
+
+def _too_long(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long"
 
 
 def project_memory(before: Sequence[tuple[int, Measured]], num_envs: int) -> float | None:

@@ -41,14 +41,15 @@ GRID = ProbeSettings(
     loose_error=0.1,
     most_s=15.0,
     iteration_s=math.inf,
+    longest_s=math.inf,
     warm_up_steps=1,
 )
 """Of a point: whole iterations, 3 % where that takes no longer than ten seconds."""
-ALWAYS, BEYOND = (16, 32, 64, 128, 256), (512, 1024, 2048, 4096)
+ALWAYS, BEYOND = (16, 32, 64, 128, 256, 512), (1024, 2048, 4096)
 """Environments of a GMI: what every row of the grid has, and what it has as long as that pays."""
 RISING = 0.02
 """A row of the grid goes on beyond what it always has while a doubling gained so much."""
-NEAR, MOST = 0.05, 3
+NEAR, MOST = 0.05, 2
 """Of the grid's best: points within it are measured again, so many of them at most, and what the search found."""
 Row = dict[str, Any]
 Point = tuple[int, int]

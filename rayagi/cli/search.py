@@ -144,4 +144,6 @@ def _remark(trial: Trial, *, best: bool) -> str:
         return "again, best" if best else "again"
     if best:
         return "best"
+    if isinstance(trial.outcome, Failed):
+        return trial.outcome.kind
     return "" if trial.verdict in ("first", "going on") else trial.verdict

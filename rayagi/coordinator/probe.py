@@ -54,6 +54,8 @@ class ProbeSettings:
     """After this long, two iterations after the warm-up will do: slow or disturbed, it says so by its error."""
     iteration_s: float
     """Iterations that would last longer are measured in parts (probe_program)."""
+    longest_s: float = 25.0
+    """Iterations that would last longer, by what fewer environments took, are not measured at all."""
     warm_up_steps: int = 8
     """Of every environment, that are not measured at least: until robots touch the ground, steps of Ant-v5, HalfCheetah-v5
     and Humanoid-v5 cost up to a sixth less than all later ones."""
@@ -66,7 +68,13 @@ DECIDING = ProbeSettings(
 )
 """Enough to see whether twice the environments are worth it."""
 CONFIRMING = ProbeSettings(
-    relative_error=0.02, shortest_s=2.0, time_s=5.0, loose_error=0.05, most_s=8.0, iteration_s=0.5
+    relative_error=0.02,
+    shortest_s=1.5,
+    time_s=3.0,
+    loose_error=0.05,
+    most_s=5.0,
+    iteration_s=0.5,
+    longest_s=math.inf,
 )
 """For each round of those that may be the best."""
 
@@ -79,8 +87,8 @@ class SessionProbe:
         self._session: Session | None = None
         self._gmis = 0
         """Whose processes are there."""
-        self._steps_per_s = _GUESSED_STEPS_PER_S
-        """Of one of them, by what was measured last."""
+        self._steps_per_s = 0.0
+        """Of one of them, by what was measured last in these processes."""
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
         """Measure a candidate.
@@ -100,7 +108,7 @@ class SessionProbe:
         """
         reused = self._session is not None and self._gmis == gmis_per_gpu
         outcome = self._attempt(gmis_per_gpu, num_envs, settings)
-        if isinstance(outcome, Failed) and reused and outcome.kind != "hung":
+        if isinstance(outcome, Failed) and reused and outcome.kind in ("crashed", "out of memory"):
             again = self._attempt(gmis_per_gpu, num_envs, settings)
             return replace(again, duration_s=again.duration_s + outcome.duration_s)
         return outcome
@@ -108,7 +116,12 @@ class SessionProbe:
     def _attempt(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
         started = time.monotonic()
         spec = candidate(self._spec, self._machine, gmis_per_gpu, num_envs)
-        expected_s = num_envs * spec.ppo.rollout_length / self._steps_per_s
+        known = self._session is not None and self._gmis == gmis_per_gpu
+        rate = self._steps_per_s if known else _GUESSED_STEPS_PER_S
+        expected_s = num_envs * spec.ppo.rollout_length / rate
+        if known and expected_s > settings.longest_s:
+            reason = f"an iteration would last {expected_s:.0f} s, and {settings.longest_s:.0f} s may be"
+            return Failed(kind="too long", reason=reason)
         parts = parts_of(spec, expected_s, settings.iteration_s)
         part_steps = spec.ppo.rollout_length // parts
         try:

@@ -69,12 +69,12 @@ class SearchStore:
     def keep_outcome(
         self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0
     ) -> None:
-        """Keep a measurement, or a lack of memory. A crash or a hang need not come again, and is not kept.
+        """Keep a measurement, or a lack of memory or time. A crash or a hang need not come again, and is not kept.
 
         Raises:
             DiskError: the file cannot be written.
         """
-        if isinstance(outcome, Measured) or outcome.kind == "out of memory":
+        if isinstance(outcome, Measured) or outcome.kind in ("out of memory", "too long"):
             self._content["outcomes"][_name(gmis_per_gpu, num_envs, round_)] = asdict(outcome)
             self._write()
 

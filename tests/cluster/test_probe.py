@@ -45,31 +45,24 @@ def misbehaving(how):
     return replace(spec, env=env, ppo=replace(spec.ppo, rollout_length=8, num_minibatches=1))
 
 
-def test_a_candidate_is_measured_with_all_its_gmis():
+def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
     gmis = min(2, local_machine().num_cores)
-    found = measured(preset("CartPole-v1"), gmis, 8)
-    assert isinstance(found, Measured)
-    # The mean of the phases is an iteration of 8 environments and 64 steps: they account for most of its time.
-    iteration_s = 8 * 64 / found.steps_per_s
-    assert set(found.phases_s) == set(PHASES)
-    assert 0.5 * iteration_s < sum(found.phases_s.values()) <= 1.1 * iteration_s
-    assert 50 * 2**20 < found.memory_bytes < 4 * 2**30
-    assert found.duration_s > 0
-
-
-def test_gmis_stay_for_another_number_of_environments():
-    gmis = min(2, local_machine().num_cores)
+    found, pids = [], set()
     with SessionProbe(preset("CartPole-v1"), local_machine(), QUICK) as probe:
-        found = []
-        pids = set()
-        for num_envs in (8, 64, 1024):
+        for num_envs in (8, 1024):
             found.append(probe(gmis, num_envs))
             pids |= {landing.pid for landing in probe._session.landings}
     assert len(pids) == gmis
-    assert all(isinstance(each, Measured) for each in found), found
-    # 64 steps of four 4-byte numbers in a rollout, and what 65,536 samples take on their way through two networks
-    assert found[2].memory_bytes > found[0].memory_bytes
-    assert found[2].steps_per_s > found[0].steps_per_s
+    few, many = found
+    assert isinstance(few, Measured)
+    assert isinstance(many, Measured)
+    # The mean of the phases is an iteration of 8 environments and 64 steps: they account for most of its time.
+    iteration_s = 8 * 64 / few.steps_per_s
+    assert set(few.phases_s) == set(PHASES)
+    assert 0.5 * iteration_s < sum(few.phases_s.values()) <= 1.1 * iteration_s
+    assert 50 * 2**20 < few.memory_bytes < many.memory_bytes < 4 * 2**30
+    assert few.duration_s > 0
+    assert few.steps_per_s < many.steps_per_s
 
 
 def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
