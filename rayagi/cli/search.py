@@ -144,6 +144,6 @@ def _remark(trial: Trial, *, best: bool) -> str:
         return "again, best" if best else "again"
     if best:
         return "best"
-    if isinstance(trial.outcome, Failed):
-        return trial.outcome.kind
+    if isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long":
+        return "too long"
     return "" if trial.verdict in ("first", "going on") else trial.verdict

@@ -123,6 +123,15 @@ def test_what_hangs_is_not_waited_for_twice(sessions, probe):
     assert [entry[0] for entry in sessions.log] == ["started", "rebuilt", "closed"]
 
 
+def test_what_would_take_too_long_is_not_started(sessions, probe):
+    probe(1, 16)
+    # 64 steps of 32,768 environments at 64,000 steps/s: 32.8 s
+    found = probe(1, 32768)
+    assert (found.kind, found.reason) == ("too long", "an iteration would last 33 s, and 25 s may be")
+    assert isinstance(probe(1, 32), Measured)
+    assert [entry[:3] for entry in sessions.log] == [("started", 1, 16), ("rebuilt", 1, 32)]
+
+
 @pytest.mark.parametrize(
     "error", [ReservationError("2 x {1 CPU}", "1 CPU", "Wait", 10.0), KeyboardInterrupt()]
 )

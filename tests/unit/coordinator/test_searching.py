@@ -158,13 +158,15 @@ def test_a_budget_ends_the_search_with_what_there_is(bench, two_cores, tmp_path)
     assert found.best.verdict == "first"  # there was no time to confirm it
 
 
-def test_crashes_are_tried_again_and_lack_of_memory_is_not(two_cores, tmp_path):
+def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tmp_path):
     store = SearchStore(SPEC, two_cores, tmp_path)
     store.keep_outcome(2, 8, Failed(kind="crashed", reason="signal 11"))
     store.keep_outcome(2, 16, Failed(kind="out of memory", reason="no 8 GiB"))
+    store.keep_outcome(2, 32, Failed(kind="too long", reason="40 s"))
     again = SearchStore(SPEC, two_cores, tmp_path)
     assert again.outcome(2, 8) is None
     assert again.outcome(2, 16).kind == "out of memory"
+    assert again.outcome(2, 32).kind == "too long"
 
 
 def test_where_all_fails_the_reasons_are_told(bench, two_cores, tmp_path):

@@ -279,6 +279,13 @@ def test_a_size_that_may_win_is_tried():
     assert probe.asked == [(2, 16), (2, 32), (1, 16), (1, 32)]
 
 
+def test_where_time_ended_a_size_the_ceiling_counts_too():
+    probe = Cores(sync_share=0.0)
+    outcomes = {(2, 32): Failed(kind="too long", reason="an iteration would last 40 s, and 25 s may be")}
+    trials = searched(lambda gmis, envs: outcomes.get((gmis, envs)) or probe(gmis, envs))
+    assert verdicts(trials) == ["first", "failed", "cannot win"]
+
+
 def test_where_memory_ended_a_size_the_next_one_is_tried():
     probe = Cores(sync_share=0.0)
     trials = searched(probe, memory=700 * MIB)  # 350 for each of two, which hold 400
