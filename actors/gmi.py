@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from actors.collective import Collective
+from actors.host_memory import give_back
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from collectives.communicator import Communicator
 from collectives.connect import connect
@@ -176,7 +177,7 @@ class Gmi:
         return repr(self._communicator)
 
     def build(self, factory: ProgramFactory | WorkloadFactory) -> None:
-        """Build the program on this slice.
+        """Build the program on this slice; one that was built there before is closed, and its memory given back.
 
         Raises:
             RuntimeError: there are other GMIs and this one has not joined them.
@@ -187,6 +188,7 @@ class Gmi:
                 raise RuntimeError(f"{self} must join the other GMIs before its program is built")
             self._communicator = SoloCommunicator()
         with self._leaving_on_error():
+            self._give_up_program()
             with self._needing_device() as device:
                 context = GmiContext(
                     identity=self.identity,
@@ -234,6 +236,17 @@ class Gmi:
                 torch.cuda.synchronize()  # to end a process with work in flight can harm its neighbours on the GPU
         finally:
             self._leave()
+
+    def _give_up_program(self) -> None:
+        """Close the program that is there, and leave none of its memory for the next one to find. [unverified on GPU]"""
+        if self._program is None:
+            return
+        program, self._program = self._program, None
+        program.close()
+        del program
+        give_back()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def _built(self) -> Any:
         """A Program, or a Workload where it is asked to ``run``: who opened the session knows which."""

@@ -9,6 +9,8 @@ stop, and what was best. Decisions where the papers differ, or are silent:
 - A trial that fails ends its GMIperGPU, since more environments need more memory and time. (The preprint goes on to
   larger ones; the later paper only projects.)
 - One that needed more than its GMI's memory, where nothing held it back, counts as failed for want of memory.
+- ``Stops`` says when a GMIperGPU ends before its environments do. Its defaults are the papers'; what they have no rule
+  for, noise and cores whose memory hardly grows, is in its other fields.
 - ``estimate`` (line 26) is a GMI's throughput times all GMIs. The probe runs all GMIs of a device at once, so that their
   contention is in the measurement; devices are taken to be alike and not to slow each other.
 """
@@ -16,7 +18,7 @@ stop, and what was best. Decisions where the papers differ, or are silent:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 SATURATION = 0.1
@@ -27,8 +29,10 @@ NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
 NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
 """16 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
 
-FailureKind = Literal["crashed", "out of memory", "hung"]
-Verdict = Literal["first", "going on", "saturated", "no memory", "failed"]
+FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
+"""``too long``: it would take more time to measure than a trial may."""
+Verdict = Literal["first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "again"]
+"""``again``: one that was measured before, by ``placement.confirmation``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,9 @@ class Trial:
     num_envs: int
     verdict: Verdict
     outcome: Measured | Failed | None
-    """None where the projection already said that memory would not do."""
+    """None where it was clear beforehand that it would not do."""
+    reason: str = ""
+    """Of a verdict beyond the papers' rules, in numbers."""
     projected_bytes: float | None = None
     """m_p of eq. 4; None for the first two of a GMIperGPU."""
     saturation: float | None = None
@@ -94,12 +100,35 @@ def throughput(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
     return steps_per_s
 
 
+Ceiling = Callable[[Sequence[Trial], int], float]
+"""From the trials so far and a number of GMIs to what the system cannot exceed with it; infinite where nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stops:
+    """When a GMIperGPU ends before its environments do. The defaults are the papers'."""
+
+    saturation: float = SATURATION
+    """alpha: a trial with a smaller gain in throughput per gain in memory is saturated."""
+    least_gain: float | None = None
+    """A trial that is not this much faster than the fastest before it in its GMIperGPU is on the plateau."""
+    patience: int = 1
+    """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
+    ceiling: Ceiling | None = None
+    """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
+    worth: float = 0.0
+    """A GMIperGPU is not tried unless its ceiling is this much above what is reached already."""
+
+
+PAPERS = Stops()
+
+
 def algorithm_1(
     probe: Probe,
     *,
     num_gpus: int,
     gpu_memory_bytes: int,
-    saturation: float = SATURATION,
+    stops: Stops = PAPERS,
     gmis_per_gpu: Sequence[int] = GMIS_PER_GPU,
     num_envs: Sequence[int] = NUM_ENVS,
     score: Score = throughput,
@@ -110,7 +139,7 @@ def algorithm_1(
         probe: measures a candidate
         num_gpus: devices of the whole system; 1 for the cores of a machine without GPUs
         gpu_memory_bytes: memory of one device, which its GMIs share evenly
-        saturation: alpha; a GMIperGPU ends where the gain in throughput per gain in memory falls below it
+        stops: what ends a GMIperGPU early
         gmis_per_gpu: numbers of GMIs on one device, in the order in which they are tried
         num_envs: numbers of environments of one GMI, ascending
         score: what is best
@@ -120,50 +149,106 @@ def algorithm_1(
     """
     if list(num_envs) != sorted(set(num_envs)) or min((*num_envs, *gmis_per_gpu, num_gpus), default=0) < 1:
         raise ValueError("environments have to ascend, and all numbers have to be positive")
-    highest = float("-inf")
+    trials: list[Trial] = []
     for gmis in gmis_per_gpu:
-        memory = gpu_memory_bytes / gmis
-        before: list[tuple[int, Measured]] = []
-        for envs in num_envs:
-            projected = project_memory(before, envs)
-            if projected is not None and projected > memory:
-                yield Trial(
-                    gmis_per_gpu=gmis,
-                    num_envs=envs,
-                    verdict="no memory",
-                    outcome=None,
-                    projected_bytes=projected,
-                )
-                break
-            outcome = probe(gmis, envs)
-            if isinstance(outcome, Failed) or outcome.memory_bytes > memory:
-                yield Trial(
-                    gmis_per_gpu=gmis,
-                    num_envs=envs,
-                    verdict="failed" if isinstance(outcome, Failed) else "no memory",
-                    outcome=outcome,
-                    projected_bytes=projected,
-                )
-                break
-            change = saturation_metric(before[-1][1], outcome) if before else None
-            total = outcome.steps_per_s * gmis * num_gpus
-            value = score(gmis, envs, total)
-            ended = change is not None and change < saturation
-            yield Trial(
-                gmis_per_gpu=gmis,
-                num_envs=envs,
-                verdict="first" if change is None else "saturated" if ended else "going on",
-                outcome=outcome,
-                projected_bytes=projected,
-                saturation=change,
-                system_steps_per_s=total,
-                score=value,
-                best=value > highest,
-            )
-            highest = max(highest, value)
-            if ended:
-                break
-            before.append((envs, outcome))
+        hopeless = _hopeless(trials, gmis, num_envs[0], stops, score)
+        if hopeless is not None:
+            trials.append(hopeless)
+            yield hopeless
+            continue
+        for trial in _row(probe, gmis, num_envs, gpu_memory_bytes / gmis, num_gpus, stops, score):
+            better = trial.score is not None and trial.score > highest_score(trials)
+            trials.append(replace(trial, best=better))
+            yield trials[-1]
+
+
+def _row(
+    probe: Probe,
+    gmis: int,
+    num_envs: Sequence[int],
+    memory: float,
+    num_gpus: int,
+    stops: Stops,
+    score: Score,
+) -> Iterator[Trial]:
+    """One GMIperGPU, each of whose GMIs has ``memory`` bytes: lines 3 to 31."""
+    before: list[tuple[int, Measured]] = []
+    stalled = 0
+    for envs in num_envs:
+        projected = project_memory(before, envs)
+        trial = Trial(
+            gmis_per_gpu=gmis, num_envs=envs, verdict="no memory", outcome=None, projected_bytes=projected
+        )
+        if projected is not None and projected > memory:
+            yield trial
+            return
+        outcome = probe(gmis, envs)
+        if isinstance(outcome, Failed) or outcome.memory_bytes > memory:
+            failed: Verdict = "failed" if isinstance(outcome, Failed) else "no memory"
+            yield replace(trial, outcome=outcome, verdict=failed)
+            return
+        change = saturation_metric(before[-1][1], outcome) if before else None
+        stall = _stall(before, outcome, change, stops)
+        stalled = 0 if stall is None else stalled + 1
+        ended = stalled >= stops.patience
+        total = outcome.steps_per_s * gmis * num_gpus
+        yield replace(
+            trial,
+            outcome=outcome,
+            verdict=stall[0] if stall and ended else "going on" if before else "first",
+            reason=stall[1] if stall else "",
+            saturation=change,
+            system_steps_per_s=total,
+            score=score(gmis, envs, total),
+        )
+        if ended:
+            return
+        before.append((envs, outcome))
+
+
+def _stall(
+    before: Sequence[tuple[int, Measured]], now: Measured, change: float | None, stops: Stops
+) -> tuple[Verdict, str] | None:
+    """What a trial gained too little by; None where it gained enough, or is the first."""
+    if change is None:
+        return None
+    if change < stops.saturation:
+        return "saturated", ""
+    fastest = max(measured.steps_per_s for _, measured in before)
+    gain = now.steps_per_s / fastest - 1
+    if stops.least_gain is not None and gain < stops.least_gain:
+        return (
+            "plateau",
+            f"{100 * gain:+.1f} % against the fastest before it, {100 * stops.least_gain:.0f} % wanted",
+        )
+    return None
+
+
+def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, score: Score) -> Trial | None:
+    """A GMIperGPU that is not tried, since it cannot win; None where it may.
+
+    More memory for each GMI is an advantage of its own: the ceiling counts only once a GMIperGPU ended for another reason.
+
+    Args:
+        trials: so far
+        gmis: the GMIperGPU
+        num_envs: its fewest environments, with which a score that falls with the batch is highest
+        stops: has the ceiling
+        score: what is best
+    """
+    best = best_trial(trials)
+    ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
+    if stops.ceiling is None or best is None or best.score is None or not ended:
+        return None
+    ceiling = stops.ceiling(trials, gmis)
+    if score(gmis, num_envs, ceiling) >= best.score * (1 + stops.worth):
+        return None
+    told = f"at most {ceiling:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
+    return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=told)
+
+
+def _too_long(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long"
 
 
 def project_memory(before: Sequence[tuple[int, Measured]], num_envs: int) -> float | None:
@@ -188,6 +273,11 @@ def saturation_metric(before: Measured, now: Measured) -> float:
     return gain / cost
 
 
+def highest_score(trials: Sequence[Trial]) -> float:
+    """Of what was measured; minus infinity where nothing was."""
+    return max((trial.score for trial in trials if trial.score is not None), default=float("-inf"))
+
+
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """The best of what was measured; None where nothing was."""
     return next((trial for trial in reversed(trials) if trial.best), None)
@@ -201,3 +291,24 @@ def core_counts(num_cores: int) -> tuple[int, ...]:
     if num_cores < 1:
         raise ValueError(f"num_cores={num_cores}: at least 1 is needed")
     return tuple(sorted({num_cores // width for width in range(1, num_cores + 1)}, reverse=True))
+
+
+def core_ceiling(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> float:
+    """Steps per second that ``gmis`` GMIs on cores cannot exceed, by the trials with more GMIs before them.
+
+    Steps per second of a core that never waits for another GMI, at its fastest, times the cores that are used. A GMI of
+    several cores splits each piece of its work between them, which is never faster than that many times one core; what it
+    can save is waiting for other GMIs, and that is left out. Infinite where phases were not measured.
+    """
+    best = 0.0
+    for trial in trials:
+        outcome = trial.outcome
+        if not isinstance(outcome, Measured) or trial.gmis_per_gpu < gmis:
+            continue
+        iteration_s = sum(outcome.phases_s.values())
+        working_s = iteration_s - outcome.phases_s.get("sync_s", iteration_s)
+        if working_s <= 0:
+            return float("inf")
+        cores = num_cores // trial.gmis_per_gpu
+        best = max(best, outcome.steps_per_s / cores * iteration_s / working_s)
+    return best * gmis * (num_cores // gmis) if best else float("inf")

@@ -2,20 +2,23 @@
 
     python -m experiments.search.run --name quiet
 
-For each task: the search, from nothing; then every point of the grid by the same probe, in a random order; then again those
-that came within a tenth of the best; then a real training run with what the search found. Everything done is kept in
-results/<name>.jsonl at once: the same command goes on where it was interrupted. Ends with results/<name>.md.
+For each task: the search, from nothing; then every point of the grid, as somebody without the search would run it: whole
+iterations, in processes that start and end for each point, in a random order; then a real training run with what the search
+found; then, twice, again those that came near the best of the grid. Everything done is kept in results/<name>.jsonl at once:
+the same command goes on where it was interrupted. results/<name>.md is written after each of these stages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,31 @@ from placement.inventory import local_machine
 from placement.search import Measured, core_counts
 from rayagi.config.presets import preset
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.probe import SessionProbe
+from rayagi.coordinator.probe import ProbeSettings, SessionProbe
 from rayagi.coordinator.searching import SearchSettings, search
 
 HERE = Path(__file__).parent
 TRAIN_TIMEOUT_S = 300.0
+GRID = ProbeSettings(
+    relative_error=0.03,
+    shortest_s=2.0,
+    time_s=10.0,
+    loose_error=0.1,
+    most_s=15.0,
+    iteration_s=math.inf,
+    longest_s=math.inf,
+    warm_up_steps=1,
+)
+"""Of a point: whole iterations, 3 % where that takes no longer than ten seconds."""
+ALWAYS, BEYOND = (16, 32, 64, 128, 256, 512), (1024, 2048, 4096)
+"""Environments of a GMI: what every row of the grid has, and what it has as long as that pays."""
+RISING = 0.02
+"""A row of the grid goes on beyond what it always has while a doubling gained so much."""
+NEAR, MOST = 0.05, 2
+"""Of the grid's best: points within it are measured again, so many of them at most, and what the search found."""
 Row = dict[str, Any]
+Point = tuple[int, int]
+"""GMIs and environments of each."""
 
 
 class Journal:
@@ -70,25 +92,51 @@ def searched(journal: Journal, task: str, caches: Path) -> Row:
             "gmis": best.gmis_per_gpu,
             "num_envs": best.num_envs,
             "steps_per_s": best.system_steps_per_s,
-            "trials": len(found.trials),
+            "measurements": sum(
+                2 if trial.verdict == "again" else 1 for trial in found.trials if trial.outcome is not None
+            ),
             "duration_s": round(found.duration_s, 1),
-            "tried": [[trial.gmis_per_gpu, trial.num_envs, trial.verdict] for trial in found.trials],
+            "tried": [
+                [trial.gmis_per_gpu, trial.num_envs, trial.verdict, trial.system_steps_per_s, trial.reason]
+                for trial in found.trials
+            ],
         }
         journal.add(done)
     return done
 
 
-def grid(journal: Journal, task: str, points: set[tuple[int, int]], repeat: int) -> None:
-    """Measure the points once, in an order of this repeat's own."""
-    order = sorted(points)
-    random.Random(f"{task} {repeat}").shuffle(order)
-    for gmis, num_envs in order:
-        place = {"kind": "grid", "task": task, "repeat": repeat, "gmis": gmis, "num_envs": num_envs}
-        if journal.find(**place) is None:
-            wait_until_quiet()
-            outcome = SessionProbe(preset(task), local_machine())(gmis, num_envs)
-            total = outcome.steps_per_s * gmis if isinstance(outcome, Measured) else None
-            journal.add({**place, **asdict(outcome), "system_steps_per_s": total})
+def measured(journal: Journal, task: str, repeat: int, point: Point) -> float | None:
+    """Steps per second of all GMIs at a point, in processes of its own; None where it failed."""
+    gmis, num_envs = point
+    place = {"kind": "grid", "task": task, "repeat": repeat, "gmis": gmis, "num_envs": num_envs}
+    done = journal.find(**place)
+    if done is None:
+        wait_until_quiet()
+        began = time.monotonic()
+        with SessionProbe(preset(task), local_machine(), GRID) as probe:
+            outcome = probe(gmis, num_envs)
+        total = outcome.steps_per_s * gmis if isinstance(outcome, Measured) else None
+        took_s = time.monotonic() - began
+        done = {**place, **asdict(outcome), "duration_s": took_s, "system_steps_per_s": total}
+        journal.add(done)
+    return done["system_steps_per_s"]
+
+
+def grid(journal: Journal, task: str, counts: tuple[int, ...]) -> None:
+    """Every point once: what each row always has in an order of the task's own, then each row as far as it rises."""
+    order = [(gmis, num_envs) for gmis in counts for num_envs in ALWAYS]
+    random.Random(task).shuffle(order)
+    for point in order:
+        measured(journal, task, 0, point)
+    for gmis in counts:
+        sizes = (*ALWAYS, *BEYOND)
+        for before, now, after in zip(
+            sizes[len(ALWAYS) - 2 :], sizes[len(ALWAYS) - 1 :], BEYOND, strict=False
+        ):
+            slower, faster = (measured(journal, task, 0, (gmis, num_envs)) for num_envs in (before, now))
+            if slower is None or faster is None or faster < (1 + RISING) * slower:
+                break
+            measured(journal, task, 0, (gmis, after))
 
 
 def trained(journal: Journal, found: Row, caches: Path, seconds: float) -> None:
@@ -117,23 +165,11 @@ def trained(journal: Journal, found: Row, caches: Path, seconds: float) -> None:
 def summarise(journal: Journal, tasks: list[str]) -> str:
     """Verdicts per task, then the grid: median of the repeats, and their range."""
     lines = [
-        "| task | found | of the grid's best | search / one pass of the grid | predicted | training | error |",
-        "|---|---|---|---|---|---|---|",
+        "| task | found | of the grid's best | search: measurements, s | grid: points, s | search / grid "
+        "| predicted | training | error |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for task in tasks:
-        found, run = journal.find(kind="search", task=task), journal.find(kind="training", task=task)
-        if found is None or run is None:
-            continue
-        speeds = grid_speeds(journal, task)
-        best = max(statistics.median(values) for values in speeds.values())
-        here = statistics.median(speeds[found["gmis"], found["num_envs"]])
-        one_pass_s = grid_seconds(journal, task)
-        took_s = float(found["duration_s"])
-        lines.append(
-            f"| {task} | {found['gmis']} x {found['num_envs']} | {here / best:.3f} | {took_s:.0f} s / {one_pass_s:.0f} s = "
-            f"{took_s / one_pass_s:.2f} | {run['predicted_steps_per_s']:.0f} | {run['measured_steps_per_s']:.0f} | "
-            f"{run['error']:+.1%} |"
-        )
+    lines += [verdict(journal, task) for task in tasks if grid_speeds(journal, task)]
     for task in tasks:
         lines += ["", f"## {task}", "", "| GMIs x environments | steps/s, median | lowest - highest | runs |"]
         lines.append("|---|---|---|---|")
@@ -145,19 +181,51 @@ def summarise(journal: Journal, tasks: list[str]) -> str:
     return "\n".join(lines)
 
 
-def grid_speeds(journal: Journal, task: str) -> dict[tuple[int, int], list[float]]:
+def verdict(journal: Journal, task: str) -> str:
+    """A task's row: how good, how long, how well predicted; what is not done yet is a dash."""
+    found, run = journal.find(kind="search", task=task), journal.find(kind="training", task=task)
+    assert found is not None
+    speeds = grid_speeds(journal, task)
+    best = max(statistics.median(values) for values in speeds.values())
+    here = speeds.get((found["gmis"], found["num_envs"]))
+    took_s, grid_s = float(found["duration_s"]), grid_seconds(journal, task)
+    cells = [
+        task,
+        f"{found['gmis']} x {found['num_envs']}",
+        f"{statistics.median(here) / best:.3f}" if here else "-",
+        f"{found['measurements']}, {took_s:.0f}",
+        f"{len(speeds)}, {grid_s:.0f}",
+        f"{took_s / grid_s:.2f}",
+        *(
+            [f"{run['predicted_steps_per_s']:.0f}", f"{run['measured_steps_per_s']:.0f}"]
+            if run
+            else ["-", "-"]
+        ),
+        f"{run['error']:+.1%}" if run else "-",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def grid_speeds(journal: Journal, task: str) -> dict[Point, list[float]]:
     """Steps per second of all GMIs, by point."""
-    speeds: dict[tuple[int, int], list[float]] = {}
+    speeds: dict[Point, list[float]] = {}
     for row in journal.rows:
         if row["kind"] == "grid" and row["task"] == task and row["system_steps_per_s"] is not None:
             speeds.setdefault((row["gmis"], row["num_envs"]), []).append(row["system_steps_per_s"])
     return speeds
 
 
-def contenders(speeds: dict[tuple[int, int], list[float]]) -> set[tuple[int, int]]:
-    """Points within a tenth of the best: only among them can a repeat change the verdict."""
-    medians = {point: statistics.median(values) for point, values in speeds.items()}
-    return {point for point, speed in medians.items() if speed >= 0.9 * max(medians.values())}
+def contenders(journal: Journal, task: str, found: Point) -> list[Point]:
+    """The best of the first pass, of those near it, and what was found: only among them can a repeat change the verdict."""
+    first = {
+        (row["gmis"], row["num_envs"]): float(row["system_steps_per_s"])
+        for row in journal.rows
+        if (row["kind"], row.get("task"), row.get("repeat")) == ("grid", task, 0)
+        and row["system_steps_per_s"]
+    }
+    ranked = sorted(first, key=lambda point: -first[point])
+    near = [point for point in ranked if first[point] >= (1 - NEAR) * first[ranked[0]]]
+    return list(dict.fromkeys([*near[:MOST], found]))
 
 
 def grid_seconds(journal: Journal, task: str) -> float:
@@ -168,6 +236,15 @@ def grid_seconds(journal: Journal, task: str) -> float:
     return sum(float(row["duration_s"]) for row in rows)
 
 
+def write(journal: Journal, tasks: list[str], path: Path) -> str:
+    """The verdicts so far, with their origin, as a page."""
+    header = journal.find(kind="origin") or {}
+    told = "\n".join(f"- {key}: {value}" for key, value in header.items() if key != "kind")
+    text = f"# The search against the full grid\n\n{told}\n\n{summarise(journal, tasks)}\n"
+    path.write_text(text)
+    return text
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -175,32 +252,30 @@ def main() -> None:
     )
     parser.add_argument("--name", required=True, help="names the results; the same name goes on")
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"])
-    parser.add_argument("--envs", nargs="+", type=int, default=[16, 32, 64, 128, 256, 512])
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2, help="of what came near the best")
     parser.add_argument("--train-seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
     journal = Journal(given.out / f"{given.name}.jsonl")
-    caches = (given.out / f".{given.name}").resolve()
+    caches, page = (given.out / f".{given.name}").resolve(), given.out / f"{given.name}.md"
     if journal.find(kind="origin") is None:
         journal.add({"kind": "origin", **origin()})
     counts = core_counts(local_machine().num_cores)
     with connected():
         found = {task: searched(journal, task, caches) for task in given.tasks}
-        for repeat in range(given.repeats):
-            for task in given.tasks:
-                chosen = (int(found[task]["gmis"]), int(found[task]["num_envs"]))
-                points = {(gmis, num_envs) for gmis in counts for num_envs in given.envs}
-                if repeat > 0:
-                    points = contenders(grid_speeds(journal, task))
-                grid(journal, task, points | {chosen}, repeat)
+        for task in given.tasks:
+            grid(journal, task, counts)
+    write(journal, given.tasks, page)
     for task in given.tasks:
         trained(journal, found[task], caches, given.train_seconds)
-    header = journal.find(kind="origin") or {}
-    told = "\n".join(f"- {key}: {value}" for key, value in header.items() if key != "kind")
-    text = f"# The search against the full grid\n\n{told}\n\n{summarise(journal, given.tasks)}\n"
-    (given.out / f"{given.name}.md").write_text(text)
-    print(text)
+    for repeat in range(1, 1 + given.repeats):
+        with connected():
+            for task in given.tasks:
+                place = (int(found[task]["gmis"]), int(found[task]["num_envs"]))
+                for point in contenders(journal, task, place):
+                    measured(journal, task, repeat, point)
+        write(journal, given.tasks, page)
+    print(write(journal, given.tasks, page))
 
 
 if __name__ == "__main__":

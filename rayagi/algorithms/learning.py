@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.collecting import check_finite
 from actors.gmi import GmiContext
+from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.trainer import Trainer
 from collectives.experience.batcher import Batcher, Experience
@@ -16,7 +17,6 @@ from collectives.experience.errors import ChannelTimeoutError
 from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.program import resident_bytes
 from rayagi.algorithms.publishing import Publisher
 from rayagi.algorithms.trajectories import channel_plan, rollout_of
 from rayagi.config.spec import RunSpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from actors.agent import Agent
 from actors.collecting import check_finite, collect, evaluate
 from actors.gmi import GmiContext
+from actors.host_memory import resident_bytes
 from actors.noise import exploration_noise
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.rollout import Rollout
@@ -99,12 +99,15 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
-                **memory_metrics(self.context.device),
+                **self._memory(),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _memory(self) -> dict[str, float]:
+        return memory_metrics(self.context.device)
 
     def _noise(self, iteration: int) -> torch.Tensor:
         return exploration_noise(
@@ -150,12 +153,3 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
     return held
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -76,13 +76,16 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     ended = "" if result.complete else " The budget ended the search; the same command goes on."
+    unsure = "" if best.verdict == "again" else " It was measured once, and shortly."
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
+    because = f" It is {best.reason}." if best.reason and best.verdict == "again" else ""
     option = "--set gmi.gmis_per_gpu=" if result.on_gpus else "--gmis "
     return "\n".join(
         [
             *lines,
             f"\nBest by {result.settings.objective}: {found}, {best.num_envs} environments each, "
-            f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}.{ended}{noise}",
+            f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}."
+            f"{because}{ended}{unsure}{noise}",
             f"Figures: {', '.join(str(path) for path in plots)}",
             f"\nUse it:\n  rayagi train {result.task} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
             f"or whatever is best wherever it runs:\n  rayagi train {result.task} --gmis auto --num-envs auto",
@@ -98,6 +101,8 @@ def _number(given: int | str | None) -> int | None:
 def _line(trial: Trial) -> str:
     outcome = trial.outcome
     what = f"  {trial.gmis_per_gpu:>3} x {trial.num_envs:<5}"
+    if trial.verdict == "cannot win":
+        return f"  {trial.gmis_per_gpu:>3} x ...   not tried, cannot win: {trial.reason}"
     if isinstance(outcome, Failed):
         return f"{what} {outcome.kind}: {outcome.reason}"
     if outcome is None:
@@ -106,16 +111,23 @@ def _line(trial: Trial) -> str:
         return f"{what} took {bytes_text(outcome.memory_bytes)} a GMI, more than its share"
     told = f"{what} {trial.system_steps_per_s:>9,.0f} steps/s +- {100 * outcome.relative_error:.0f} %"
     sat = "" if trial.saturation is None else f"  Sat {trial.saturation:.2f}"
+    if trial.verdict == "again":
+        return f"{told}  measured again" + ("  best" + _because(trial) if trial.best else "")
     return told + sat + ("  best so far" if trial.best else "") + _ended(trial)
 
 
 def _ended(trial: Trial) -> str:
-    return "  saturated" if trial.verdict == "saturated" else ""
+    if trial.verdict in ("saturated", "plateau"):
+        return f"  {trial.verdict}{_because(trial)}"
+    return f"  ({trial.reason})" if trial.reason else ""
+
+
+def _because(trial: Trial) -> str:
+    return f": {trial.reason}" if trial.reason else ""
 
 
 def _row(trial: Trial, *, best: bool) -> tuple[str, ...]:
     outcome = trial.outcome
-    measured = isinstance(outcome, Measured)
     return (
         str(trial.gmis_per_gpu),
         str(trial.num_envs),
@@ -124,5 +136,15 @@ def _row(trial: Trial, *, best: bool) -> tuple[str, ...]:
         bytes_text(outcome.memory_bytes) if isinstance(outcome, Measured) else "-",
         bytes_text(trial.projected_bytes) if trial.projected_bytes is not None else "-",
         f"{trial.saturation:.2f}" if trial.saturation is not None else "-",
-        "best" if best else trial.verdict if not measured or trial.verdict == "saturated" else "",
+        _remark(trial, best=best),
     )
+
+
+def _remark(trial: Trial, *, best: bool) -> str:
+    if trial.verdict == "again":
+        return "again, best" if best else "again"
+    if best:
+        return "best"
+    if isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long":
+        return "too long"
+    return "" if trial.verdict in ("first", "going on") else trial.verdict

@@ -14,18 +14,22 @@ from rayagi.run.prediction import Prediction
 def expectation(spec: RunSpec, plan: Plan, folder: Path | None = None) -> Prediction | None:
     """What the plan was measured at on this machine; None where no probe ever ran it.
 
-    A probe runs the GMIs of one device: a plan on several is that many times as fast, if each has as many GMIs.
+    What the search confirmed, else what its one trial showed. A probe runs the GMIs of one device: a plan on several is
+    that many times as fast, if each has as many GMIs.
     """
     devices = [piece.gpu_uuid for piece in plan.slices]
     num_devices = len(set(devices))
     per_device = plan.num_gmis // num_devices
     if any(devices.count(device) != per_device for device in devices):
         return None
-    outcome = SearchStore(spec, plan.machine, folder).outcome(per_device, plan.num_envs)
+    store = SearchStore(spec, plan.machine, folder)
+    confirmed = store.confirmed(per_device, plan.num_envs)
+    outcome = confirmed or store.outcome(per_device, plan.num_envs)
     if not isinstance(outcome, Measured):
         return None
+    measured = "two measurements" if confirmed else "a short trial"
     return Prediction(
         predicted_steps_per_s=outcome.steps_per_s * plan.num_gmis,
         relative_error=outcome.relative_error,
-        source=f"a probe of {per_device} x {plan.num_envs} environments",
+        source=f"{measured} of {per_device} x {plan.num_envs} environments",
     )

@@ -1,13 +1,18 @@
 """The probe of the search: a candidate's real pipeline (simulate, infer, update) on its real slices, measured.
 
 All GMIs of a device run at once, in processes of their own through the Session, so that what they take from each other is
-in the measurement. A candidate that crashes, runs out of memory or hangs is an answer; its processes are gone by then.
+in the measurement. The processes stay for the next candidate with as many GMIs, which only builds another program there. A
+candidate that crashes, runs out of memory or hangs is an answer; its processes are gone by then.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 from actors.groups import GmiSilentError
 from actors.protocols import IterationResult
@@ -16,41 +21,74 @@ from placement.search import Failed, FailureKind, Measured
 from placement.types import Machine
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.probe_program import ProbeFactory, parts_of
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.settling import Settled, settle
+from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
 from rayagi.planning import uses_gpus
 
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 _REQUEST_S = 0.5
 """About how long a request for iterations takes, so that the driver neither waits long nor interrupts often."""
-_FEWEST_KEPT, _SHORTEST_S = 4, 2.0
-"""Iterations after the warm-up, and their time, before a measurement may count as tight."""
+_FEWEST_KEPT = 4
+"""Iterations after the warm-up before a measurement may count as tight."""
 _ENOUGH = 2
 """Iterations after the warm-up with which a slow candidate has to do."""
+_GUESSED_STEPS_PER_S = 10_000.0
+"""Of a GMI, before any was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSettings:
-    """How long a candidate is measured, and how well."""
+    """How long a candidate is measured, and how well. Times count from its first iteration."""
 
-    relative_error: float = 0.03
+    relative_error: float
     """A measurement ends once the 95 % confidence interval of its mean is within this share of it."""
-    time_s: float = 10.0
+    shortest_s: float
+    """So long the iterations after the warm-up have to last together for that."""
+    time_s: float
     """After this long, ``loose_error`` and two iterations after the warm-up will do."""
-    loose_error: float = 0.1
-    most_s: float = 30.0
+    loose_error: float
+    most_s: float
     """After this long, two iterations after the warm-up will do: slow or disturbed, it says so by its error."""
+    iteration_s: float
+    """Iterations that would last longer are measured in parts (probe_program)."""
+    longest_s: float = 25.0
+    """Iterations that would last longer, by what fewer environments took, are not measured at all."""
+    warm_up_steps: int = 8
+    """Of every environment, that are not measured at least: until robots touch the ground, steps of Ant-v5, HalfCheetah-v5
+    and Humanoid-v5 cost up to a sixth less than all later ones."""
     hang_s: float = 120.0
     """A candidate that answers nothing for this long is given up: also one that is merely so slow."""
 
 
-class SessionProbe:
-    """Implements placement.search.Probe for one task on one machine."""
+DECIDING = ProbeSettings(
+    relative_error=0.05, shortest_s=1.0, time_s=3.0, loose_error=0.1, most_s=4.0, iteration_s=0.25
+)
+"""Enough to see whether twice the environments are worth it."""
+CONFIRMING = ProbeSettings(
+    relative_error=0.02,
+    shortest_s=1.5,
+    time_s=3.0,
+    loose_error=0.05,
+    most_s=5.0,
+    iteration_s=0.5,
+    longest_s=math.inf,
+)
+"""For each round of those that may be the best."""
 
-    def __init__(self, spec: RunSpec, machine: Machine, settings: ProbeSettings | None = None) -> None:
-        self._spec, self._machine = spec, machine
-        self._settings = settings or ProbeSettings()
+
+class SessionProbe:
+    """Implements placement.search.Probe for one task on one machine. Close it, or use it as a context manager."""
+
+    def __init__(self, spec: RunSpec, machine: Machine, settings: ProbeSettings = DECIDING) -> None:
+        self._spec, self._machine, self._settings = spec, machine, settings
+        self._session: Session | None = None
+        self._gmis = 0
+        """Whose processes are there."""
+        self._steps_per_s = 0.0
+        """Of one of them, by what was measured last in these processes."""
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
         """Measure a candidate.
@@ -58,45 +96,109 @@ class SessionProbe:
         Raises:
             ClusterUnreachableError, ReservationError, EnvError: nothing can be measured here now.
         """
+        return self.measure(gmis_per_gpu, num_envs, self._settings)
+
+    def measure(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
+        """Measure a candidate as long and as well as these settings say.
+
+        One that fails where others ran before it is tried once more in new processes, since it may have been their doing.
+
+        Raises:
+            ClusterUnreachableError, ReservationError, EnvError: nothing can be measured here now.
+        """
+        reused = self._session is not None and self._gmis == gmis_per_gpu
+        outcome = self._attempt(gmis_per_gpu, num_envs, settings)
+        if isinstance(outcome, Failed) and reused and outcome.kind in ("crashed", "out of memory"):
+            again = self._attempt(gmis_per_gpu, num_envs, settings)
+            return replace(again, duration_s=again.duration_s + outcome.duration_s)
+        return outcome
+
+    def _attempt(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
         started = time.monotonic()
+        spec = candidate(self._spec, self._machine, gmis_per_gpu, num_envs)
+        known = self._session is not None and self._gmis == gmis_per_gpu
+        rate = self._steps_per_s if known else _GUESSED_STEPS_PER_S
+        expected_s = num_envs * spec.ppo.rollout_length / rate
+        if known and expected_s > settings.longest_s:
+            reason = f"an iteration would last {expected_s:.0f} s, and {settings.longest_s:.0f} s may be"
+            return Failed(kind="too long", reason=reason)
+        parts = parts_of(spec, expected_s, settings.iteration_s)
+        part_steps = spec.ppo.rollout_length // parts
         try:
-            with Session(candidate(self._spec, self._machine, gmis_per_gpu, num_envs)) as session:
-                results, settled = self._watch(session)
-        except Exception as error:
-            kind = failure_kind(error)
+            session = self._built(gmis_per_gpu, spec, parts)
+            results, settled = _watch(session, settings, math.ceil(settings.warm_up_steps / part_steps))
+        except BaseException as error:
+            self.close()
+            kind = failure_kind(error) if isinstance(error, Exception) else None
             if kind is None:
                 raise
             reason = f"{type(error).__name__}: {error}"
             return Failed(kind=kind, reason=reason, duration_s=time.monotonic() - started)
         kept = results[settled.warm_up :]
+        self._steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / settled.mean_s
         return Measured(
-            steps_per_s=kept[0].metrics["env_steps"] / gmis_per_gpu / settled.mean_s,
+            steps_per_s=self._steps_per_s,
             memory_bytes=int(max(memory_of(result) for result in results)),
             relative_error=settled.relative_error,
-            phases_s={name: sum(result.metrics[name] for result in kept) / len(kept) for name in PHASES},
+            phases_s={
+                name: parts * sum(result.metrics[name] for result in kept) / len(kept) for name in PHASES
+            },
             duration_s=time.monotonic() - started,
         )
 
-    def _watch(self, session: Session) -> tuple[list[IterationResult], Settled]:
-        """Iterate until the measurement is tight, or its time is up."""
-        results: list[IterationResult] = []
-        began = time.monotonic()
-        while True:
-            last_s = results[-1].metrics["iteration_s"] if results else _REQUEST_S
-            session.submit(max(1, round(_REQUEST_S / last_s)))
-            results += session.collect(self._settings.hang_s)
-            if len(results) < 1 + _ENOUGH:
-                continue
-            settled = settle([result.metrics["iteration_s"] for result in results])
-            if self._will_do(settled, time.monotonic() - began):
-                return results, settled
+    def _built(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
+        """The candidate's program in the processes of its GMIs: those that are there, where they are as many."""
+        env = spec.env
+        make_env = make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs))
+        factory = ProbeFactory(spec, make_env, parts)
+        if self._session is not None and self._gmis == gmis_per_gpu:
+            self._session.rebuild(factory)
+            return self._session
+        self.close()
+        self._session, self._gmis = Session(spec, factory=factory).__enter__(), gmis_per_gpu
+        return self._session
 
-    def _will_do(self, settled: Settled, elapsed_s: float) -> bool:
-        wanted = self._settings
-        much = settled.num_kept >= _FEWEST_KEPT and settled.num_kept * settled.mean_s >= _SHORTEST_S
-        tight = much and settled.relative_error <= wanted.relative_error
-        loose = elapsed_s > wanted.time_s and settled.relative_error <= wanted.loose_error
-        return settled.num_kept >= _ENOUGH and (tight or loose or elapsed_s > wanted.most_s)
+    def close(self) -> None:
+        """End the processes. Safe to call twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _watch(
+    session: Session,
+    settings: ProbeSettings,
+    warm_up: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[IterationResult], Settled]:
+    """Iterate until the measurement is tight, or its time is up; at least ``warm_up`` iterations do not count."""
+    results: list[IterationResult] = []
+    began = clock()
+    while True:
+        last_s = results[-1].metrics["iteration_s"] if results else _REQUEST_S
+        session.submit(max(1, round(_REQUEST_S / last_s)))
+        results += session.collect(settings.hang_s)
+        if len(results) < warm_up + _ENOUGH:
+            continue
+        settled = settle([result.metrics["iteration_s"] for result in results], warm_up)
+        if will_do(settings, settled, clock() - began):
+            return results, settled
+
+
+def will_do(settings: ProbeSettings, settled: Settled, elapsed_s: float) -> bool:
+    """Whether a measurement may end."""
+    much = settled.num_kept >= _FEWEST_KEPT and settled.num_kept * settled.mean_s >= settings.shortest_s
+    tight = much and settled.relative_error <= settings.relative_error
+    loose = elapsed_s > settings.time_s and settled.relative_error <= settings.loose_error
+    return settled.num_kept >= _ENOUGH and (tight or loose or elapsed_s > settings.most_s)
 
 
 def candidate(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:

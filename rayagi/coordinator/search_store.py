@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rayagi
+from placement.confirmation import together
 from placement.search import Failed, Measured
 from placement.types import Machine
 from rayagi.config.convert import run_spec_to_dict
@@ -45,21 +46,36 @@ class SearchStore:
         self.path = (folder or default_folder()) / f"{name}-{digest}.json"
         self._content = self._read()
 
-    def outcome(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed | None:
-        """What was measured of a candidate; None where nothing was."""
-        stored = self._content["outcomes"].get(f"{gmis_per_gpu}x{num_envs}")
+    def outcome(self, gmis_per_gpu: int, num_envs: int, round_: int = 0) -> Measured | Failed | None:
+        """What was measured of a candidate; None where nothing was.
+
+        Args:
+            gmis_per_gpu: of the candidate
+            num_envs: of the candidate
+            round_: 0: when the search decided; 1 and 2: when it was confirmed
+        """
+        stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
         if stored is None:
             return None
         return Failed(**stored) if "kind" in stored else Measured(**stored)
 
-    def keep_outcome(self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed) -> None:
-        """Keep a measurement, or a lack of memory. A crash or a hang need not come again, and is not kept.
+    def confirmed(self, gmis_per_gpu: int, num_envs: int) -> Measured | None:
+        """Both rounds of a candidate's confirmation as one; None where it has not passed them."""
+        first, second = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in (1, 2))
+        if isinstance(first, Measured) and isinstance(second, Measured):
+            return together(first, second)
+        return None
+
+    def keep_outcome(
+        self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0
+    ) -> None:
+        """Keep a measurement, or a lack of memory or time. A crash or a hang need not come again, and is not kept.
 
         Raises:
             DiskError: the file cannot be written.
         """
-        if isinstance(outcome, Measured) or outcome.kind == "out of memory":
-            self._content["outcomes"][f"{gmis_per_gpu}x{num_envs}"] = asdict(outcome)
+        if isinstance(outcome, Measured) or outcome.kind in ("out of memory", "too long"):
+            self._content["outcomes"][_name(gmis_per_gpu, num_envs, round_)] = asdict(outcome)
             self._write()
 
     def note(self, name: str) -> dict[str, Any] | None:
@@ -93,6 +109,10 @@ class SearchStore:
         with disk_errors(self.path, "free space there, or give another folder with --cache"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(self.path, {"key": self.key, **self._content})
+
+
+def _name(gmis_per_gpu: int, num_envs: int, round_: int) -> str:
+    return f"{gmis_per_gpu}x{num_envs}" + (f" again {round_}" if round_ else "")
 
 
 def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from placement.confirmation import confirm
 from placement.search import (
     GMIS_PER_GPU,
     NUM_ENVS,
     NUM_ENVS_ON_CORES,
+    PAPERS,
     Failed,
-    Measured,
-    Probe,
     Score,
+    Stops,
     Trial,
     algorithm_1,
     best_trial,
+    core_ceiling,
     core_counts,
     throughput,
 )
 from placement.types import Machine
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.kept_probe import BudgetSpentError, KeptProbe, OnDemand
 from rayagi.coordinator.probe import SessionProbe
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
@@ -37,6 +40,16 @@ Objective = Literal["throughput", "time_to_return"]
 
 HOST_MEMORY_SHARE = 0.9
 """Of a host's memory, what its GMIs may fill together: Ray ends processes from 95 % on."""
+
+
+LEAST_GAIN = 0.05
+"""On cores: twice the environments have to be this much faster than anything before in their row. Where a fixed cost per
+iteration is spread over ever more environments, a doubling that gains g leaves g / (1 - g) to gain by all further ones."""
+PATIENCE = 2
+"""On cores: doublings in a row without that gain. One may be a trial that something disturbed."""
+WORTH = 0.1
+"""On cores: what fewer GMIs would have to be able to gain, if their threads never waited for each other. They do: where
+GMIs wait for the slowest once per update, threads of one GMI wait for the slowest in every step."""
 
 
 class NothingMeasuredError(RuntimeError):
@@ -133,28 +146,18 @@ def search(
         store.forget()
     on_gpus = uses_gpus(spec, machine)
     num_devices = machine.num_gpus if on_gpus else 1
+    score: Score = throughput
+    noise = None
     with ExitStack() as stack:
-        ray = _OnDemand(stack)
-        noise = _noise(spec, store, ray, on_start) if settings.objective == "time_to_return" else None
+        ray = OnDemand(stack)
+        if settings.objective == "time_to_return":
+            noise = _noise(spec, store, ray, on_start)
+            score = _learning_score(noise, num_devices)
         ends_at = None if settings.budget_s is None else began + settings.budget_s
-        probe = _KeptProbe(SessionProbe(spec, machine), store, ray, on_start, ends_at)
-        steps = algorithm_1(
-            probe,
-            num_gpus=num_devices,
-            gpu_memory_bytes=device_memory_bytes(spec, machine),
-            gmis_per_gpu=_gmis(spec, machine, settings),
-            num_envs=_num_envs(on_gpus, settings),
-            score=throughput if noise is None else _learning_score(noise, num_devices),
-        )
-        trials: list[Trial] = []
-        complete = True
-        try:
-            for trial in steps:
-                trials.append(trial)
-                on_trial(trial)
-        except _BudgetSpentError:
-            complete = False
-    best = best_trial(trials)
+        with SessionProbe(spec, machine) as sessions:
+            probe = KeptProbe(sessions, store, ray, on_start, ends_at)
+            trials, complete = _tried(probe, spec, machine, settings, score, on_trial)
+    best = _best(trials, confirmed=complete)
     if best is None:
         reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, Failed))
         raise NothingMeasuredError(spec.env.id, tuple(dict.fromkeys(reasons)))
@@ -184,50 +187,50 @@ def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
     return int(HOST_MEMORY_SHARE * sum(node.memory_total_bytes for node in machine.nodes))
 
 
-class _OnDemand:
-    """A connection to Ray that is made when it is first needed and held for all trials."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack, self._is_open = stack, False
-
-    def open(self) -> None:
-        if not self._is_open:
-            self._stack.enter_context(connected())
-            self._is_open = True
-
-
-class _BudgetSpentError(Exception):
-    """A trial would have to be run, and there is no time left for it."""
-
-
-class _KeptProbe:
-    """Answers from the store where it can; measures and keeps where not, until the budget is spent."""
-
-    def __init__(
-        self,
-        probe: Probe,
-        store: SearchStore,
-        ray: _OnDemand,
-        on_start: Callable[[str], None],
-        ends_at: float | None,
-    ) -> None:
-        self._probe, self._store, self._ray, self._on_start = probe, store, ray, on_start
-        self._ends_at = ends_at
-
-    def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
-        kept = self._store.outcome(gmis_per_gpu, num_envs)
-        if kept is not None:
-            return kept
-        if self._ends_at is not None and time.monotonic() >= self._ends_at:
-            raise _BudgetSpentError
-        self._ray.open()
-        self._on_start(f"{gmis_per_gpu} x {num_envs} environments")
-        outcome = self._probe(gmis_per_gpu, num_envs)
-        self._store.keep_outcome(gmis_per_gpu, num_envs, outcome)
-        return outcome
+def _tried(
+    probe: KeptProbe,
+    spec: RunSpec,
+    machine: Machine,
+    settings: SearchSettings,
+    score: Score,
+    on_trial: Callable[[Trial], None],
+) -> tuple[list[Trial], bool]:
+    """Algorithm 1, then its best once more; and whether that ended by itself."""
+    on_gpus = uses_gpus(spec, machine)
+    num_devices = machine.num_gpus if on_gpus else 1
+    trials: list[Trial] = []
+    steps = algorithm_1(
+        probe.decide,
+        num_gpus=num_devices,
+        gpu_memory_bytes=device_memory_bytes(spec, machine),
+        stops=_stops(spec, machine),
+        gmis_per_gpu=_gmis(spec, machine, settings),
+        num_envs=_num_envs(on_gpus, settings),
+        score=score,
+    )
+    if not _followed(steps, trials, on_trial):
+        return trials, False
+    again = confirm(probe.confirm, tuple(trials), num_gpus=num_devices, score=score)
+    return trials, _followed(again, trials, on_trial)
 
 
-def _noise(spec: RunSpec, store: SearchStore, ray: _OnDemand, on_start: Callable[[str], None]) -> NoiseScale:
+def _followed(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:
+    """Add what is tried to ``trials``; False where the budget ended it."""
+    try:
+        for trial in steps:
+            trials.append(trial)
+            on_trial(trial)
+    except BudgetSpentError:
+        return False
+    return True
+
+
+def _best(trials: Sequence[Trial], *, confirmed: bool) -> Trial | None:
+    """What was confirmed as the best; the best of single trials where there was no time for that."""
+    return best_trial([trial for trial in trials if trial.verdict == "again" or not confirmed])
+
+
+def _noise(spec: RunSpec, store: SearchStore, ray: OnDemand, on_start: Callable[[str], None]) -> NoiseScale:
     stored = store.note("noise scale")
     if stored is not None:
         return NoiseScale(**stored)
@@ -243,6 +246,14 @@ def _learning_score(noise: NoiseScale, num_devices: int) -> Score:
         return useful_steps_per_s(noise, gmis_per_gpu * num_devices * num_envs, steps_per_s)
 
     return score
+
+
+def _stops(spec: RunSpec, machine: Machine) -> Stops:
+    """The papers' on GPUs, whose memory grows with the environments; on cores, where it hardly does, more than those."""
+    if uses_gpus(spec, machine):
+        return PAPERS
+    ceiling = partial(core_ceiling, num_cores=machine.num_cores)
+    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, ceiling=ceiling, worth=WORTH)
 
 
 def _gmis(spec: RunSpec, machine: Machine, settings: SearchSettings) -> tuple[int, ...]:

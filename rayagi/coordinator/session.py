@@ -148,8 +148,7 @@ class Session:
         Raises:
             RuntimeError: submitted requests were not collected yet.
         """
-        if self._pending:
-            raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
+        self._refuse_pending()
         self.submit(num_iterations)
         return self.collect()
 
@@ -205,6 +204,18 @@ class Session:
         """
         refs = self._open().ask(lambda index, gmi: gmi.run.remote(args, kwargs))
         return self._answers(refs, "its main routine", timeout_s)
+
+    def rebuild(self, factory: ProgramFactory | WorkloadFactory) -> None:
+        """Put another program in the place of every GMI's, in the same processes on the same slices; its state is gone.
+
+        Raises:
+            RuntimeError: submitted requests were not collected yet.
+            GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
+            Exception: what building it raised in a GMI. The session has ended.
+        """
+        self._refuse_pending()
+        refs = self._open().ask(lambda index, gmi: gmi.build.remote(factory))
+        self._answers(refs, "building another program", START_TIMEOUT_S)
 
     def state_dict(self) -> StateDict:
         """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
@@ -266,6 +277,10 @@ class Session:
         if self._group is None:
             raise SessionClosedError(self._ended)
         return self._group
+
+    def _refuse_pending(self) -> None:
+        if self._pending:
+            raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
 
     def _limit_s(self) -> float:
         """For a request that queues behind the pending iterations."""

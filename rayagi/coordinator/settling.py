@@ -2,7 +2,8 @@
 
 Warm-up is found by the MSER rule (White, 1997, "An effective truncation heuristic for bias reduction in simulation
 output"): of the first half of the series, leave out as many values as make the standard error of the rest smallest. The
-first iteration is always left out: memory is touched and threads are started in it.
+first iteration is always left out: memory is touched and threads are started in it. So are as many as the caller knows to
+be unlike the rest: robots that were just put down cost less than robots that touch the ground.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ class Settled:
     """Half of the mean's 95 % confidence interval, relative to it; infinite for a single value."""
 
 
-def settle(seconds: Sequence[float]) -> Settled:
+def settle(seconds: Sequence[float], least: int = 1) -> Settled:
     """Leave out the warm-up, and say how well the rest determines its mean.
 
+    Args:
+        seconds: of each iteration
+        least: how many are left out at least, 1 or more
+
     Raises:
-        ValueError: fewer than two values.
+        ValueError: nothing would be left.
     """
-    if len(seconds) < 2:
+    if len(seconds) <= least:
         raise ValueError(
-            f"{len(seconds)} iteration times: at least 2 are needed, since the first is left out"
+            f"{len(seconds)} iteration times: at least {least + 1} are needed, since the first {least} do not count"
         )
-    candidates = range(1, max(2, len(seconds) // 2 + 1))
+    candidates = range(least, max(least, len(seconds) // 2) + 1)
     warm_up = min(candidates, key=lambda count: (_squared_error(seconds[count:]), count))
     kept = seconds[warm_up:]
     mean = sum(kept) / len(kept)

@@ -25,6 +25,7 @@ import torch
 from actors.agent import Agent
 from actors.collecting import collect
 from actors.gmi import GmiContext
+from actors.host_memory import resident_bytes
 from actors.noise import minibatch_orders
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.simulator import Simulator
@@ -33,7 +34,7 @@ from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.ppo import PPOBatch
 from rayagi.algorithms.ppo_rollouts import PPOTraining
-from rayagi.algorithms.program import DpOnlyProgram, resident_bytes
+from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
 SHARED = 4

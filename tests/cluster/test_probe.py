@@ -17,7 +17,15 @@ from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
 
 pytestmark = pytest.mark.cluster
 
-QUICK = ProbeSettings(relative_error=0.5, time_s=2.0, loose_error=0.5, most_s=5.0, hang_s=10.0)
+QUICK = ProbeSettings(
+    relative_error=0.5,
+    shortest_s=0.5,
+    time_s=2.0,
+    loose_error=0.5,
+    most_s=5.0,
+    iteration_s=1.0,
+    hang_s=10.0,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,37 +34,49 @@ def ray_of_this_machine():
         yield
 
 
+def measured(spec, gmis, num_envs):
+    with SessionProbe(spec, local_machine(), QUICK) as probe:
+        return probe(gmis, num_envs)
+
+
 def misbehaving(how):
     spec = preset("CartPole-v1")
     env = EnvSpec(id="tests.fakes.misbehaving:Misbehaving-v0", kwargs={"how": how})
     return replace(spec, env=env, ppo=replace(spec.ppo, rollout_length=8, num_minibatches=1))
 
 
-def test_a_candidate_is_measured_with_all_its_gmis():
-    machine = local_machine()
-    gmis = min(2, machine.num_cores)
-    found = SessionProbe(preset("CartPole-v1"), machine, QUICK)(gmis, 8)
-    assert isinstance(found, Measured)
+def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
+    gmis = min(2, local_machine().num_cores)
+    found, pids = [], set()
+    with SessionProbe(preset("CartPole-v1"), local_machine(), QUICK) as probe:
+        for num_envs in (8, 1024):
+            found.append(probe(gmis, num_envs))
+            pids |= {landing.pid for landing in probe._session.landings}
+    assert len(pids) == gmis
+    few, many = found
+    assert isinstance(few, Measured)
+    assert isinstance(many, Measured)
     # The mean of the phases is an iteration of 8 environments and 64 steps: they account for most of its time.
-    iteration_s = 8 * 64 / found.steps_per_s
-    assert set(found.phases_s) == set(PHASES)
-    assert 0.5 * iteration_s < sum(found.phases_s.values()) <= 1.1 * iteration_s
-    assert 50 * 2**20 < found.memory_bytes < 4 * 2**30
-    assert found.duration_s > 0
+    iteration_s = 8 * 64 / few.steps_per_s
+    assert set(few.phases_s) == set(PHASES)
+    assert 0.5 * iteration_s < sum(few.phases_s.values()) <= 1.1 * iteration_s
+    assert 50 * 2**20 < few.memory_bytes < many.memory_bytes < 4 * 2**30
+    assert few.duration_s > 0
+    assert few.steps_per_s < many.steps_per_s
 
 
 def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
-    found = SessionProbe(misbehaving("killed"), local_machine(), QUICK)(1, 2)
+    found = measured(misbehaving("killed"), 1, 2)
     assert isinstance(found, Failed)
     assert found.kind == "crashed"
     assert "was lost" in found.reason
-    assert isinstance(SessionProbe(misbehaving("not at all"), local_machine(), QUICK)(1, 2), Measured)
+    assert isinstance(measured(misbehaving("not at all"), 1, 2), Measured)
 
 
 @pytest.mark.slow
 def test_a_candidate_that_hangs_is_given_up():
     began = time.monotonic()
-    found = SessionProbe(misbehaving("hangs"), local_machine(), QUICK)(1, 2)
+    found = measured(misbehaving("hangs"), 1, 2)
     assert isinstance(found, Failed)
     assert found.kind == "hung"
     assert "within 10 s" in found.reason
@@ -65,6 +85,6 @@ def test_a_candidate_that_hangs_is_given_up():
 
 def test_a_candidate_with_more_gmis_than_cores_is_an_answer():
     cores = len(os.sched_getaffinity(0))
-    found = SessionProbe(preset("CartPole-v1"), local_machine(), QUICK)(cores + 1, 8)
+    found = measured(preset("CartPole-v1"), cores + 1, 8)
     assert isinstance(found, Failed)
     assert f"num_gmis={cores + 1}" in found.reason

@@ -133,6 +133,26 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
     assert results[1].episode_lengths == [0, 1]
 
 
+def test_another_program_takes_the_place_of_the_first_in_the_same_processes(cluster):
+    with Session(spec(), factory=SumProgram()) as session:
+        before = [landing.pid for landing in session.landings]
+        session.train(2)
+        session.submit(1)
+        with pytest.raises(RuntimeError, match="wait to be collected"):
+            session.rebuild(SumProgram())
+        session.collect()
+        session.rebuild(SumProgram())
+        (result,) = session.train(1)
+        # weights began at zero again: 1 + 2, once
+        assert (result.iteration, result.episode_returns) == (1, [3.0, 3.0])
+        assert [landing.pid for landing in session.landings] == before
+        with pytest.raises(LookupError, match="no such environment"):
+            session.rebuild(SumProgram(raise_in_build=True))
+        with pytest.raises(SessionClosedError, match="LookupError in building another program"):
+            session.train(1)
+    assert comes_true(lambda: free_cpus() == 2.0)
+
+
 def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
     refused = pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices")
     with refused, Session(spec(composition="hybrid:1"), factory=SumProgram()):

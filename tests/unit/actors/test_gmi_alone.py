@@ -79,6 +79,22 @@ def joined_pair(factory, other_factory=None):
     return pair
 
 
+def test_a_program_that_is_built_again_takes_the_place_of_the_first_which_is_closed():
+    made = []
+
+    def factory(context):
+        assert all(program.closed for program in made)
+        made.append(Counting(context))
+        return made[-1]
+
+    alone = gmi()
+    alone.build(factory)
+    assert [result.iteration for result in alone.iterate(3)] == [1, 2, 3]
+    alone.build(factory)
+    assert [program.closed for program in made] == [True, False]
+    assert [result.iteration for result in alone.iterate(1)] == [1]
+
+
 def test_a_gmi_reads_as_its_identity():
     alone = gmi()
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"

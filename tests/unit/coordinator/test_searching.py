@@ -13,10 +13,10 @@ from placement.inventory import load_machine
 from placement.search import Failed, Measured
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
-from rayagi.coordinator import searching
+from rayagi.coordinator import kept_probe, searching
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.expectation import expectation
-from rayagi.coordinator.probe import candidate, failure_kind
+from rayagi.coordinator.probe import CONFIRMING, candidate, failure_kind
 from rayagi.coordinator.search_store import SearchStore, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.planning import plan_of
@@ -36,30 +36,48 @@ def eight_gpus():
     return load_machine("tests/data/machines/h100x8.json")
 
 
+ROW = [16, 32, 64, 128, 256]
+"""What is tried on cores with the bench below: two doublings in a row without a gain end it."""
+
+
 class Bench:
-    """In the place of SessionProbe: 1000 steps/s a GMI, 1.2 times as many up to 64 environments, then fewer."""
+    """In the place of SessionProbe: 1000 steps/s a GMI, 1.2 times as many up to 64 environments, then fewer.
+
+    Its GMIs wait for each other a fifth of the time, so that it cannot be excluded that one alone is faster.
+    """
 
     def __init__(self):
-        self.asked, self.fails, self.interrupt_at = [], set(), None
+        self.asked, self.confirmed, self.fails, self.interrupt_at = [], [], set(), None
 
     def __call__(self, spec, machine):
-        return self.measure
+        return self
 
-    def measure(self, gmis, envs):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *about):
+        pass
+
+    def measure(self, gmis, envs, settings):
         if (gmis, envs) == self.interrupt_at:
             raise KeyboardInterrupt
-        self.asked.append((gmis, envs))
+        (self.confirmed if settings is CONFIRMING else self.asked).append((gmis, envs))
         if (gmis, envs) in self.fails:
             return Failed(kind="crashed", reason="signal 11")
         speed = 1000 * 1.2 ** min(envs.bit_length(), 7) * (0.5 if envs > 64 else 1.0)
-        return Measured(steps_per_s=speed, memory_bytes=(400 + envs) * MIB, relative_error=0.02)
+        return Measured(
+            steps_per_s=speed,
+            memory_bytes=(400 + envs) * MIB,
+            relative_error=0.02 if settings is CONFIRMING else 0.05,
+            phases_s={"simulate_s": 0.8, "sync_s": 0.2},
+        )
 
 
 @pytest.fixture
 def bench(monkeypatch):
     made = Bench()
     monkeypatch.setattr(searching, "SessionProbe", made)
-    monkeypatch.setattr(searching._OnDemand, "open", lambda self: None)
+    monkeypatch.setattr(kept_probe.OnDemand, "open", lambda self: None)
     return made
 
 
@@ -69,7 +87,9 @@ def run(bench, machine, folder, **changes):
 
 def test_on_two_cores_two_gmis_then_one(bench, two_cores, tmp_path):
     found = run(bench, two_cores, tmp_path)
-    assert bench.asked == [(gmis, envs) for gmis in (2, 1) for envs in (16, 32, 64, 128)]
+    assert bench.asked == [(gmis, envs) for gmis in (2, 1) for envs in ROW]
+    assert bench.confirmed == [(2, 64), (2, 64)]  # twice 1.2 ** 7; nothing else comes near it
+    assert found.best is found.trials[-1]
     assert (found.best.gmis_per_gpu, found.best.num_envs, found.complete) == (2, 64, True)
     assert not found.on_gpus
     told = json.dumps(found.to_dict(), allow_nan=False)
@@ -90,8 +110,32 @@ def test_an_interrupted_search_goes_on(bench, two_cores, tmp_path):
         run(bench, two_cores, tmp_path)
     bench.interrupt_at = None
     found = run(bench, two_cores, tmp_path)
-    assert bench.asked == [(gmis, envs) for gmis in (2, 1) for envs in (16, 32, 64, 128)]
-    assert len(found.trials) == 8
+    assert bench.asked == [(gmis, envs) for gmis in (2, 1) for envs in ROW]
+    assert len(found.trials) == len(bench.asked) + 1
+
+
+def test_a_search_interrupted_while_it_confirms_goes_on_there(bench, two_cores, tmp_path):
+    store = SearchStore(SPEC, two_cores, tmp_path)
+    run(bench, two_cores, tmp_path)
+    asked = len(bench.asked)
+    del (content := json.loads(store.path.read_text()))["outcomes"]["2x64 again 2"]
+    store.path.write_text(json.dumps(content))
+    bench.confirmed.clear()
+    assert run(bench, two_cores, tmp_path).best.num_envs == 64
+    assert (len(bench.asked), bench.confirmed) == (asked, [(2, 64)])
+
+
+def test_where_cores_hardly_wait_fewer_gmis_are_not_tried(bench, two_cores, tmp_path, monkeypatch):
+    busy = bench.measure
+
+    def measure(gmis, envs, settings):
+        return replace(busy(gmis, envs, settings), phases_s={"simulate_s": 0.98, "sync_s": 0.02})
+
+    monkeypatch.setattr(bench, "measure", measure)
+    found = run(bench, two_cores, tmp_path)
+    assert bench.asked == [(2, envs) for envs in ROW]
+    left_out = [(trial.gmis_per_gpu, trial.verdict) for trial in found.trials if trial.outcome is None]
+    assert left_out == [(1, "cannot win")]
 
 
 def test_a_finished_search_is_not_run_again_unless_asked(bench, two_cores, tmp_path):
@@ -111,15 +155,18 @@ def test_a_budget_ends_the_search_with_what_there_is(bench, two_cores, tmp_path)
         run(bench, two_cores, tmp_path)
     found = run(bench, two_cores, tmp_path, budget_s=1e-9)
     assert (found.best.num_envs, found.complete) == (16, False)
+    assert found.best.verdict == "first"  # there was no time to confirm it
 
 
-def test_crashes_are_tried_again_and_lack_of_memory_is_not(two_cores, tmp_path):
+def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tmp_path):
     store = SearchStore(SPEC, two_cores, tmp_path)
     store.keep_outcome(2, 8, Failed(kind="crashed", reason="signal 11"))
     store.keep_outcome(2, 16, Failed(kind="out of memory", reason="no 8 GiB"))
+    store.keep_outcome(2, 32, Failed(kind="too long", reason="40 s"))
     again = SearchStore(SPEC, two_cores, tmp_path)
     assert again.outcome(2, 8) is None
     assert again.outcome(2, 16).kind == "out of memory"
+    assert again.outcome(2, 32).kind == "too long"
 
 
 def test_where_all_fails_the_reasons_are_told(bench, two_cores, tmp_path):
@@ -183,12 +230,29 @@ def test_a_run_expects_what_was_probed(bench, two_cores, tmp_path):
     run(bench, two_cores, tmp_path)
     expected = expectation(spec, plan, tmp_path)
     assert expected.predicted_steps_per_s == pytest.approx(2 * 1000 * 1.2**5)
+    assert (expected.source, expected.relative_error) == ("a short trial of 2 x 16 environments", 0.05)
     assert expected.error is None
     keep(expected, tmp_path)
     conclude(tmp_path, 4000.0)
     # 4976.64 predicted against 4000: 24.4 % too many
     assert kept(tmp_path).text().endswith("measured 4,000, error +24.4 %")
     assert json.loads((tmp_path / "prediction.json").read_text())["error"] == pytest.approx(0.24416)
+
+
+def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path):
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=64))
+    plan, store = plan_of(spec, two_cores), SearchStore(SPEC, two_cores, tmp_path)
+    for round_, speed in ((0, 4000.0), (1, 2900.0)):
+        store.keep_outcome(2, 64, Measured(steps_per_s=speed, memory_bytes=MIB), round_)
+    assert expectation(spec, plan, tmp_path).predicted_steps_per_s == 8000
+    store.keep_outcome(2, 64, Measured(steps_per_s=3100.0, memory_bytes=MIB), 2)
+    expected = expectation(spec, plan, tmp_path)
+    # two GMIs, of 2900 and 3100 steps/s: 6000, and 100 / 3000 off by each other
+    assert (expected.predicted_steps_per_s, expected.source) == (
+        6000,
+        "two measurements of 2 x 64 environments",
+    )
+    assert expected.relative_error == pytest.approx(1 / 30)
 
 
 def test_a_candidate_has_one_gpu_and_its_share_of_the_cores(eight_gpus):

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.inventory import local_machine
-from rayagi.config.presets import preset
-from rayagi.coordinator.probe import SessionProbe
+from actors.protocols import IterationResult
+from rayagi.coordinator.probe import ProbeSettings, _watch, will_do
 from rayagi.coordinator.settling import Settled, settle
 
 
@@ -34,6 +33,16 @@ def test_the_error_is_student_s():
     assert settle([7.0, 1.0]).relative_error == math.inf
 
 
+def test_what_the_caller_knows_to_be_unlike_the_rest_never_counts():
+    # 1.0 thrice, then 2.0: the first four do not count, although leaving out one or two would look as even
+    found = settle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], least=4)
+    assert (found.warm_up, found.num_kept, found.mean_s) == (4, 2, 2.0)
+    # where half of the series is more than that, MSER may leave out more: here 3, after which nothing deviates
+    assert settle([9.0, 9.0, 9.0, 2.0, 2.0, 2.0], least=2).warm_up == 3
+    with pytest.raises(ValueError, match="at least 5"):
+        settle([1.0] * 4, least=4)
+
+
 def test_one_value_is_too_few():
     with pytest.raises(ValueError, match="at least 2"):
         settle([1.0])
@@ -52,6 +61,11 @@ def settled(kept, mean_s, error):
     return Settled(warm_up=1, num_kept=kept, mean_s=mean_s, relative_error=error)
 
 
+SETTINGS = ProbeSettings(
+    relative_error=0.03, shortest_s=2.0, time_s=10.0, loose_error=0.1, most_s=30.0, iteration_s=1.0
+)
+
+
 @pytest.mark.parametrize(
     ("found", "elapsed_s", "enough"),
     [
@@ -66,5 +80,50 @@ def settled(kept, mean_s, error):
     ],
 )
 def test_when_a_measurement_will_do(found, elapsed_s, enough):
-    probe = SessionProbe(preset("Ant-v5"), local_machine())
-    assert probe._will_do(found, elapsed_s) is enough
+    assert will_do(SETTINGS, found, elapsed_s) is enough
+
+
+class Timed:
+    """A session whose iterations take these times, on a clock of their own; the last time goes on for ever."""
+
+    def __init__(self, *seconds):
+        self.seconds, self.done, self.now, self.requests = seconds, 0, 0.0, []
+
+    def submit(self, count):
+        self.requests.append(count)
+
+    def collect(self, timeout_s):
+        results = []
+        for _ in range(self.requests[-1]):
+            took = self.seconds[min(self.done, len(self.seconds) - 1)]
+            self.done += 1
+            self.now += took
+            results.append(IterationResult(iteration=self.done, metrics={"iteration_s": took}))
+        return results
+
+    def watched(self, warm_up=1):
+        return _watch(self, SETTINGS, warm_up, clock=lambda: self.now)
+
+
+def test_short_iterations_are_asked_for_by_the_half_second():
+    session = Timed(0.5, 0.125)
+    results, settled = session.watched()
+    # one of 0.5 s, one again since that is half a second, then four of 0.125 s each time until two seconds are kept:
+    # of 1 + 1 + 4 n iterations the first is left out, and 1 + 4 n >= 16 for n = 4
+    assert session.requests == [1, 1, 4, 4, 4, 4]
+    assert (len(results), settled.warm_up, settled.mean_s) == (18, 1, 0.125)
+
+
+def test_iterations_that_warm_up_are_waited_for():
+    session = Timed(1.0)
+    results, settled = session.watched(warm_up=6)
+    # four of the same time after six: tight, and longer than two seconds
+    assert (len(results), settled.warm_up, settled.num_kept) == (10, 6, 4)
+
+
+def test_a_slow_candidate_makes_do_with_two():
+    session = Timed(12.0, 14.0, 10.0)
+    results, settled = session.watched()
+    # 14 and 10: mean 12, error 12.706 * 2 / 12 = 2.12, but 36 s are over
+    assert (len(results), settled.num_kept) == (3, 2)
+    assert settled.relative_error == pytest.approx(12.706 * 2 / 12)

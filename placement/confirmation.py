@@ -1,0 +1,134 @@
+"""The best candidates of a search, measured again before one of them is called the best. Pure, over an injected probe.
+
+The best of many noisy trials is, more likely than not, one that was lucky. So the first measurements only choose who is
+measured again; what is then found decides, and is what a run may expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import hypot
+
+from placement.search import Failed, Measured, Score, Trial, throughput
+
+MOST = 3
+"""Candidates that are measured again."""
+NOISE = 0.1
+"""The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
+TIE = 0.02
+"""Two that are no further apart than this, nor than their errors, are as good as each other."""
+
+Again = Callable[[int, int, int], Measured | Failed]
+"""From GMIs per device, environments per GMI and the round, 1 or 2, to what was measured."""
+
+
+def confirm(
+    again: Again, trials: Sequence[Trial], *, num_gpus: int, score: Score = throughput, most: int = MOST
+) -> Iterator[Trial]:
+    """Measure the contenders again, twice each, and yield one trial for each; the one that is best is marked so.
+
+    In the order of the search backwards, then forwards: what drifts meanwhile meets all alike, and GMIs that still run need
+    not be started again. One that fails is out; where all fail, the next best take their place.
+
+    Args:
+        again: measures a candidate, better than the search did
+        trials: of the search, in its order
+        num_gpus: devices of the whole system
+        score: what is best
+        most: candidates at a time
+    """
+    left = list(trials)
+    while chosen := sorted(contenders(left, most), key=left.index, reverse=True):
+        rounds: list[list[Measured | Failed]] = [[] for _ in chosen]
+        for number, order in ((1, range(len(chosen))), (2, reversed(range(len(chosen))))):
+            for place in order:
+                if not any(isinstance(outcome, Failed) for outcome in rounds[place]):
+                    trial = chosen[place]
+                    rounds[place].append(again(trial.gmis_per_gpu, trial.num_envs, number))
+        found = [
+            _confirmed(trial, outcomes, num_gpus, score)
+            for trial, outcomes in zip(chosen, rounds, strict=True)
+        ]
+        best = winner(found)
+        yield from (best if best is not None and _alike(trial, best) else trial for trial in found)
+        if best is not None:
+            return
+        left = [trial for trial in left if trial not in chosen]
+
+
+def contenders(trials: Sequence[Trial], most: int = MOST) -> tuple[Trial, ...]:
+    """Those that may be the best as far as their errors tell, the highest score first, ``most`` of them."""
+    measured = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
+    if not measured:
+        return ()
+    least = _score(measured[0]) * (1 - min(NOISE, _error(measured[0])))
+    near = [trial for trial in measured if _score(trial) * (1 + min(NOISE, _error(trial))) >= least]
+    return tuple(near[:most])
+
+
+def winner(trials: Sequence[Trial]) -> Trial | None:
+    """The highest score, marked as the best; of those as good as it, the smallest batch. None where nothing was measured.
+
+    A smaller batch learns at least as much from each step, so that a tie in steps per second is none in learning.
+    """
+    ranked = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
+    if not ranked:
+        return None
+    top = ranked[0]
+    alike = [trial for trial in ranked if _score(top) - _score(trial) <= _tie(top, trial) * _score(top)]
+    best = min(alike, key=lambda trial: (_batch(trial), -_score(trial)))
+    if best is top:
+        return replace(best, best=True)
+    behind = 100 * (1 - _score(best) / _score(top))
+    told = (
+        f"{behind:.1f} % behind {top.gmis_per_gpu} x {top.num_envs}, no more than noise, with a smaller batch"
+    )
+    return replace(best, best=True, reason=told)
+
+
+def together(first: Measured, second: Measured) -> Measured:
+    """Two measurements of a candidate as one: their mean, and an error that is no smaller than what they differ by."""
+    mean = (first.steps_per_s + second.steps_per_s) / 2
+    within = hypot(first.relative_error, second.relative_error) / 2
+    between = abs(first.steps_per_s - second.steps_per_s) / 2 / mean
+    names = first.phases_s.keys() & second.phases_s.keys()
+    return Measured(
+        steps_per_s=mean,
+        memory_bytes=max(first.memory_bytes, second.memory_bytes),
+        relative_error=max(within, between),
+        phases_s={name: (first.phases_s[name] + second.phases_s[name]) / 2 for name in sorted(names)},
+        duration_s=first.duration_s + second.duration_s,
+    )
+
+
+def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: int, score: Score) -> Trial:
+    """What the rounds of a contender say."""
+    gmis, envs = trial.gmis_per_gpu, trial.num_envs
+    plain = Trial(gmis_per_gpu=gmis, num_envs=envs, verdict="again", outcome=outcomes[-1])
+    measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
+    if len(measured) < len(outcomes):
+        return plain
+    outcome = together(*measured)
+    total = outcome.steps_per_s * gmis * num_gpus
+    return replace(plain, outcome=outcome, system_steps_per_s=total, score=score(gmis, envs, total))
+
+
+def _score(trial: Trial) -> float:
+    return trial.score or 0.0
+
+
+def _error(trial: Trial) -> float:
+    return trial.outcome.relative_error if isinstance(trial.outcome, Measured) else 0.0
+
+
+def _tie(one: Trial, other: Trial) -> float:
+    return min(TIE, hypot(_error(one), _error(other)))
+
+
+def _batch(trial: Trial) -> int:
+    return trial.gmis_per_gpu * trial.num_envs
+
+
+def _alike(one: Trial, other: Trial) -> bool:
+    return (one.gmis_per_gpu, one.num_envs) == (other.gmis_per_gpu, other.num_envs)

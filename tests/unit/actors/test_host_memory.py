@@ -1,0 +1,36 @@
+"""What this process holds, held at most, and gives back: on Linux, which tells."""
+
+import sys
+
+import pytest
+
+from actors.host_memory import forget_peak, give_back, peak_bytes, resident_bytes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+MIB = 2**20
+
+
+def touched(size):
+    return bytearray(b"\1" * size)
+
+
+def test_the_peak_outlives_what_was_held_and_can_be_forgotten():
+    if not forget_peak():
+        pytest.skip("this system does not let a process forget its peak")
+    before = resident_bytes()
+    held = touched(64 * MIB)
+    del held
+    give_back()
+    assert peak_bytes() >= before + 64 * MIB
+    assert resident_bytes() < before + 32 * MIB
+    forget_peak()
+    assert peak_bytes() < before + 32 * MIB
+
+
+def test_freed_memory_is_given_back():
+    # Many small pieces: they lie in the arena, which the C library keeps, and not in mappings of their own.
+    pieces = [bytes(bytearray(1024)) for _ in range(64 * 1024)]
+    held = resident_bytes()
+    del pieces
+    give_back()
+    assert resident_bytes() < held - 32 * MIB

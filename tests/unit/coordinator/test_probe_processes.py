@@ -1,0 +1,143 @@
+"""Which processes a probe measures in: those that are there, or new ones. Sessions are stood in for."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.groups import GmiSilentError
+from actors.protocols import IterationResult
+from placement.errors import ReservationError
+from placement.inventory import load_machine
+from placement.search import Failed, Measured
+from rayagi.config.presets import preset
+from rayagi.coordinator import probe as probing
+from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
+
+SETTINGS = ProbeSettings(
+    relative_error=0.1, shortest_s=1.0, time_s=2.0, loose_error=0.2, most_s=3.0, iteration_s=0.25
+)
+
+
+class Sessions:
+    """Makes sessions whose iterations take 1 ms for each environment and 64 steps; ``fails`` says what happens where."""
+
+    def __init__(self):
+        self.log, self.fails = [], {}
+
+    def __call__(self, spec, factory):
+        return _Session(self, spec, factory)
+
+    def build(self, what, gmis, factory):
+        """Builds are numbered from 1."""
+        self.log.append((what, gmis, factory.spec.gmi.envs, factory.parts))
+        error = self.fails.get(len(self.log))
+        if error is not None:
+            raise error
+        steps = factory.spec.gmi.envs * gmis * 64 / factory.parts
+        seconds = factory.spec.gmi.envs / 1000 / factory.parts
+        phases = dict.fromkeys(PHASES, seconds / 4)
+        metrics = {"env_steps": steps, "iteration_s": seconds, "resident_bytes": 2.0**28, **phases}
+        return IterationResult(iteration=1, metrics=metrics)
+
+
+class _Session:
+    def __init__(self, sessions, spec, factory):
+        self.sessions, self.gmis, self.factory = sessions, spec.gmi.num_gmis, factory
+
+    def __enter__(self):
+        self.result = self.sessions.build("started", self.gmis, self.factory)
+        return self
+
+    def rebuild(self, factory):
+        self.result = self.sessions.build("rebuilt", self.gmis, factory)
+
+    def submit(self, count):
+        self.count = count
+
+    def collect(self, timeout_s):
+        return [self.result] * self.count
+
+    def close(self):
+        self.sessions.log.append(("closed", self.gmis))
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    made = Sessions()
+    monkeypatch.setattr(probing, "Session", made)
+    return made
+
+
+@pytest.fixture
+def probe(sessions):
+    return SessionProbe(preset("Ant-v5"), load_machine("tests/data/machines/cpu2.json"), SETTINGS)
+
+
+def test_as_many_gmis_stay_and_others_are_started(sessions, probe):
+    with probe:
+        for gmis, num_envs in ((2, 16), (2, 32), (1, 32)):
+            found = probe(gmis, num_envs)
+            # 64 steps of each environment in 1 ms an environment: 64,000 steps/s of one GMI
+            assert found.steps_per_s == pytest.approx(64_000)
+    assert [entry[:3] for entry in sessions.log] == [
+        ("started", 2, 16), ("rebuilt", 2, 32), ("closed", 2), ("started", 1, 32), ("closed", 1),
+    ]  # fmt: skip
+
+
+def test_long_iterations_are_cut_by_what_was_measured_before(sessions, probe):
+    # Nothing is known: 64 steps of 1000 environments at 10,000 steps/s would take 6.4 s, an eighth of it 0.8 s, which is
+    # as short as a preset with 8 minibatches can be made. It takes 1 s, so of 300 environments 0.3 s, and half of it 0.15.
+    assert probe(1, 1000).phases_s == {name: pytest.approx(0.25) for name in PHASES}  # of a whole iteration
+    probe(1, 300)
+    probe(1, 16)
+    assert [entry[3] for entry in sessions.log] == [8, 2, 1]
+
+
+def test_what_fails_where_others_ran_before_is_tried_in_new_processes(sessions, probe):
+    sessions.fails = {2: MemoryError("no 8 GiB left")}
+    probe(2, 16)
+    assert isinstance(probe(2, 32), Measured)
+    assert [entry[:3] for entry in sessions.log] == [
+        ("started", 2, 16), ("rebuilt", 2, 32), ("closed", 2), ("started", 2, 32),
+    ]  # fmt: skip
+
+
+def test_what_fails_in_new_processes_has_failed(sessions, probe):
+    sessions.fails = {1: MemoryError("no 8 GiB left")}
+    assert probe(2, 16).kind == "out of memory"
+    assert sessions.log == [("started", 2, 16, 1)]
+    sessions.log.clear()
+    sessions.fails = {2: ZeroDivisionError("x"), 4: ZeroDivisionError("y")}
+    probe(2, 16)
+    found = probe(2, 32)
+    assert (found.kind, found.reason) == ("crashed", "ZeroDivisionError: y")
+    assert [entry[0] for entry in sessions.log] == ["started", "rebuilt", "closed", "started"]
+
+
+def test_what_hangs_is_not_waited_for_twice(sessions, probe):
+    sessions.fails = {2: GmiSilentError("GMI 0", "training", 120.0)}
+    probe(2, 16)
+    found = probe(2, 32)
+    assert isinstance(found, Failed)
+    assert found.kind == "hung"
+    assert [entry[0] for entry in sessions.log] == ["started", "rebuilt", "closed"]
+
+
+def test_what_would_take_too_long_is_not_started(sessions, probe):
+    probe(1, 16)
+    # 64 steps of 32,768 environments at 64,000 steps/s: 32.8 s
+    found = probe(1, 32768)
+    assert (found.kind, found.reason) == ("too long", "an iteration would last 33 s, and 25 s may be")
+    assert isinstance(probe(1, 32), Measured)
+    assert [entry[:3] for entry in sessions.log] == [("started", 1, 16), ("rebuilt", 1, 32)]
+
+
+@pytest.mark.parametrize(
+    "error", [ReservationError("2 x {1 CPU}", "1 CPU", "Wait", 10.0), KeyboardInterrupt()]
+)
+def test_what_is_not_about_the_candidate_ends_the_probe_and_its_processes(sessions, probe, error):
+    sessions.fails = {2: error}
+    probe(2, 16)
+    with pytest.raises(type(error)):
+        probe(2, 32)
+    assert sessions.log[-1] == ("closed", 2)

@@ -1,0 +1,117 @@
+"""Iterations in parts: each piece of work is what it is in training, and memory is that of whole rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from actors.host_memory import forget_peak, give_back, peak_bytes, resident_bytes
+from collectives.solo import SoloCommunicator
+from placement.types import Slice
+from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.coordinator.probe_program import ProbeFactory, parts_of
+from tests.fakes.point import make_point
+
+MIB = 2**20
+SPEC = RunSpec(
+    gmi=GmiSpec(num_envs=4),
+    network=NetworkSpec(hidden=(16, 8)),
+    ppo=PPOSpec(rollout_length=32, num_minibatches=4, num_epochs=2),
+    seed=3,
+)
+
+
+def build(spec, parts):
+    identity = GmiIdentity(
+        index=0, num_gmis=1, task="Point", slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("trainer",)
+    )  # fmt: skip
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    return ProbeFactory(spec, make_point, parts)(context)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minibatches", "iteration_s", "parts"),
+    [
+        (64, 8, 0.2, 1),  # short enough
+        (64, 8, 0.9, 4),  # 0.45, 0.225
+        (64, 8, 13.0, 8),  # no more than there are minibatches
+        (64, 64, 13.0, 8),  # nor so many that fewer than eight steps remain
+        (64, 1, 13.0, 1),
+        (60, 8, 13.0, 4),  # 60 = 4 * 15
+        (64, 6, 13.0, 2),
+    ],
+)
+def test_into_how_many_parts(steps, minibatches, iteration_s, parts):
+    spec = replace(SPEC, ppo=replace(SPEC.ppo, rollout_length=steps, num_minibatches=minibatches))
+    assert parts_of(spec, iteration_s, wanted_s=0.25) == parts
+
+
+def test_a_part_has_fewer_minibatches_of_the_same_size(monkeypatch):
+    # whole: 32 steps of 4 environments in 4 minibatches of 32; a quarter: 8 steps in one minibatch of 32
+    program = build(SPEC, parts=4)
+    sizes = []
+    update = program.training.learner.update
+
+    def watched(batch, orders, *rest):
+        sizes.append(tuple(orders.shape))
+        return update(batch, orders, *rest)
+
+    monkeypatch.setattr(program.training.learner, "update", watched)
+    result = program.iterate()
+    assert sizes == [(2, 1, 32)]
+    assert result.metrics["env_steps"] == 8 * 4
+    program.close()
+
+
+def test_with_the_first_part_a_whole_rollout_is_prepared(monkeypatch):
+    program = build(SPEC, parts=4)
+    shapes = []
+    prepare = program.training.prepare
+
+    def watched(rollout):
+        shapes.append((rollout.num_steps, rollout.num_envs, [t for t, _, _ in rollout.finals]))
+        return prepare(rollout)
+
+    monkeypatch.setattr(program.training, "prepare", watched)
+    program.iterate()
+    program.iterate()
+    finals = shapes[0][2]
+    assert [shape[:2] for shape in shapes] == [(8, 4), (32, 4), (8, 4)]
+    assert shapes[1][2] == [part * 8 + t for part in range(4) for t in finals]
+    program.close()
+
+
+def test_whole_iterations_are_those_of_training():
+    program = build(SPEC, parts=1)
+    assert program.iterate().metrics["env_steps"] == 32 * 4
+    assert program._whole is None
+    program.close()
+
+
+def test_parts_hold_as_much_memory_as_whole_iterations():
+    if not forget_peak() or not peak_bytes():
+        pytest.skip("this system does not tell a process's peak")
+    spec = replace(
+        SPEC,
+        gmi=GmiSpec(num_envs=2048),
+        network=NetworkSpec(hidden=(256, 128)),
+        ppo=replace(SPEC.ppo, num_epochs=1),
+    )
+
+    def held(parts):
+        give_back()
+        before = resident_bytes()
+        program = build(spec, parts)
+        program.iterate()
+        most = program.iterate().metrics["resident_bytes"]
+        program.close()
+        return most - before
+
+    held(1)  # libraries take what they keep
+    whole, part = held(1), held(4)
+    # values of 65,536 states pass through 256 + 128 numbers each: 96 MiB at once
+    assert whole > 64 * MIB
+    assert part == pytest.approx(whole, rel=0.25)

@@ -1,0 +1,161 @@
+"""Who is measured again after a search, in which order, and who is then best: worked out by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from placement.confirmation import confirm, contenders, together, winner
+from placement.search import Failed, Measured, Stops, Trial, algorithm_1, best_trial
+
+MIB = 2**20
+
+
+def measured(steps_per_s, error=0.02, memory=100, **phases):
+    return Measured(steps_per_s=steps_per_s, memory_bytes=memory * MIB, relative_error=error, phases_s=phases)
+
+
+def trial(gmis, envs, total, error=0.02, verdict="going on"):
+    return Trial(
+        gmis_per_gpu=gmis,
+        num_envs=envs,
+        verdict=verdict,
+        outcome=measured(total / gmis, error),
+        system_steps_per_s=total,
+        score=total,
+    )
+
+
+class Scripted:
+    """Answers from a table by candidate and round; remembers what it was asked."""
+
+    def __init__(self, answers):
+        self.answers, self.asked = answers, []
+
+    def __call__(self, gmis, envs, round_):
+        self.asked.append((gmis, envs, round_))
+        answer = self.answers[gmis, envs][round_ - 1]
+        return answer if isinstance(answer, Failed) else measured(answer / gmis)
+
+
+def places(trials):
+    return [(each.gmis_per_gpu, each.num_envs) for each in trials]
+
+
+def test_contenders_reach_the_best_within_both_errors():
+    # best 1000 +- 5 %: at least 950. 920 * 1.04 = 956.8 reaches it; 900 * 1.05 = 945 does not.
+    trials = [trial(2, 64, 900, 0.05), trial(2, 128, 920, 0.04), trial(2, 256, 1000, 0.05)]
+    assert places(contenders(trials)) == [(2, 256), (2, 128)]
+
+
+def test_an_error_counts_up_to_a_tenth():
+    # 1000 +- 60 % counts as +- 10 %: at least 900. 800 * 1.1 = 880 does not reach it, 830 * 1.1 = 913 does.
+    trials = [trial(2, 64, 1000, 0.6), trial(2, 128, 800, 0.6), trial(2, 256, 830, 0.6)]
+    assert places(contenders(trials)) == [(2, 64), (2, 256)]
+
+
+def test_no_more_than_three_are_measured_again():
+    trials = [trial(2, 16 * 2**power, 1000 - power) for power in range(6)]
+    assert places(contenders(trials)) == [(2, 16), (2, 32), (2, 64)]
+    assert contenders([]) == ()
+
+
+def test_a_lucky_trial_does_not_win():
+    # One trial of 1 x 1024 said 7651; measured again it makes 5100 and 5000, and 2 x 256 makes 7300.
+    trials = [trial(2, 256, 7200, 0.05), trial(1, 512, 6500, 0.05), trial(1, 1024, 7651, 0.1)]
+    again = Scripted({(2, 256): (7300, 7260), (1, 1024): (5100, 5000)})
+    found = list(confirm(again, trials, num_gpus=1))
+    # backwards, then forwards: the processes of the one GMI are there already
+    assert again.asked == [(1, 1024, 1), (2, 256, 1), (2, 256, 2), (1, 1024, 2)]
+    assert [each.verdict for each in found] == ["again", "again"]
+    best = best_trial([*trials, *found])
+    assert (best.gmis_per_gpu, best.num_envs, best.system_steps_per_s) == (2, 256, 7280.0)
+
+
+def test_two_measurements_are_their_mean_with_what_they_differ_by():
+    # 1100 and 900: mean 1000, half their difference 100, so 10 %; each by itself said 2 %.
+    both = together(measured(1100, 0.02, 100, sync_s=0.2), measured(900, 0.02, 120, sync_s=0.4))
+    assert (both.steps_per_s, both.memory_bytes) == (1000.0, 120 * MIB)
+    assert both.relative_error == pytest.approx(0.1)
+    assert both.phases_s == {"sync_s": pytest.approx(0.3)}
+    # 1000 and 1000, 6 % and 8 %: sqrt(0.06^2 + 0.08^2) / 2 = 5 %
+    assert together(measured(1000, 0.06), measured(1000, 0.08)).relative_error == pytest.approx(0.05)
+
+
+def test_a_tie_goes_to_the_smaller_batch_and_says_so():
+    # 2 % apart and each +- 2 %: sqrt(2) * 2 % = 2.8 % of noise
+    best = winner([trial(2, 128, 980), trial(2, 256, 1000)])
+    assert (best.num_envs, best.best) == (128, True)
+    assert best.reason == "2.0 % behind 2 x 256, no more than noise, with a smaller batch"
+
+
+def test_what_is_further_apart_than_its_error_is_no_tie():
+    assert winner([trial(2, 128, 980, 0.001), trial(2, 256, 1000, 0.001)]).num_envs == 256
+
+
+def test_noise_makes_no_tie_beyond_two_percent():
+    assert winner([trial(2, 128, 970, 0.2), trial(2, 256, 1000, 0.2)]).num_envs == 256
+
+
+def test_of_equal_batches_the_faster_wins():
+    best = winner([trial(1, 256, 990), trial(2, 128, 1000)])
+    assert (best.gmis_per_gpu, best.reason) == (2, "")
+
+
+def test_one_that_fails_the_second_time_is_out():
+    trials = [trial(2, 128, 950, 0.05), trial(2, 256, 1000, 0.05)]
+    crash = Failed(kind="crashed", reason="signal 11")
+    again = Scripted({(2, 256): (crash, 0), (2, 128): (940, 940)})
+    found = list(confirm(again, trials, num_gpus=1))
+    assert again.asked == [(2, 256, 1), (2, 128, 1), (2, 128, 2)]
+    assert [each.outcome is crash for each in found] == [True, False]
+    assert [each.best for each in found] == [False, True]
+
+
+def test_where_all_contenders_fail_the_next_best_are_measured():
+    trials = [trial(2, 64, 500, 0.01), trial(2, 256, 1000, 0.01)]
+    crash = Failed(kind="crashed", reason="signal 11")
+    again = Scripted({(2, 256): (crash, 0), (2, 64): (500, 500)})
+    found = list(confirm(again, trials, num_gpus=1))
+    assert again.asked == [(2, 256, 1), (2, 64, 1), (2, 64, 2)]
+    assert best_trial(found).num_envs == 64
+
+
+def test_where_everything_fails_nothing_is_best():
+    crash = Failed(kind="crashed", reason="signal 11")
+    found = list(confirm(Scripted({(2, 64): (crash, 0)}), [trial(2, 64, 500)], num_gpus=1))
+    assert [each.outcome for each in found] == [crash]
+    assert best_trial(found) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_noise_search_and_confirmation_come_within_a_twentieth(seed):
+    """A GMI's iteration takes 0.1 s and 1 / 5000 s for each environment; trials are off by up to a tenth, rounds by 2 %."""
+    noise = random.Random(seed)
+
+    def truth(gmis, envs):
+        # two GMIs work side by side; the cores of one are used by 90 %
+        return envs / (0.1 + envs / 5000) * (1.0 if gmis == 2 else 1.8)
+
+    def probe(gmis, envs):
+        return measured(truth(gmis, envs) * noise.uniform(0.9, 1.0), 0.05, 400 + envs // 16)
+
+    def again(gmis, envs, round_):
+        return measured(truth(gmis, envs) * noise.uniform(0.98, 1.0), 0.02)
+
+    sizes = [16 * 2**power for power in range(9)]
+    trials = list(
+        algorithm_1(
+            probe,
+            num_gpus=1,
+            gpu_memory_bytes=2**40,
+            stops=Stops(least_gain=0.05, patience=2),
+            gmis_per_gpu=(2, 1),
+            num_envs=sizes,
+        )
+    )
+    best = best_trial(list(confirm(again, trials, num_gpus=1)))
+    highest = max(gmis * truth(gmis, envs) for gmis in (2, 1) for envs in sizes)
+    reached = best.gmis_per_gpu * truth(best.gmis_per_gpu, best.num_envs)
+    assert reached >= 0.9 * highest
