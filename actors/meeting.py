@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.rendezvous import host_identity, poll
 
@@ -35,21 +35,19 @@ def meet(
         ChannelError: one is on another host, with which this one shares no memory.
         SchemaError: one has other environments in mind.
     """
-    host = host_identity()
-    directory.announce(inbox_key(channel, index), Consumer(host, (endpoint,)).text())
-    keys = {inbox_key(channel, partner): name for partner, name in partners.items()}
-    said = _awaited(
-        directory, channel, inbox_key(channel), keys, "has not said where it takes messages", limit_s
-    )
-    found = [Consumer.from_text(said[key]) for key in keys]
-    for name, consumer in zip(partners.values(), found, strict=True):
-        if consumer.host_id != host:
+    host, prefix = host_identity(), f"{channel}/"
+    directory.announce(f"{prefix}{index}", f"{host} {endpoint}")
+    keys = {f"{prefix}{partner}": name for partner, name in partners.items()}
+    said = _awaited(directory, channel, prefix, keys, "has not said where it takes messages", limit_s)
+    hosts, _, endpoints = zip(*(said[key].rpartition(" ") for key in keys), strict=True)
+    for name, theirs in zip(partners.values(), hosts, strict=True):
+        if theirs != host:
             raise ChannelError(
                 channel,
                 f"{name} is on another host than GMI {index}, and steps are exchanged in shared memory: give the "
                 "template no more GMIs than one node holds, or take one whose simulator and agent are together",
             )
-    attach([consumer.endpoints[0] for consumer in found])
+    attach(list(endpoints))
     attached = f"attached/{channel}/"
     directory.announce(f"{attached}{index}", "")
     keys = {f"{attached}{partner}": name for partner, name in partners.items()}

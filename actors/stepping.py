@@ -198,6 +198,8 @@ class RemoteSimulators:
         self._early: dict[int, Batch] = {}
         """Of simulators that have begun the next iteration before others have ended this one."""
         self._iteration = self._steps = 0
+        self.exchange_s = 0.0
+        """Seconds in exchanging since the iteration began, waiting for simulators included."""
 
     @property
     def endpoint(self) -> str:
@@ -216,10 +218,12 @@ class RemoteSimulators:
 
     def begin(self, iteration: int) -> None:
         """Wait for the observations that an iteration begins with. Raises as ``step``."""
+        started = time.perf_counter()
         self._iteration, self._steps = iteration, 0
         asked = f"the first observations of iteration {iteration + 1}"
         for batch in self._one_of_each(asked, BETWEEN_ITERATIONS_S):
             self._parts[batch.producer]["obs"].copy_(batch["obs"])
+        self.exchange_s = time.perf_counter() - started
 
     def step(self, actions: Tensor) -> StepResult:
         """Have every environment stepped; ``actions`` on the host, (N, dim) or (N,).
@@ -229,6 +233,7 @@ class RemoteSimulators:
             ChannelTimeoutError: one does not answer.
             OutOfStepError: one is in another iteration.
         """
+        started = time.perf_counter()
         for outbox, span in zip(self._outboxes, self._spans, strict=True):
             claim = outbox.claim(timeout_s=self._limit_s)
             claim["actions"].copy_(actions[span])
@@ -242,6 +247,7 @@ class RemoteSimulators:
             if len(ids):
                 finals[batch.producer] = (self._begins[batch.producer] + ids, batch["final_obs"][ids])
         self._steps += 1
+        self.exchange_s += time.perf_counter() - started
         ended = [finals[place] for place in sorted(finals)]
         return StepResult(
             **self._columns,

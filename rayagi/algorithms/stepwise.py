@@ -162,9 +162,7 @@ class AgentTrainerProgram:
         iteration = self.trainer.iteration
         with leaving_on_error(self.simulators):
             noise = self._noise(iteration)
-            drawn = time.perf_counter()
             self.simulators.begin(iteration)
-            begun = time.perf_counter()
             times = collect(self.simulators, self.agent, self.rollout, noise)
             check_finite(self.rollout, iteration + 1)
             collected = time.perf_counter()
@@ -177,7 +175,7 @@ class AgentTrainerProgram:
                 "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
                 "iteration_s": ended - started,
                 "act_s": times.act_s,
-                "exchange_s": begun - drawn + times.simulate_s,
+                "exchange_s": self.simulators.exchange_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
                 **memory_metrics(self.context.device),
@@ -224,6 +222,8 @@ class AgentTrainerProgram:
 class AgentProgram(CollectorProgram):
     """Acts for the simulators of other GMIs, and sends whole rollouts to the learner: a collector without environments."""
 
+    simulator: RemoteSimulators
+
     def _simulator(self, num_envs: int) -> RemoteSimulators:
         crew = Crew.of(self.context.identity, self.spec.gmi)
         return connected_simulators(self._make_env, self.context, crew, self.spec.gmi.collective_timeout_s)
@@ -238,9 +238,9 @@ class AgentProgram(CollectorProgram):
         """
         with leaving_on_error(self.simulator):
             result = super().iterate()
-        metrics = result.metrics
-        metrics["exchange_s"] = metrics.pop("simulate_s")
-        del metrics["env_steps"], metrics["episodes"]
+        for theirs in ("env_steps", "episodes", "simulate_s"):
+            del result.metrics[theirs]
+        result.metrics["exchange_s"] = self.simulator.exchange_s
         return result
 
 

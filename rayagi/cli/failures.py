@@ -37,6 +37,8 @@ KNOWN: dict[str, int] = {
     "collectives.errors.ProfileError": BAD_INPUT,
     "collectives.errors.CommunicatorError": FAILED,
     "collectives.errors.RendezvousError": FAILED,
+    "collectives.experience.errors.ChannelError": FAILED,
+    "actors.errors.OutOfStepError": FAILED,
 }
 """Exit code by class; the nearest base class that is named here counts."""
 

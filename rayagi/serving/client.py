@@ -186,6 +186,13 @@ class _LocalWire:
 
     def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
         connection = self._connected(timeout_s)
+        # A frame tells no shape: a wrong one could be taken for another number of rows.
+        obs_dim, max_rows = self._info["obs_dim"], self._info["max_rows"]
+        if rows.shape[1] != obs_dim or not 1 <= len(rows) <= max_rows:
+            raise PolicyRefusedError(
+                f"observations of shape {rows.shape} were given; expected ({obs_dim},) or (rows, {obs_dim}), at most "
+                f"{max_rows} rows"
+            )
         self._request = (self._request + 1) % 2**32
         connection.sendall(frame(Kind.OBSERVE, self._request, rows.tobytes()))
         kind, request, body = self._read(connection)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from rayagi.run.atomic import sync_folder
 from rayagi.run.errors import disk_errors
+from rayagi.serving.errors import ExportError
 from rayagi.serving.layout import EndedEpisode
 from rayagi.serving.program import FileFormat
 from rayagi.serving.statistics import FileStatistics
@@ -97,6 +99,26 @@ class RotatingFiles:
 
     def _name(self) -> str:
         return f"{self._prefix}-{self._number:05d}.{self._format}"
+
+
+@contextmanager
+def finished_folder(out: Path) -> Iterator[Path]:
+    """A folder to write to, absolute, which becomes ``out`` when the block ends well, and is removed when it does not.
+
+    Raises:
+        ExportError: ``out`` is there already.
+        DiskError: it cannot be written.
+    """
+    if out.exists():
+        raise ExportError(str(out), "is there already; choose another folder")
+    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
+    with disk_errors(out, "free space there, or choose another folder"):
+        try:
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            unfinished.rename(out)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class _OpenFile:

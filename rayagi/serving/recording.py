@@ -16,6 +16,7 @@ from torch import Tensor
 from actors.gmi import GmiContext
 from actors.protocols import EnvInfo, StepResult
 from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.memory import pid_of
 from collectives.experience.outbox import Claim, Outbox
 from rayagi.run.errors import DiskError
 from rayagi.serving.errors import WriterError
@@ -93,7 +94,10 @@ class ChannelSink:
         self._writer = _WriterHandle(job)
         schema = job.layout.channel(job.num_steps)
         self._outbox = Outbox(schema, rows=job.num_envs, slots=_SLOTS, producer=0)
-        self._outbox.attach(self._writer.endpoint())
+        endpoint = self._writer.endpoint()
+        self.writer_pid = pid_of(endpoint)
+        """Of the process that writes."""
+        self._outbox.attach(endpoint)
         self._claim: Claim | None = None
         self._views: dict[int, dict[str, tuple[Tensor, ...]]] = {}
         """By slot: each field step by step, cut once."""

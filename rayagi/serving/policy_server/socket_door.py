@@ -37,7 +37,7 @@ class SocketDoor:
         self._path, self._policy, self._batcher, self._statistics = path, policy, batcher, statistics
         self._expected = policy.expected(max_rows)
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -63,15 +63,19 @@ class SocketDoor:
             self._server.close()
         if self._pending:
             await asyncio.wait(self._pending, timeout=timeout_s)
-        for task in (*self._clients, *self._pending):
-            task.cancel()
-        await asyncio.gather(*self._clients, *self._pending, return_exceptions=True)
+        clients = dict(self._clients)
+        for writer in clients.values():
+            writer.close()  # sends what is buffered first
+        if clients:
+            _, slow = await asyncio.wait(clients, timeout=timeout_s)
+            for task in slow:
+                clients[task].transport.abort()
         self._path.unlink(missing_ok=True)
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self._clients[task] = writer
         try:
             writer.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
             info = {**self._policy.info(), "max_rows": self._expected.max_rows}
@@ -83,7 +87,7 @@ class SocketDoor:
             self._statistics.refused += 1
             writer.write(frame(Kind.ERROR, 0, str(error).encode()))
         finally:
-            self._clients.discard(task)
+            del self._clients[task]
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 
-from actors import meeting
 from actors.collective import Collective
 from actors.meeting import meet
-from collectives.experience.directory import Consumer, inbox_key
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.rendezvous import host_identity
 
 NAMES = {0: "GMI 0 (simulator)", 1: "GMI 1 (simulator)", 2: "GMI 2 (agent)"}
 
@@ -46,7 +45,7 @@ def test_each_attaches_to_its_partners_in_their_order():
 
 def test_who_does_not_come_is_named():
     directory = Collective(3)
-    directory.announce(inbox_key("steps", 0), Consumer(meeting.host_identity(), ("/proc/0/fd/0",)).text())
+    directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(
         ChannelTimeoutError,
         match=r"'steps': GMI 1 \(simulator\) has not said where it takes messages \(waited",
@@ -56,7 +55,7 @@ def test_who_does_not_come_is_named():
 
 def test_who_comes_and_does_not_attach_is_named():
     directory, attached = Collective(3), {}
-    directory.announce(inbox_key("steps", 0), Consumer(meeting.host_identity(), ("/proc/0/fd/0",)).text())
+    directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(ChannelTimeoutError, match=r"GMI 0 \(simulator\) has not attached"):
         partner(directory, 2, [0], attached, limit_s=0.05)
     assert attached == {2: ["/proc/0/fd/0"]}
@@ -64,7 +63,7 @@ def test_who_comes_and_does_not_attach_is_named():
 
 def test_a_partner_on_another_host_is_refused():
     directory, attached = Collective(3), {}
-    directory.announce(inbox_key("steps", 2), Consumer("another host", ("/proc/0/fd/0",)).text())
+    directory.announce("steps/2", "another-host /proc/0/fd/0")
     with pytest.raises(
         ChannelError, match=r"GMI 2 \(agent\) is on another host than GMI 0, and steps are exchanged in"
     ):

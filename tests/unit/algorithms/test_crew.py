@@ -1,5 +1,8 @@
 """Who works with whom, by hand."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rayagi.algorithms.crew import Crew
 
 E, A, T, AT, EAT = (
@@ -39,3 +42,20 @@ def test_three_kinds():
 def test_an_agent_beside_its_simulator_acts_for_it():
     crew = Crew((EAT, EAT), (4, 4))
     assert [crew.simulators_of(agent) for agent in crew.agents] == [(0,), (1,)]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
+def test_every_environment_has_one_agent_and_agents_have_runs_of_them(envs, data):
+    num_agents = data.draw(st.integers(1, len(envs)))
+    kinds = data.draw(st.permutations([E] * len(envs) + [AT] * num_agents))
+    counts = iter(envs)
+    crew = Crew(tuple(kinds), tuple(next(counts) if roles == E else 0 for roles in kinds))
+    assert [gmi for agent in crew.agents for gmi in crew.simulators_of(agent)] == list(crew.simulators)
+    served = [len(crew.simulators_of(agent)) for agent in crew.agents]
+    assert max(served) - min(served) <= 1
+    # As a trainer numbers them: from its first on without gaps.
+    ends = [crew.first_env_index_of(agent) + crew.envs_of(agent) for agent in crew.agents]
+    assert [crew.first_env_index_of(agent) for agent in crew.agents] == [0, *ends[:-1]]
+    assert ends[-1] == sum(envs)
+    for simulator in crew.simulators:
+        assert simulator in crew.simulators_of(crew.agent_of(simulator))

@@ -1,0 +1,1 @@
+"""What serving costs: answers of the policy server, and rows of datasets."""

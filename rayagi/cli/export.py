@@ -1,0 +1,27 @@
+"""``rayagi export``: a dataset as other tools want it."""
+
+from __future__ import annotations
+
+import argparse
+
+from rayagi.cli.output import say
+from rayagi.serving.dataset import open_dataset
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export; returns the exit code."""
+    dataset = open_dataset(arguments.dataset)
+    if arguments.to == "minari":
+        # Imported here: each needs libraries that the other does not.
+        from rayagi.serving.minari import export_minari
+
+        episodes = export_minari(dataset, arguments.out, whole_only=arguments.whole)
+        say(f"{arguments.out}: {episodes:,} episodes for Minari")
+        say(f"\nNext:\n  python -c \"import minari; print(minari.MinariDataset('{arguments.out}/data'))\"")
+    else:
+        from rayagi.serving.rllib import export_rllib
+
+        rows = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
+        say(f"{arguments.out}: {rows:,} rows for RLlib, each with its next observation")
+        say(f"\nNext, in Python:\n  CQLConfig().offline_data(input_=['{arguments.out}'])")
+    return 0

@@ -1,0 +1,133 @@
+"""Datasets as Minari has them: one record per episode, with the environment's spaces and specification.
+
+Written through Minari's own storage, so that its versions decide the details. Opened with
+``minari.MinariDataset("OUT/data")``, or by name where OUT lies in Minari's datasets folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rayagi.serving.dataset import Dataset
+from rayagi.serving.errors import ExportError
+from rayagi.serving.files import finished_folder
+from rayagi.serving.layout import RowLayout
+
+_DATA_FORMAT = "arrow"
+"""Of Minari's storages, the one that needs nothing beyond what rayagi has."""
+
+
+def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
+    """Write a Minari dataset; returns the episodes.
+
+    Args:
+        dataset: what ``rayagi serve`` wrote
+        out: folder to make; where it lies in Minari's datasets folder, its path there is the dataset's name
+        whole_only: leave out episodes that the end of the recording cut; else these count as truncated
+
+    Raises:
+        ExportError: ``out`` is there, its name is none for Minari, or Minari is not installed.
+        DiskError: it cannot be written; nothing of it is left.
+    """
+    minari, new_storage, episode_buffer = _minari()
+    name = _dataset_name(out)
+    folder = dataset.folder
+    obs_space, action_space = _spaces(folder.description.layout)
+    written = 0
+
+    def buffers() -> Iterator[Any]:
+        nonlocal written
+        for number, episode in enumerate(dataset.episodes(whole_only=whole_only)):
+            steps = len(episode.rewards)
+            last = np.arange(steps) == steps - 1
+            written += 1
+            yield episode_buffer(
+                id=number,
+                observations=episode.obs,
+                actions=episode.actions,
+                rewards=episode.rewards.tolist(),
+                terminations=(last & episode.terminated).tolist(),
+                truncations=(last & (not episode.terminated)).tolist(),
+            )
+
+    with finished_folder(out) as unfinished:
+        storage = new_storage(
+            unfinished / "data",
+            observation_space=obs_space,
+            action_space=action_space,
+            env_spec=_env_spec(dataset),
+            data_format=_DATA_FORMAT,
+        )
+        storage.update_metadata(
+            {"dataset_id": name, "minari_version": minari.__version__, **_origin(dataset)}
+        )
+        storage.update_episodes(buffers())
+    return written
+
+
+def _minari() -> tuple[Any, Any, Any]:
+    """The package, what makes a storage, and an episode's buffer. Imported here: it is an optional extra."""
+    try:
+        import minari
+        from minari.data_collector.episode_buffer import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
+    except ImportError as error:
+        raise ExportError("minari", f"cannot be imported ({error}); pip install 'rayagi[minari]'") from error
+    return minari, MinariStorage.new, EpisodeBuffer
+
+
+def _dataset_name(out: Path) -> str:
+    """``namespace/name-v0``, as Minari wants it."""
+    from minari.storage import get_dataset_path
+
+    root, path = Path(get_dataset_path()).absolute(), out.absolute()
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    if not re.search(r"-v\d+$", name):
+        if path.is_relative_to(root):
+            raise ExportError(
+                str(out), f"a dataset in {root} needs a name with a version, such as {path.name}-v0"
+            )
+        name = f"{name}-v0"
+    if not re.fullmatch(r"[\w\-/]+-v\d+", name):
+        raise ExportError(str(out), f"{name!r} is no name for Minari: letters, digits, - and _ only")
+    return name
+
+
+def _spaces(layout: RowLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
+    action = layout.action
+    if layout.discrete:
+        return obs, gymnasium.spaces.Discrete(action.num_choices)
+    low, high = np.array(action.low, dtype=np.float32), np.array(action.high, dtype=np.float32)
+    return obs, gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _env_spec(dataset: Dataset) -> Any:
+    """Gymnasium's specification, with the options that the environments had; None for a task that it does not know."""
+    found = gymnasium.registry.get(dataset.folder.description.task)
+    if found is None:
+        return None
+    spec = copy.deepcopy(found)
+    sessions = dataset.folder.sessions()
+    options = dict(sessions[-1].get("env_kwargs", {})) if sessions else {}
+    spec.max_episode_steps = options.pop("max_episode_steps", spec.max_episode_steps)
+    spec.kwargs.update(options)
+    return spec
+
+
+def _origin(dataset: Dataset) -> dict[str, Any]:
+    sessions = dataset.folder.sessions()
+    checkpoints = ", ".join(
+        dict.fromkeys(f"{each['checkpoint']} of {Path(each['run']).name}" for each in sessions)
+    )
+    return {
+        "algorithm_name": "rayagi",
+        "description": f"{dataset.folder.description.task} by rayagi serve: {checkpoints}",
+    }

@@ -1,0 +1,123 @@
+"""When requests share an inference, and when they wait: against a policy that counts, on a real event loop."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
+from rayagi.serving.policy_server.requests import RequestError
+
+
+class Doubling:
+    """Doubles its observations, and remembers the batches."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, obs):
+        self.batches.append(len(obs))
+        if (obs < 0).any():
+            raise ValueError("below zero")
+        return 2 * obs, 7
+
+
+def batcher(act, *, max_wait_s=0.0, max_rows=100):
+    return MicroBatcher(act, max_wait_s=max_wait_s, max_rows=max_rows, statistics=ServerStatistics())
+
+
+def rows(value, count=1):
+    return np.full((count, 2), value, dtype=np.float32)
+
+
+def test_requests_that_are_there_share_one_inference_and_get_their_own_rows():
+    act = Doubling()
+
+    async def ask():
+        own = batcher(act)
+        return own, await asyncio.gather(*(own.actions(rows(number, count=number)) for number in (1, 2, 3)))
+
+    own, answers = asyncio.run(ask())
+    assert act.batches == [6]
+    for number, (actions, version) in zip((1, 2, 3), answers, strict=True):
+        assert actions.tolist() == [[2 * number] * 2] * number
+        assert version == 7
+    counted = own._statistics.to_dict()
+    assert (counted["requests"], counted["rows"], counted["batches"]) == (3, 6, 1)
+    assert counted["requests_per_batch"] == 3
+    assert counted["latency"]["count"] == 3
+
+
+def test_one_that_is_alone_never_waits():
+    """Not even for the hour that it might."""
+
+    async def ask():
+        own = batcher(Doubling(), max_wait_s=3600.0)
+        for _ in range(5):
+            await asyncio.wait_for(own.actions(rows(1)), timeout=30)
+
+    asyncio.run(ask())
+
+
+def test_who_asked_together_is_waited_for_but_not_for_long():
+    act = Doubling()
+
+    async def ask():
+        own = batcher(act, max_wait_s=0.05)
+        await asyncio.gather(*(own.actions(rows(1)) for _ in range(3)))
+        late = asyncio.gather(own.actions(rows(1)), own.actions(rows(1)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert act.batches == [3]  # the two wait for a third
+        await own.actions(rows(1))  # here it is
+        await late
+        assert act.batches == [3, 3]
+        await asyncio.wait_for(own.actions(rows(1)), timeout=30)  # now nobody else comes
+        assert act.batches == [3, 3, 1]
+        await asyncio.wait_for(own.actions(rows(1)), timeout=30)
+        assert act.batches == [3, 3, 1, 1]
+
+    asyncio.run(ask())
+
+
+def test_what_is_too_much_for_one_inference_goes_into_the_next():
+    act = Doubling()
+
+    async def ask():
+        own = batcher(act, max_rows=5)
+        await asyncio.gather(*(own.actions(rows(1, count=count)) for count in (3, 2, 4, 5)))
+
+    asyncio.run(ask())
+    assert act.batches == [5, 4, 5]
+
+
+def test_a_policy_that_fails_is_told_to_each_and_forgotten():
+    act = Doubling()
+
+    async def ask():
+        own = batcher(act)
+        answers = await asyncio.gather(own.actions(rows(-1)), own.actions(rows(1)), return_exceptions=True)
+        assert [str(error) for error in answers] == ["the policy failed: below zero"] * 2
+        assert all(isinstance(error, RequestError) and error.status == 500 for error in answers)
+        return await own.actions(rows(4))
+
+    actions, _ = asyncio.run(ask())
+    assert actions.tolist() == [[8, 8]]
+
+
+def test_a_client_that_left_is_left_out():
+    act = Doubling()
+
+    async def ask():
+        own = batcher(act)
+        gone = asyncio.create_task(own.actions(rows(1)))
+        stays = asyncio.create_task(own.actions(rows(2)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        actions, _ = await stays
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        return actions
+
+    assert asyncio.run(ask()).tolist() == [[4, 4]]
+    assert act.batches == [1]

@@ -1,0 +1,94 @@
+"""The serving program of dp_only in this process: what it records is what the environments did."""
+
+import pytest
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from collectives.solo import SoloCommunicator
+from placement.types import Slice
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import env_info, make_env_factory
+from rayagi.serving.dataset import open_dataset
+from rayagi.serving.dp_only import DpOnlyServing
+from rayagi.serving.layout import RowLayout
+from rayagi.serving.manifest import DatasetFolder, Description
+from rayagi.serving.program import Recording, ServingJob, merged_results
+
+TASK = "InvertedPendulum-v5"
+
+
+def job(path=None, *, greedy, num_envs=4):
+    spec = RunSpec(
+        env=EnvSpec(id=TASK), gmi=GmiSpec(num_envs=num_envs, backend="cpu"), network=NetworkSpec(hidden=(8,))
+    )
+    info = env_info(TASK)
+    normaliser = ObservationNormaliser(info.obs_dim, 10.0, torch.device("cpu"))
+    shared = {
+        "learner": {"model": ActorCritic(info, spec.network, seed=1).state_dict()},
+        "obs_normaliser": normaliser.state_dict(),
+    }
+    recording = None
+    if path is not None:
+        DatasetFolder.create(path, Description(task=TASK, format="parquet", layout=RowLayout.of(info)))
+        recording = Recording(
+            folder=str(path),
+            format="parquet",
+            session=0,
+            first_episode=0,
+            rows_per_file=10**6,
+            bytes_per_file=10**9,
+        )
+    return ServingJob(spec=spec, shared=shared, version=12, greedy=greedy, seed=3, recording=recording)
+
+
+def program(of, *, index=0, num_gmis=1):
+    piece = Slice(node="here", backend="cpu", cores=(0,), num_threads=1)
+    identity = GmiIdentity(
+        index=index, num_gmis=num_gmis, slice=piece, roles=("simulator", "agent"), task=TASK
+    )
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    return DpOnlyServing(of, context)
+
+
+def test_the_dataset_replays_in_environments_of_the_same_seed(tmp_path):
+    serving = program(job(tmp_path / "d", greedy=True))
+    parts = [serving.gmi_run("serve", 70), serving.gmi_run("serve", 10)]
+    serving.gmi_run("finish", 60.0)
+    serving.close()
+    result = merged_results([*parts])
+    assert result.env_steps == 4 * 80
+    assert result.step.count == result.act.count == result.simulate.count == 80
+    assert result.write_wait_s >= 0
+    episodes = {(each.env, each.number): each for each in open_dataset(tmp_path / "d").episodes()}
+    assert sum(len(each.rewards) for each in episodes.values()) == 4 * 80
+    assert sorted(result.episode_returns) == pytest.approx(
+        sorted(float(each.rewards.sum()) for each in episodes.values() if each.is_whole)
+    )
+    env = make_env_factory(TASK)(num_envs=4, first_env_index=0, seed=3, num_threads=1)
+    obs = env.reset()
+    rows = {env_index: [] for env_index in range(4)}
+    for (env_index, _), each in sorted(episodes.items()):
+        rows[env_index] += [(each, t) for t in range(len(each.rewards))]
+    for t in range(80):
+        actions = torch.tensor([rows[i][t][0].actions[rows[i][t][1]].tolist() for i in range(4)])
+        assert obs.tolist() == [rows[i][t][0].obs[rows[i][t][1]].tolist() for i in range(4)], t
+        step = env.step(actions)
+        assert step.rewards.tolist() == [rows[i][t][0].rewards[rows[i][t][1]] for i in range(4)], t
+        obs = step.obs
+    env.close()
+
+
+def test_exploration_is_an_environments_own_whichever_gmi_hosts_it():
+    """One GMI of four environments, and two of two, act alike while exploring."""
+    whole = program(job(greedy=False, num_envs=4))
+    halves = [program(job(greedy=False, num_envs=2), index=index, num_gmis=2) for index in range(2)]
+    for each in (whole, *halves):
+        each.serve(40)
+    assert torch.equal(whole.simulator.obs, torch.cat([each.simulator.obs for each in halves]))
+    greedy = program(job(greedy=True, num_envs=4))
+    greedy.serve(40)
+    assert not torch.equal(greedy.simulator.obs, whole.simulator.obs)
+    for each in (whole, greedy, *halves):
+        each.close()

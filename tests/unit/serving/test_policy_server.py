@@ -1,0 +1,332 @@
+"""The server for real, at a port and a socket of this machine, with clients that behave and others."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from saved_runs import save, saved_run
+
+from rayagi.config.convert import run_spec_from_dict
+from rayagi.run.folder import open_run
+from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError
+from rayagi.serving.errors import ListenError
+from rayagi.serving.policy_server import server as server_module
+from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
+from rayagi.serving.source import saved_policy
+
+
+@contextmanager
+def serving(run, *, which="best", **settings):
+    """A server in a thread; gives it, its URL and what it tells."""
+    told, started, running = [], threading.Event(), {}
+
+    async def main():
+        server = PolicyServer(ServedPolicy(run, which), ServerSettings(**settings), told.append)
+        running.update(server=server, loop=asyncio.get_running_loop())
+        task = asyncio.create_task(server.run(signals=False))
+        ready = asyncio.create_task(server.ready.wait())
+        await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+        started.set()
+        ready.cancel()
+        await task
+
+    threads = torch.get_num_threads()
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert started.wait(60)
+    server = running["server"]
+    try:
+        yield server, f"http://127.0.0.1:{server.port}", told
+    finally:
+        running["loop"].call_soon_threadsafe(server.stop)
+        thread.join(30)
+        assert not thread.is_alive()
+        torch.set_num_threads(threads)
+
+
+def asked(url, body=None, content_type="application/json", **headers):
+    """Status and body of a request."""
+    kind = {"Content-Type": content_type} if body is not None else {}
+    request = urllib.request.Request(url, data=body, headers={**kind, **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def expected_actions(run, obs, which="best"):
+    """By the policy itself: its mode, within the range."""
+    saved = saved_policy(run, which)
+    with torch.inference_mode():
+        outputs = saved.policy.outputs(saved.policy.observe(torch.as_tensor(obs)))
+    return saved.policy.mode(outputs).clamp(-3.0, 3.0).numpy()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return saved_run(tmp_path_factory.mktemp("runs"), iterations=(4, 9))
+
+
+OBS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+
+
+def test_every_way_gives_the_policys_actions(run, tmp_path):
+    expected = expected_actions(run, OBS)
+    assert np.abs(expected).max() > 0.5
+    with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with PolicyClient(address) as client:
+                assert client.act(OBS) == pytest.approx(expected, abs=1e-6)
+                assert client.act(OBS[2]) == pytest.approx(expected[2], abs=1e-6)
+                info = client.info()
+                assert (info["task"], info["obs_dim"], info["policy_version"]) == (
+                    "InvertedPendulum-v5",
+                    4,
+                    9,
+                )
+                assert (info["action"]["low"], info["action"]["high"]) == ([-3.0], [3.0])
+        status, body = asked(f"{url}/act", json.dumps({"obs": OBS.tolist()}).encode())
+        assert (status, json.loads(body)["policy_version"]) == (200, 9)
+        assert np.array(json.loads(body)["actions"]) == pytest.approx(expected, abs=1e-6)
+        status, body = asked(f"{url}/act", OBS.tobytes(), "application/octet-stream")
+        assert np.frombuffer(body, "<f4").reshape(5, 1) == pytest.approx(expected, abs=1e-6)
+        status, body = asked(f"{url}/stats")
+        stats = json.loads(body)
+        assert (stats["requests"], stats["refused"]) == (6, 0)
+        assert stats["latency"]["p99_ms"] >= stats["latency"]["p50_ms"] > 0
+        assert json.loads(asked(f"{url}/health")[1])["status"] == "ok"
+    assert not (tmp_path / "s").exists()
+
+
+def test_choices_come_as_whole_numbers(tmp_path):
+    run = saved_run(tmp_path, "CartPole-v1")
+    with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with PolicyClient(address) as client:
+                choices = client.act(OBS)
+                assert choices.dtype == np.int64
+                assert choices.shape == (5,)
+                assert set(choices.tolist()) <= {0, 1}
+                assert client.act(OBS[0]) == choices[0]
+
+
+def test_bad_requests_are_refused_and_the_server_goes_on(run, tmp_path):
+    with serving(run, port=0, unix=tmp_path / "s", max_rows=8) as (server, url, _):
+        for body, kind, status in [
+            (b'{"obs": [1]}', "application/json", 400),
+            (b'{"obs": [1, 2, 3, NaN]}', "application/json", 400),
+            (b"x" * 17, "application/octet-stream", 400),
+            (b"\0" * 16 * 9, "application/octet-stream", 413),
+            (b"\0" * 10**6, "application/octet-stream", 413),
+            (b"<obs/>", "application/xml", 415),
+        ]:
+            found, answer = asked(f"{url}/act", body, kind)
+            assert (found, "expected" in json.loads(answer)["error"]) == (status, True), body[:20]
+        assert asked(f"{url}/nothing")[0] == 404
+        assert asked(f"{url}/act")[0] == 405
+        for client in (PolicyClient(url), PolicyClient(f"unix:{tmp_path / 's'}")):
+            for shape in ((9, 4), (4, 3), (3,)):
+                with pytest.raises(PolicyRefusedError, match=r"expected .*\(rows, 4\), at most 8 rows"):
+                    client.act(np.zeros(shape))
+            with pytest.raises(PolicyRefusedError, match="not finite"):
+                client.act([np.inf, 0, 0, 0])
+            assert client.act(OBS[0]) == pytest.approx(expected_actions(run, OBS)[0], abs=1e-6)
+        assert server.statistics.refused == 6 + 2 + 4 + 1
+
+
+def test_who_sends_no_frames_is_told_and_let_go(run, tmp_path):
+    with serving(run, unix=tmp_path / "s") as (_, _, _), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(tmp_path / "s"))
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        said = b""
+        while more := client.recv(65536):
+            said += more
+        hello = header(said[: HEADER.size])
+        assert hello.kind == Kind.HELLO
+        error = said[HEADER.size + hello.body_bytes :]
+        assert header(error[: HEADER.size]).kind == Kind.ERROR
+        assert b"expected a frame that begins with b'RAG1'" in error
+        with PolicyClient(f"unix:{tmp_path / 's'}") as other:
+            other.act(OBS)
+
+
+def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("rayagi.serving.policy_server.http_door.READ_S", 0.5)
+    with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
+        half = socket.create_connection(("127.0.0.1", server.port))
+        half.sendall(
+            b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\nContent-Length: 16\r\n\r\nab"
+        )
+        silent = socket.create_connection(("127.0.0.1", server.port))
+        local = socket.socket(socket.AF_UNIX)
+        local.connect(str(tmp_path / "s"))
+        local.sendall(frame(Kind.OBSERVE, 1, OBS.tobytes())[:-3])
+        dead = socket.socket(socket.AF_UNIX)
+        dead.connect(str(tmp_path / "s"))
+        dead.sendall(frame(Kind.OBSERVE, 1, OBS.tobytes()))
+        dead.close()
+        # One that asks for ever and never reads: the server stops to read from it.
+        deaf = socket.socket(socket.AF_UNIX)
+        deaf.connect(str(tmp_path / "s"))
+        deaf.settimeout(0.2)
+        many = frame(Kind.OBSERVE, 1, np.zeros((1000, 4), "<f4").tobytes())
+        with pytest.raises(TimeoutError):
+            deaf.sendall(10_000 * many)
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with PolicyClient(address) as client:
+                for _ in range(20):
+                    client.act(OBS)
+        half.settimeout(30)
+        assert b"408" in half.recv(1000).splitlines()[0]
+        for each in (half, silent, local, deaf):
+            each.close()
+
+
+def test_without_the_token_nothing_but_health_is_told(run):
+    with serving(run, port=0, token="a-token-that-is-long") as (_, url, _):
+        for path in ("/info", "/stats"):
+            assert asked(f"{url}{path}")[0] == 401
+            assert asked(f"{url}{path}", Authorization="Bearer a-token-that-is-lonh")[0] == 401
+            assert asked(f"{url}{path}", Authorization="Bearer ä".encode().decode("latin-1"))[0] == 401
+            assert asked(f"{url}{path}", Authorization="Bearer a-token-that-is-long")[0] == 200
+        assert asked(f"{url}/health")[0] == 200
+        with pytest.raises(PolicyRefusedError, match="the token is missing or wrong"):
+            PolicyClient(url).act(OBS)
+        assert PolicyClient(url, token="a-token-that-is-long").act(OBS).shape == (5, 1)
+
+
+def test_clients_come_back_when_the_server_does(run, tmp_path):
+    path = tmp_path / "s"
+    with serving(run, port=0, unix=path) as (server, url, _):
+        clients = [PolicyClient(url, timeout_s=20), PolicyClient(f"unix:{path}", timeout_s=20)]
+        for client in clients:
+            client.act(OBS)
+        port = server.port
+    with serving(run, port=port, unix=path):
+        for client in clients:
+            assert client.act(OBS).shape == (5, 1)
+    for client in clients:
+        client._timeout_s = 0.3
+        with pytest.raises(PolicyUnreachableError, match=r"did not answer within 0\.3 s"):
+            client.act(OBS)
+
+
+def test_a_newer_checkpoint_is_followed_and_a_damaged_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "LOOK_S", 0.02)
+    run = saved_run(tmp_path, iterations=(1,))
+    folder = open_run(run)
+    spec = run_spec_from_dict(folder.read_config())
+    with serving(run, which="last", port=0, follow=True) as (_, url, told), PolicyClient(url) as client:
+        assert client.act(OBS) == pytest.approx(expected_actions(run, OBS), abs=1e-6)
+        before = client.act(OBS)
+        save(folder, spec, 2)
+        until(lambda: client.info()["policy_version"] == 2)
+        after = client.act(OBS)
+        assert after == pytest.approx(expected_actions(run, OBS, "last"), abs=1e-6)
+        assert np.abs(after - before).max() > 0.1
+        # One of other networks: the old one goes on.
+        other = open_run(saved_run(tmp_path, "CartPole-v1", name="b"))
+        state = other.checkpoints.load("last").state
+        folder.checkpoints.save({**state, "local": []}, {"iteration": 3, "env_steps": 1})
+        until(lambda: any("kept iteration_000002" in text for text in told))
+        assert client.act(OBS) == pytest.approx(after)
+
+
+def test_a_place_that_is_taken_is_said(run, tmp_path):
+    async def listen(**settings):
+        await PolicyServer(ServedPolicy(run, "best"), ServerSettings(**settings), print).run(signals=False)
+
+    with serving(run, port=0, unix=tmp_path / "s") as (server, _, _):
+        with pytest.raises(
+            ListenError, match=f"cannot listen at 127.0.0.1:{server.port}: Address already in use"
+        ):
+            asyncio.run(listen(port=server.port))
+        with pytest.raises(ListenError, match="another server listens there; end it"):
+            asyncio.run(listen(unix=tmp_path / "s"))
+    (tmp_path / "notes").write_text("keep me")
+    with pytest.raises(ListenError, match="something is there that is no socket"):
+        asyncio.run(listen(unix=tmp_path / "notes"))
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "stale"))
+    stale.close()  # of a server that was killed
+    with serving(run, unix=tmp_path / "stale"), PolicyClient(f"unix:{tmp_path / 'stale'}") as client:
+        client.act(OBS)
+
+
+def test_only_this_user_may_open_the_socket(run, tmp_path):
+    with serving(run, unix=tmp_path / "s"):
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.2.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("a.b", False),
+    ],
+)
+def test_what_only_this_machine_reaches(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_a_client_loads_neither_torch_nor_ray():
+    code = (
+        "import sys, rayagi.serving.client; print({'torch', 'ray', 'pyarrow', 'aiohttp'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(run):
+    command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        token = port = None
+        for line in process.stdout:
+            token = token or (re.search(r"Authorization: Bearer TOKEN'\): (\S+)", line) or [None, None])[1]
+            port = (re.search(r"HTTP at http://0\.0\.0\.0:(\d+)", line) or [None, None])[1]
+            if port:
+                break
+        with pytest.raises(PolicyRefusedError, match="token"):
+            PolicyClient(f"http://127.0.0.1:{port}", timeout_s=30).act(OBS)
+        assert PolicyClient(f"http://127.0.0.1:{port}", token=token, timeout_s=30).act(OBS).shape == (5, 1)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+        assert "1 requests (5 observations) in 1 batches, 1 refused" in said
+        assert "latency in the server: p50" in said
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+def until(true, limit_s=60.0):
+    ended = threading.Event()
+    for _ in range(int(limit_s / 0.02)):
+        if true():
+            return
+        ended.wait(0.02)
+    raise AssertionError("it did not happen")
