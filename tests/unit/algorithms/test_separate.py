@@ -44,7 +44,7 @@ def identities(spec, num_collectors, num_learners):
     ]  # fmt: skip
 
 
-def run_gmis(spec, num_collectors, num_learners, work):
+def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
     """``work(program)`` in a thread per GMI, which meet as GMIs do. Returns the results by index."""
     members = identities(spec, num_collectors, num_learners)
     group = ThreadGroup.of(len(members[0].members), timeout_s=30.0)
@@ -56,7 +56,7 @@ def run_gmis(spec, num_collectors, num_learners, work):
             rank = identity.members.index(identity.index) if identity.index in identity.members else None
             communicator = ThreadGroup.of(1).communicator(0) if rank is None else group.communicator(rank)
             context = GmiContext(
-                identity=identity, communicator=communicator, device=torch.device("cpu"), directory=directory
+                identity=identity, communicator=communicator, device=torch.device(device), directory=directory
             )
             program = SeparateFactory(spec, make_point)(context)
             try:
