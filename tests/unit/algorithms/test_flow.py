@@ -57,11 +57,11 @@ def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
 @pytest.mark.parametrize(
     ("template", "impala", "in_step", "paced", "slots", "max_lag"),
     [
-        ("ea_t", {}, True, False, 1, None),
-        ("decoupled", {"max_lag": 0}, True, True, 1, None),
-        ("decoupled", {"max_lag": 0, "on_stale": "drop"}, True, True, 1, None),
-        ("decoupled", {"max_lag": 1}, True, True, 2, None),
-        ("decoupled", {"max_lag": 9}, True, True, MOST_SLOTS, None),
+        ("ea_t", {}, True, False, 1, 0),
+        ("decoupled", {"max_lag": 0}, True, True, 1, 0),
+        ("decoupled", {"max_lag": 0, "on_stale": "drop"}, True, True, 1, 0),
+        ("decoupled", {"max_lag": 1}, True, True, 2, 1),
+        ("decoupled", {"max_lag": 9}, True, True, MOST_SLOTS, 9),
         ("decoupled", {"max_lag": 2, "on_stale": "drop"}, False, True, MOST_SLOTS, 2),
         ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, MOST_SLOTS, None),
     ],
