@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -112,6 +113,7 @@ class Batcher:
         if rows < 1:
             raise ValueError(f"rows={rows}: at least 1")
         self.plan, self.rows = plan, rows
+        self._identity = secrets.token_hex(8)
         self._inboxes = [Inbox(group) for group in plan.groups]
         self._joiner = Joiner(self._inboxes)
         self._full = [index for index, group in enumerate(plan.groups) if group.name not in plan.ragged]
@@ -154,12 +156,23 @@ class Batcher:
         """Producers whose process ended without a goodbye, in the order in which that was noticed."""
         return self._inboxes[0].lost
 
-    def announce(self, directory: Directory, name: str, index: int) -> None:
-        """Say where this consumer is: the one with number ``index`` of the channel set ``name``."""
-        directory.announce(inbox_key(name, index), Consumer(host_identity(), self.endpoints).text())
+    def announce(
+        self, directory: Directory, name: str, index: int, *, node: str = "", host_id: str | None = None
+    ) -> None:
+        """Say where this consumer is.
+
+        Args:
+            directory: to whom
+            name: of the channel set
+            index: this consumer's number in it, from 0; a successor of one that died takes its number
+            node: by which relays find its host (in Ray: the node's id)
+            host_id: of its host; None: ``host_identity()``
+        """
+        consumer = Consumer(host_id or host_identity(), self.endpoints, self._identity, node)
+        directory.announce(inbox_key(name, index), consumer.text())
 
     def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
-        """``rows`` rows as they come; None once producers came and all have left and too few rows are there.
+        """``rows`` rows as they come; None once producers came, all have said goodbye, and too few rows are left.
 
         Args:
             timeout_s: how long to wait for them
@@ -229,7 +242,7 @@ class Batcher:
         self._leave()
 
     def _receive(self, begin: float, timeout_s: float) -> bool:
-        """Wait for one more transfer; False once producers came and all have left and are drained."""
+        """Wait for one more transfer; False once producers came, all have said goodbye, and all is taken."""
         self._open = [transfer for transfer in self._open if not transfer.is_released]
         for transfer in self._stack.transfers if self._stack else ():
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)

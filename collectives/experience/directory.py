@@ -51,6 +51,10 @@ class Consumer:
     """Of processes that share memory with it: see ``collectives.rendezvous.host_identity``."""
     endpoints: tuple[str, ...]
     """Of its inboxes, one per group of the channel plan, in order."""
+    identity: str = ""
+    """Differs from that of any successor, which may have the same endpoints in text."""
+    node: str = ""
+    """By which those on other hosts name its host, where they can: see ``FarWay``."""
 
     def text(self) -> str:
         """As it is announced."""
@@ -60,7 +64,7 @@ class Consumer:
     def from_text(cls, text: str) -> Self:
         """Inverse of ``text``."""
         said = json.loads(text)
-        return cls(said["host_id"], tuple(said["endpoints"]))
+        return cls(said["host_id"], tuple(said["endpoints"]), said["identity"], said["node"])
 
 
 def inbox_key(name: str, index: int | None = None) -> str:

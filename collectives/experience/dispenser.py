@@ -59,7 +59,7 @@ class Dispenser:
             ChannelError: there is no memory for it.
             ValueError: a number is out of its range.
         """
-        self.plan, self.rows, self.producer = plan, rows, producer
+        self.plan, self.rows, self.producer, self.slots = plan, rows, producer, slots
         self._credit = credit or slots
         origin = secrets.randbits(63) | 1
         self.origin = origin

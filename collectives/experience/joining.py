@@ -79,6 +79,8 @@ class Joiner:
         """By producer, whoever had its number."""
         self._recent: dict[tuple[int, int], deque[int]] = {}
         """Sequence numbers that were complete, by producer and origin."""
+        self._lost_before: dict[int, int] = {}
+        """How many producers were lost when something last came of each: what is lost has left nothing more."""
         self._complete: deque[Transfer] = deque()
         self.torn = 0
         """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
@@ -91,7 +93,10 @@ class Joiner:
         return len(self._parts)
 
     def next(self, timeout_s: float) -> Transfer | None:
-        """The next complete transfer; None once producers came and all have left and are drained.
+        """The next complete transfer; None once producers came, all have said goodbye, and all is taken.
+
+        A producer that ended without a goodbye is waited for: a successor may come, and what comes through a relay goes
+        on through another.
 
         Raises:
             ChannelTimeoutError: none within the time limit.
@@ -100,16 +105,14 @@ class Joiner:
         while not self._complete:
             if self._take_from_each():
                 continue
-            group = self._awaited()
-            left_s = begin + timeout_s - time.monotonic()
+            left_s = max(0.0, begin + timeout_s - time.monotonic())
             try:
-                if not self._take(group, max(0.0, min(_SLEEP_S, left_s))):
-                    self._drop(list(self._parts))
+                if not self._await_part(min(_SLEEP_S, left_s) if self._parts else left_s):
                     return None
             except ChannelTimeoutError as error:
                 self._drop_orphans()
-                if left_s <= _SLEEP_S:
-                    waited_s = time.monotonic() - begin
+                waited_s = time.monotonic() - begin
+                if waited_s >= timeout_s:
                     raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
         return self._complete.popleft()
 
@@ -129,6 +132,25 @@ class Joiner:
                 took = self._take(group, 0.0) or took
         return took
 
+    def _await_part(self, limit_s: float) -> bool:
+        """Wait for what is missing longest, or for anything; False once all have said goodbye.
+
+        Raises:
+            ChannelTimeoutError: nothing came.
+        """
+        group = self._awaited()
+        if self._take(group, limit_s):
+            return True
+        self._drop(list(self._parts))  # nobody is there who could complete them
+        if group != 0:
+            return True
+        missed = self._missed()
+        if not missed:
+            return False
+        time.sleep(min(_SLEEP_S, limit_s))
+        told = f"producers {missed} ended without a goodbye, and nobody came for them"
+        raise ChannelTimeoutError(self._inboxes[0].schema.name, told, limit_s)
+
     def _take(self, group: int, timeout_s: float) -> bool:
         batch = self._inboxes[group].take(timeout_s)
         if batch is None:
@@ -141,6 +163,8 @@ class Joiner:
             return True
         parts[group] = batch
         self._parts[key] = parts
+        if group == 0:
+            self._lost_before[batch.producer] = len(self._inboxes[0].lost)
         self._since.setdefault(key, self._completed[batch.producer])
         if len(parts) == len(self._inboxes):
             self._complete_with(key)
@@ -161,6 +185,11 @@ class Joiner:
                 del self._recent[next(iter(self._recent))]
             self._recent[who] = deque(maxlen=_REMEMBERED)
         return self._recent[who]
+
+    def _missed(self) -> list[int]:
+        """Producers that were lost, and of whose successors nothing came."""
+        lost = enumerate(self._inboxes[0].lost)
+        return sorted({producer for place, producer in lost if place >= self._lost_before.get(producer, 0)})
 
     def _awaited(self) -> int:
         """The group whose part is missing longest, or the first if nothing is."""

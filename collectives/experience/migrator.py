@@ -56,7 +56,7 @@ class Migrator(Router):
         self._far_way = far_way
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
-        """What each consumer that was attached, or could not be, has announced."""
+        """What each consumer announced last. One that is gone announces itself anew when it comes back."""
         self._looked_s = float("-inf")
         self.attached = 0
         """Consumers that were attached so far, replaced ones too."""
@@ -80,9 +80,9 @@ class Migrator(Router):
         prefix = inbox_key(self._name)
         for key, text in self._directory.announced(prefix).items():
             index = int(key.removeprefix(prefix))
-            if self._fixed not in (None, index) or (self._known.get(index) == text and index in here):
-                continue
-            self._attach(index, text)
+            if self._fixed in (None, index) and self._known.get(index) != text:
+                self._known[index] = text
+                self._attach(index, text)
 
     def route(self, sequence: int) -> int | None:
         """Index of the consumer that is to have all parts of a sequence; None while nobody has room."""
@@ -100,12 +100,10 @@ class Migrator(Router):
             self._dispenser.attach_way(index, self._way(index, consumer))
         except SchemaError:
             raise
-        except ChannelError as error:  # an announcement of one that is gone: its successor will say so
-            if self._known.get(index) != text:
-                _logger.info("consumer %d of %r cannot be reached: %s", index, self._name, error)
+        except ChannelError as error:  # it is gone already: its successor will say so
+            _logger.info("consumer %d of %r cannot be reached: %s", index, self._name, error)
         else:
             self.attached += 1
-        self._known[index] = text
 
     def _way(self, index: int, consumer: Consumer) -> Way:
         if consumer.host_id == self._host_id:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_everyone_can_see_what_was_announced_last(tmp_path):
 
 
 def test_a_consumer_is_announced_as_text():
-    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"))
+    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"), "a1", node="b2")
     assert Consumer.from_text(consumer.text()) == consumer
 
 
@@ -137,7 +138,9 @@ def test_a_fixed_consumer_is_waited_for_although_another_is_idle(directory):
 def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
         Migrator(dispenser, directory, NAME)
-        directory.announce(inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2).text())
+        directory.announce(
+            inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2, "a1").text()
+        )
         send(dispenser, 1)
         batcher.announce(directory, NAME, 0)
         assert dispenser.drain(timeout_s=0.3) == 1
@@ -147,7 +150,7 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
 def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser:
         Migrator(dispenser, directory, NAME)
-        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b")).text())
+        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b"), "a1").text())
         with pytest.raises(SchemaError, match="consumer 0 is on another host"):
             dispenser.open(LIMIT_S)
 
@@ -198,14 +201,55 @@ def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_ta
     with Batcher(PLAN, rows=1) as batcher:
         victim = start(die_between_commits, batcher.endpoints)
         assert [take(batcher) for _ in range(2)] == [0, 1]
-        assert batcher.next(LIMIT_S) is None
         victim.join(LIMIT_S)
+        with pytest.raises(ChannelTimeoutError, match=r"producers \[0\] ended without a goodbye"):
+            batcher.next(timeout_s=0.3)
         with Dispenser(PLAN, rows=1, producer=0) as successor:
             successor.attach(0, batcher.endpoints)
             for count in range(10, 15):  # sequence numbers from 1 again: 3 was half there
                 send(successor, count)
                 assert take(batcher) == count
         assert (batcher.torn, batcher.repeated) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_trainers_killed_at_any_moment_lose_nothing_and_repeat_at_most_what_they_had_in_hand(tmp_path, seed):
+    chance = random.Random(seed)
+    folder, records = tmp_path / "directory", [tmp_path / "0", tmp_path / "1"]
+    number, kills = 400, 4
+    producers = [start(produce, folder, producer, number) for producer in range(2)]
+    trainers = [start(consume, folder, index, records[index], None, False) for index in range(2)]
+    for _ in range(kills):
+        index = chance.randrange(2)
+        seen = lines_in(records[index])
+        deadline = time.monotonic() + LIMIT_S
+        while lines_in(records[index]) < seen + chance.randrange(1, 20) and time.monotonic() < deadline:
+            if not any(producer.is_alive() for producer in producers):
+                break
+        trainers[index].kill()
+        trainers[index].join(LIMIT_S)
+        trainers[index] = start(consume, folder, index, records[index], None, False)
+    finish(*producers)  # they have seen everything released
+    for trainer in trainers:
+        trainer.kill()
+        trainer.join(LIMIT_S)
+    counts = [count for record in records for count in counts_in(record)]
+    assert set(counts) == {1000 * producer + count for producer in range(2) for count in range(number)}
+    assert len(counts) - len(set(counts)) <= kills
+
+
+def produce(folder, producer, number):
+    with Dispenser(PLAN, rows=1, producer=producer, slots=3) as dispenser:
+        Migrator(dispenser, FileDirectory(folder), NAME)
+        for count in range(1000 * producer, 1000 * producer + number):
+            send(dispenser, count)
+            time.sleep(0.002)  # so that it lasts as long as the kills do
+        assert dispenser.drain(LIMIT_S) == 0
+
+
+def lines_in(record):
+    return record.read_text().count("\n") if record.exists() else 0
 
 
 def die_between_commits(endpoints):

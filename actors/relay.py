@@ -1,0 +1,256 @@
+"""Experience for consumers on another host: the same message bytes, through Ray's object store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from collectives.experience.directory import Consumer
+from collectives.experience.dispenser import Dispenser
+from collectives.experience.errors import ChannelError, ChannelTimeoutError, SchemaError
+from collectives.experience.outbox import Claim, Outbox
+from collectives.experience.schema import ExperienceSchema
+from collectives.experience.ways import SharedMemoryWay, Way
+
+_LOOK_S = 0.005
+"""Between looks whether the consumer has released what was delivered."""
+_ORDER_S = 1.0
+"""How long a delivery waits for the one before it, which overtook it or was answered by a relay that died."""
+_LEAVE_S = 5.0
+_NONE = 0
+"""No delivery's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a relay needs to know of a sender and its consumer. Said each time: one that was replaced knows nothing."""
+
+    producer: int
+    origin: int
+    """Of the sender's outboxes: a consumer knows by it and the sequence number what comes a second time."""
+    schemas: tuple[ExperienceSchema, ...]
+    rows: tuple[int, ...]
+    """That a batch has at most, per channel."""
+    slots: int
+    endpoints: tuple[str, ...]
+    """Of the consumer's inboxes."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """From one sender to one consumer."""
+
+    outboxes: tuple[Outbox, ...]
+    way: SharedMemoryWay
+    handed: deque[int]
+    """Sequences that were handed over, the latest of them."""
+
+
+class Relay:
+    """On the consumer's host: puts what is delivered into outboxes of its own, under the sender's numbers.
+
+    An asynchronous actor, so that its methods take turns and never run at once. A delivery is answered when the
+    consumer has released it: until then the sender keeps its slot, and can send it again or elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Address, _Line] = {}
+
+    async def deliver(
+        self, address: Address, after: int, sequence: int, version: int, rows: Sequence[int], *messages: Any
+    ) -> bool:
+        """Hand over one transfer, and wait until its consumer has released it. False if the consumer is gone.
+
+        Args:
+            address: from whom, to whom
+            after: the number of the delivery before, which Ray may bring later
+            sequence: the sender's number
+            version: of the policy
+            rows: of each channel's batch
+            messages: their bytes
+
+        Raises:
+            SchemaError: the consumer expects something else.
+            ChannelError: there is no memory for the outboxes.
+        """
+        try:
+            line = self._line_to(address)
+        except SchemaError:
+            raise
+        except ChannelError:
+            return False
+        outboxes, begin = line.outboxes, time.monotonic()
+        while after not in line.handed and time.monotonic() - begin < _ORDER_S:
+            await asyncio.sleep(_LOOK_S)
+        claims = [await self._claim(outbox, count) for outbox, count in zip(outboxes, rows, strict=True)]
+        line.handed.append(sequence)
+        if not line.way.alive:
+            for claim in claims:
+                claim.cancel()
+            return False
+        for claim, message in zip(claims, messages, strict=True):
+            claim.message[:] = memoryview(message)
+            claim.commit(version, sequence=sequence)
+        line.way.hand_over(sequence)
+        while True:
+            held = [sequence in outbox.unreleased() for outbox in outboxes]
+            back = [sequence in outbox.waiting() for outbox in outboxes]
+            if held == back:  # all parts are released, or have come back from a consumer that is gone
+                break
+            await asyncio.sleep(_LOOK_S)
+            for outbox in outboxes:
+                outbox.look()
+        for outbox, is_back in zip(outboxes, back, strict=True):
+            if is_back:
+                outbox.drop(sequence)
+        return not all(back)  # a consumer that had released a part was done with all of it
+
+    async def leave(self, address: Address) -> None:
+        """Say goodbye to a consumer in the sender's name."""
+        line = self._lines.pop(address, None)
+        for outbox in line.outboxes if line else ():
+            outbox.close(timeout_s=0.0)
+
+    async def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def _line_to(self, address: Address) -> _Line:
+        if address in self._lines:
+            return self._lines[address]
+        outboxes = tuple(
+            Outbox(
+                schema,
+                rows=rows,
+                slots=address.slots,
+                producer=address.producer,
+                origin=address.origin,
+                routed=True,
+            )
+            for schema, rows in zip(address.schemas, address.rows, strict=True)
+        )
+        try:
+            way = SharedMemoryWay(outboxes, address.endpoints)
+        except ChannelError:
+            for outbox in outboxes:
+                outbox.close(timeout_s=0.0)
+            raise
+        line = self._lines[address] = _Line(outboxes, way, deque([_NONE], maxlen=2 * address.slots))
+        return line
+
+    async def _claim(self, outbox: Outbox, rows: int) -> Claim:
+        """Senders have no more under way than there are slots: it is free, or about to be."""
+        while True:
+            with contextlib.suppress(ChannelTimeoutError):
+                return outbox.claim(rows, timeout_s=0.0)
+            await asyncio.sleep(_LOOK_S)
+
+
+class RelayWay(Way):
+    """A dispenser's way to one consumer on another host. Its credits are the dispenser's slots."""
+
+    def __init__(self, relay: Any, dispenser: Dispenser, endpoints: Sequence[str]) -> None:
+        """Use a relay there. Ray starts it anew wherever it can when it dies, and delivers again what was not answered."""
+        self._relay, self._outboxes = relay, dispenser.outboxes
+        self._address = Address(
+            producer=dispenser.producer,
+            origin=dispenser.origin,
+            schemas=dispenser.plan.groups,
+            rows=tuple(outbox.rows for outbox in dispenser.outboxes),
+            slots=dispenser.slots,
+            endpoints=tuple(endpoints),
+        )
+        self._under_way: dict[Any, int] = {}
+        self._alive = True
+        self._newest = _NONE
+
+    @property
+    def alive(self) -> bool:
+        """Whether consumer and host were there at the last answer."""
+        return self._alive
+
+    @property
+    def backlog(self) -> int:
+        """Deliveries that were not answered."""
+        return len(self._under_way)
+
+    @property
+    def carries(self) -> bool:
+        """Yes: slots stay with their owner until the consumer has released what was copied from them."""
+        return True
+
+    def hand_over(self, sequence: int) -> None:
+        """Copy every part into the object store, and let the relay's host fetch it."""
+        parcels = [outbox.parcel(sequence) for outbox in self._outboxes]
+        messages = [np.frombuffer(parcel.message, dtype=np.uint8) for parcel in parcels]
+        rows = tuple(parcel.rows for parcel in parcels)
+        answer = self._relay.deliver.remote(
+            self._address, self._newest, sequence, parcels[0].version, rows, *messages
+        )
+        self._under_way[answer] = self._newest = sequence
+
+    def released(self) -> Iterator[int]:
+        """Sequences that the consumer has released since the last call.
+
+        Raises:
+            SchemaError: the consumer expects something else.
+        """
+        if not self._under_way:
+            return
+        answers, _ = ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=0)
+        for answer in answers:
+            sequence = self._under_way.pop(answer)
+            try:
+                is_released = ray.get(answer)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError:  # its host is gone, and the consumer with it
+                is_released = False
+            if is_released:
+                yield sequence
+            else:
+                self._alive = False
+
+    def close(self) -> None:
+        """Say goodbye to the consumer."""
+        self._relay.leave.remote(self._address)  # nobody waits for it but ``Relays.close``
+
+
+class Relays:
+    """The relays of one producer's process, one per host: what a ``Migrator`` takes as ``far_way``."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, Any] = {}
+
+    def __call__(self, dispenser: Dispenser, consumer: Consumer) -> RelayWay:
+        """A way to a consumer that announced its Ray node's id."""
+        if not consumer.node:
+            raise SchemaError(
+                dispenser.plan.groups[0].name,
+                "a consumer on another host did not announce its node: pass node= to Batcher.announce",
+            )
+        if consumer.node not in self._handles:
+            options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+            there = NodeAffinitySchedulingStrategy(consumer.node, soft=False)
+            relay = ray.remote(Relay).options(scheduling_strategy=there, **options).remote()
+            self._handles[consumer.node] = relay
+        return RelayWay(self._handles[consumer.node], dispenser, consumer.endpoints)
+
+    def close(self) -> None:
+        """End them; consumers read on what is there. Safe to call twice."""
+        while self._handles:
+            relay = self._handles.popitem()[1]
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(relay.process.remote(), timeout=_LEAVE_S)  # after all goodbyes
+            ray.kill(relay)
