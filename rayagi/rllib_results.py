@@ -41,14 +41,14 @@ class ResultLog:
         for name, value in episode_metrics(self.returns, self.lengths).items():
             metrics.log_value(("env_runners", name), value, reduce="item")
         for metric in CATALOGUE:
-            value = result.metrics.get(metric.name, self._gauges.get(metric.name))
-            if value is not None:
+            reading = result.metrics.get(metric.name, self._gauges.get(metric.name))
+            if reading is not None:
                 # A gauge holds until the next value: GMIs at their own pace do not report in every iteration.
                 if metric.kind == "gauge":
-                    self._gauges[metric.name] = value
-                metrics.log_value(("rayagi", metric.name), value, reduce="item")
+                    self._gauges[metric.name] = reading
+                metrics.log_value(("rayagi", metric.name), reading, reduce="item")
                 if metric.group == "learning":
-                    metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), value, reduce="item")
+                    metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), reading, reduce="item")
 
     def state_dict(self) -> StateDict:
         """The last episodes."""
