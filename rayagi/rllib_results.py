@@ -22,6 +22,7 @@ class ResultLog:
     def __init__(self, num_episodes: int) -> None:
         self.returns: deque[float] = deque(maxlen=num_episodes)
         self.lengths: deque[int] = deque(maxlen=num_episodes)
+        self._gauges: dict[str, float] = {}
 
     def log(self, metrics: MetricsLogger, result: IterationResult) -> None:
         """Add one iteration; several may follow before RLlib makes one result of them."""
@@ -33,17 +34,21 @@ class ResultLog:
         metrics.log_value(("env_runners", "num_episodes"), episodes, reduce="sum")
         metrics.log_value(("env_runners", "num_episodes_lifetime"), episodes, reduce="lifetime_sum")
         trained = ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
-        metrics.log_value(trained, steps, reduce="lifetime_sum")
+        samples = int(result.metrics.get("train_samples", steps))
+        metrics.log_value(trained, samples, reduce="lifetime_sum")
         self.returns.extend(result.episode_returns)
         self.lengths.extend(result.episode_lengths)
         for name, value in episode_metrics(self.returns, self.lengths).items():
             metrics.log_value(("env_runners", name), value, reduce="item")
         for metric in CATALOGUE:
-            if metric.name in result.metrics:
-                value = result.metrics[metric.name]
-                metrics.log_value(("rayagi", metric.name), value, reduce="item")
+            reading = result.metrics.get(metric.name, self._gauges.get(metric.name))
+            if reading is not None:
+                # A gauge holds until the next value: GMIs at their own pace do not report in every iteration.
+                if metric.kind == "gauge":
+                    self._gauges[metric.name] = reading
+                metrics.log_value(("rayagi", metric.name), reading, reduce="item")
                 if metric.group == "learning":
-                    metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), value, reduce="item")
+                    metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), reading, reduce="item")
 
     def state_dict(self) -> StateDict:
         """The last episodes."""

@@ -140,8 +140,9 @@ class ImpalaSpec(LearningSpec):
     """Upper bound of those in the trace: how fast they do. IMPALA's."""
     clip_ratio: float | None = 0.2
     """Bound on what one update changes, as in PPO (IMPALA with it is known as APPO); None: the papers' plain gradient."""
-    max_lag: int = 2
-    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner."""
+    max_lag: int = 1
+    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner. 1: a rollout is collected
+    while the one before is learned from; more only evens out their paces, and learns more slowly."""
     on_stale: Literal["wait", "drop", "correct"] = "wait"
     """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
     whatever their age (IMPALA's)."""

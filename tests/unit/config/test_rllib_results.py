@@ -1,0 +1,26 @@
+"""Iterations of GMIs under RLlib's keys, through RLlib's own logger."""
+
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from actors.protocols import IterationResult
+from rayagi.rllib_results import ResultLog
+
+
+def reduced(log, logger, metrics, returns=()):
+    log.log(logger, IterationResult(0, metrics, list(returns), [9] * len(returns)))
+    return logger.reduce()
+
+
+def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
+    log, logger = ResultLog(100), MetricsLogger(root=True)
+    both = {"env_steps": 64.0, "episodes": 1.0, "simulate_s": 0.5, "value_loss": 2.0}
+    first = reduced(log, logger, both, [3.0])
+    # the learner alone: what it learned from was collected before
+    second = reduced(log, logger, {"env_steps": 0.0, "train_samples": 32.0, "value_loss": 1.0})
+    assert (first["rayagi"]["simulate_s"], second["rayagi"]["simulate_s"]) == (0.5, 0.5)
+    assert (first["rayagi"]["value_loss"], second["rayagi"]["value_loss"]) == (2.0, 1.0)
+    assert second["learners"]["default_policy"]["value_loss"] == 1.0
+    assert second["rayagi"]["env_steps"] == 0
+    assert second["env_runners"]["num_env_steps_sampled_lifetime"] == 64
+    assert second["env_runners"]["episode_return_mean"] == 3.0
+    assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
