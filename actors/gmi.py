@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
-from collectives.experience.directory import Directory
 
 from actors.collective import Collective
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from collectives.communicator import Communicator
 from collectives.connect import connect
+from collectives.experience.directory import Directory
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
 from collectives.wires import TransportName

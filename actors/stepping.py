@@ -13,18 +13,16 @@ computed depends on no timing. To the agent's loop they are one simulator: ``act
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from actors.collecting import Steps
-from actors.errors import OutOfStepError, PartnerLostError
+from actors.partners import Intake, refuse_other_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
-from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Batch, Inbox
+from collectives.experience.inbox import Batch
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema, Field
 
@@ -32,8 +30,6 @@ CHANNEL = "steps"
 """Under which GMIs that exchange steps find each other."""
 BETWEEN_ITERATIONS_S = 3600.0
 """For the first message of an iteration: the partner may still learn or evaluate. One that has ended is noticed at once."""
-_LOOK_S = 0.5
-"""After which an agent that waits looks whether those that it waits for are still there."""
 _SLOTS = 2
 """A step, and the first observations of the next iteration, which may be told before the step is read."""
 _CLOSE_S = 0.2
@@ -86,7 +82,7 @@ class StepServer:
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
-        self._intake = _Intake(action_schema(info), [agent])
+        self._intake = Intake(action_schema(info), [agent])
         self._outbox = Outbox(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
         (field,) = self._intake.inbox.schema.fields
         self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
@@ -123,9 +119,9 @@ class StepServer:
         """
         asked = time.perf_counter()
         limit_s = self._limit_s if self._steps else BETWEEN_ITERATIONS_S
-        awaited = _asked("the actions", self._steps, self._iteration)
+        awaited = step_name("the actions", self._steps, self._iteration)
         with self._intake.take((0,), awaited, limit_s) as batch:
-            _refuse_other_iteration(batch, self._intake.names[0], self._iteration)
+            refuse_other_iteration(batch, self._intake.names[0], self._iteration)
             self._actions.copy_(batch["actions"])
         begun = time.perf_counter()
         result = self.simulator.step(self._actions)
@@ -176,7 +172,7 @@ class RemoteSimulators:
         """
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
-        self._intake = _Intake(step_schema(info), simulators)
+        self._intake = Intake(step_schema(info), simulators)
         self._outboxes = [
             # One for each: an outbox with several consumers would post to another what one of them can take no more.
             Outbox(action_schema(info), rows=count, slots=_SLOTS)
@@ -239,7 +235,7 @@ class RemoteSimulators:
             claim["actions"].copy_(actions[span])
             claim.commit(version=self._iteration)
         finals: dict[int, tuple[Tensor, Tensor]] = {}
-        for batch in self._one_of_each(_asked("the outcome", self._steps, self._iteration), self._limit_s):
+        for batch in self._one_of_each(step_name("the outcome", self._steps, self._iteration), self._limit_s):
             part = self._parts[batch.producer]
             for name, own in part.items():
                 own.copy_(batch[name])
@@ -285,62 +281,5 @@ class RemoteSimulators:
                 continue
             missing.remove(batch.producer)
             with batch:
-                _refuse_other_iteration(batch, self._intake.names[batch.producer], self._iteration)
+                refuse_other_iteration(batch, self._intake.names[batch.producer], self._iteration)
                 yield batch
-
-
-class End(Protocol):
-    """What can say goodbye."""
-
-    def close(self) -> None:
-        """Say goodbye to the partners."""
-        ...
-
-
-@contextmanager
-def leaving_on_error(end: End) -> Iterator[None]:
-    """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
-    try:
-        yield
-    except BaseException:
-        end.close()
-        raise
-
-
-class _Intake:
-    """An inbox whose producers are GMIs with names, all attached before the first take; notices when one has gone."""
-
-    def __init__(self, schema: ExperienceSchema, names: Sequence[str]) -> None:
-        self.inbox, self.names = Inbox(schema), tuple(names)
-
-    def take(self, awaited: Collection[int], asked: str, limit_s: float) -> Batch:
-        """The next batch, while waiting for those of ``awaited``."""
-        begin = time.monotonic()
-        while True:
-            try:
-                batch = self.inbox.take(min(_LOOK_S, limit_s))
-            except ChannelTimeoutError:
-                batch = None
-            if batch is not None:
-                return batch
-            there = self.inbox.producers
-            for place in awaited:
-                if place not in there:
-                    raise PartnerLostError(
-                        self.inbox.schema.name, self.names[place], asked, place in self.inbox.lost
-                    )
-            waited_s = time.monotonic() - begin
-            if waited_s >= limit_s:
-                names = " and ".join(self.names[place] for place in awaited)
-                raise ChannelTimeoutError(
-                    self.inbox.schema.name, f"{asked} did not come from {names}", waited_s
-                )
-
-
-def _asked(what: str, step: int, iteration: int) -> str:
-    return f"{what} of step {step + 1} of iteration {iteration + 1}"
-
-
-def _refuse_other_iteration(batch: Batch, whose: str, iteration: int) -> None:
-    if batch.version != iteration:
-        raise OutOfStepError(whose, batch.version + 1, iteration + 1)

@@ -17,10 +17,11 @@ from actors.agent import Agent
 from actors.collecting import check_finite, collect, evaluate
 from actors.gmi import GmiContext
 from actors.noise import exploration_noise
+from actors.partners import leaving_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
-from actors.stepping import RemoteSimulators, leaving_on_error
+from actors.stepping import RemoteSimulators
 from actors.trainer import Trainer
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.crew import Crew, connected_server, connected_simulators

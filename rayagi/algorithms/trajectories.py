@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
 from torch import Tensor
 
 from actors.protocols import EnvInfo
 from actors.rollout import Rollout
+from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
 from collectives.experience.schema import ExperienceSchema, Field
 
 TRAJECTORIES, FINALS = "trajectory", "finals"

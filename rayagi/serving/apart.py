@@ -12,9 +12,9 @@ from torch import Tensor
 
 from actors.agent import Agent
 from actors.gmi import GmiContext
+from actors.partners import leaving_on_error
 from actors.protocols import StepResult
 from actors.simulator import Simulator
-from actors.stepping import leaving_on_error
 from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
 from rayagi.algorithms.policy import load_policy
 from rayagi.envs import make_env_factory
