@@ -302,7 +302,7 @@ def test_a_client_loads_neither_torch_nor_ray():
     assert done.stdout == "set()\n"
 
 
-def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(run):
+def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_drains_on_sigterm(run):
     command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -317,6 +317,8 @@ def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(r
         with pytest.raises(PolicyRefusedError, match="token"):
             PolicyClient(f"http://127.0.0.1:{port}", timeout_s=30).act(OBS)
         assert PolicyClient(f"http://127.0.0.1:{port}", token=token, timeout_s=30).act(OBS).shape == (5, 1)
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "now iteration_000009 (9,000 environment steps)\n"
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=60)
         assert "1 requests (5 observations) in 1 batches, 1 refused" in said
