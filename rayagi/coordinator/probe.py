@@ -87,8 +87,8 @@ class SessionProbe:
         self._session: Session | None = None
         self._gmis = 0
         """Whose processes are there."""
-        self._steps_per_s = 0.0
-        """Of one of them, by what was measured last in these processes."""
+        self._fastest: dict[int, float] = {}
+        """Steps per second of one of so many GMIs, the most so far: a disturbed trial says little of the next one."""
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
         """Measure a candidate.
@@ -116,10 +116,9 @@ class SessionProbe:
     def _attempt(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
         started = time.monotonic()
         spec = candidate(self._spec, self._machine, gmis_per_gpu, num_envs)
-        known = self._session is not None and self._gmis == gmis_per_gpu
-        rate = self._steps_per_s if known else _GUESSED_STEPS_PER_S
-        expected_s = num_envs * spec.ppo.rollout_length / rate
-        if known and expected_s > settings.longest_s:
+        steps_per_s = self._fastest.get(gmis_per_gpu, _GUESSED_STEPS_PER_S)
+        expected_s = num_envs * spec.ppo.rollout_length / steps_per_s
+        if gmis_per_gpu in self._fastest and expected_s > settings.longest_s:
             reason = f"an iteration would last {expected_s:.0f} s, and {settings.longest_s:.0f} s may be"
             return Failed(kind="too long", reason=reason)
         parts = parts_of(spec, expected_s, settings.iteration_s)
@@ -135,9 +134,10 @@ class SessionProbe:
             reason = f"{type(error).__name__}: {error}"
             return Failed(kind=kind, reason=reason, duration_s=time.monotonic() - started)
         kept = results[settled.warm_up :]
-        self._steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / settled.mean_s
+        steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / settled.mean_s
+        self._fastest[gmis_per_gpu] = max(steps_per_s, self._fastest.get(gmis_per_gpu, 0.0))
         return Measured(
-            steps_per_s=self._steps_per_s,
+            steps_per_s=steps_per_s,
             memory_bytes=int(max(memory_of(result) for result in results)),
             relative_error=settled.relative_error,
             phases_s={

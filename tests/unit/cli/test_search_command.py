@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from placement.search import Failed, Measured, Trial
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
-from rayagi.cli.search import save_plots, summary
+from rayagi.cli.search import _line, save_plots, summary
 from rayagi.coordinator.searching import SearchResult, SearchSettings
 
 MIB = 2**20
@@ -49,6 +50,40 @@ def test_the_table_tells_what_was_tried_and_the_command_that_uses_it(result):
     text = "\n".join(lines)
     assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
     assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
+
+
+def test_what_ended_a_row_and_what_was_measured_again_is_told():
+    plain = Trial(gmis_per_gpu=2, num_envs=64, verdict="plateau", outcome=measured(1000, 400), saturation=4.0)
+    ended = replace(
+        plain, system_steps_per_s=2000.0, reason="+3.0 % against the fastest before it, 5 % wanted"
+    )
+    assert _line(ended) == (
+        "    2 x 64        2,000 steps/s +- 2 %  Sat 4.00  plateau: +3.0 % against the fastest before it, 5 % wanted"
+    )
+    going_on = replace(ended, verdict="going on")
+    assert _line(going_on).endswith("Sat 4.00  (+3.0 % against the fastest before it, 5 % wanted)")
+    left_out = Trial(
+        gmis_per_gpu=1, num_envs=16, verdict="cannot win", outcome=None, reason="at most 2,100 steps/s"
+    )
+    assert _line(left_out) == "    1 x ...   not tried, cannot win: at most 2,100 steps/s"
+    slow = Failed(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
+    too_long = Trial(gmis_per_gpu=2, num_envs=4096, verdict="failed", outcome=slow)
+    assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s, and 25 s may be"
+
+
+def test_a_tie_is_told_with_the_result(result):
+    again = replace(
+        result.best,
+        verdict="again",
+        saturation=None,
+        reason="1.0 % behind 2 x 32, no more than noise, with a smaller batch",
+    )
+    told = summary(
+        replace(result, best=again, trials=(*result.trials, again), complete=True), [Path("a.png")]
+    )
+    assert told.splitlines()[5].endswith("again, best")
+    assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, no more than noise, with a smaller batch.\n" in told
+    assert "It was measured once, and shortly." in summary(result, [Path("a.png")])
 
 
 def test_figures_13_and_14_are_drawn(result, tmp_path):

@@ -1,0 +1,104 @@
+"""Which points the grid has, what is measured again, and the verdict: on formulas, without processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.search import run as experiment
+from placement.search import Measured
+
+TASK = "Ant-v5"
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Steps per second of a GMI by point; the probe that answers with them takes note of what it was asked."""
+
+    class Table(dict):
+        def __call__(self, spec, machine, settings):
+            return self
+
+        def __enter__(self):
+            def probe(gmis, num_envs):
+                self.asked.append((gmis, num_envs))
+                return Measured(steps_per_s=self[gmis, num_envs], memory_bytes=2**28)
+
+            return probe
+
+        def __exit__(self, *about):
+            pass
+
+    made = Table()
+    made.asked = []
+    monkeypatch.setattr(experiment, "SessionProbe", made)
+    monkeypatch.setattr(experiment, "wait_until_quiet", lambda: None)
+    return made
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return experiment.Journal(tmp_path / "results.jsonl")
+
+
+def test_a_row_goes_on_beyond_512_while_a_doubling_gains_2_percent(speeds, journal):
+    # 2 GMIs: 512 gains 1 %, and is the end. 1 GMI: 512 gains 10 %, 1024 gains 3 %, 2048 gains 1 %.
+    for num_envs in (16, 32, 64, 128, 256):
+        speeds[2, num_envs], speeds[1, num_envs] = 1000.0, 1500.0
+    speeds |= {(2, 512): 1010.0, (1, 512): 1650.0, (1, 1024): 1700.0, (1, 2048): 1717.0}
+    experiment.grid(journal, TASK, (2, 1))
+    always = {(gmis, num_envs) for gmis in (2, 1) for num_envs in (16, 32, 64, 128, 256, 512)}
+    assert set(speeds.asked[:12]) == always
+    assert speeds.asked[12:] == [(1, 1024), (1, 2048)]
+
+
+def test_what_is_done_is_not_done_again(speeds, journal, tmp_path):
+    speeds |= {(gmis, num_envs): 1000.0 for gmis in (2, 1) for num_envs in (16, 32, 64, 128, 256, 512)}
+    experiment.grid(journal, TASK, (2, 1))
+    done = len(speeds.asked)
+    experiment.grid(experiment.Journal(tmp_path / "results.jsonl"), TASK, (2, 1))
+    assert len(speeds.asked) == done == 12
+
+
+def first_pass(journal, totals):
+    for (gmis, num_envs), total in totals.items():
+        journal.add(
+            {
+                "kind": "grid", "task": TASK, "repeat": 0, "gmis": gmis, "num_envs": num_envs,
+                "system_steps_per_s": total, "duration_s": 20.0,
+            }
+        )  # fmt: skip
+
+
+def test_the_best_two_and_what_was_found_are_measured_again(journal):
+    first_pass(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0, (1, 256): 990.0})
+    assert experiment.contenders(journal, TASK, (2, 128)) == [(2, 256), (1, 256), (2, 128)]
+    assert experiment.contenders(journal, TASK, (2, 256)) == [(2, 256), (1, 256)]
+    # also where the grid does not have it
+    assert experiment.contenders(journal, TASK, (2, 4096))[-1] == (2, 4096)
+
+
+def test_the_verdict_is_by_the_grid_s_own_figures(journal):
+    first_pass(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0})
+    found = {
+        "kind": "search",
+        "task": TASK,
+        "gmis": 2,
+        "num_envs": 128,
+        "measurements": 9,
+        "duration_s": 15.0,
+    }
+    journal.add(found)
+    # 960 of 1000; 15 s of three points of 20 s
+    assert (
+        experiment.verdict(journal, TASK) == "| Ant-v5 | 2 x 128 | 0.960 | 9, 15 | 3, 60 | 0.25 | - | - | - |"
+    )
+    journal.add(
+        {
+            "kind": "training",
+            "task": TASK,
+            "predicted_steps_per_s": 990.0,
+            "measured_steps_per_s": 900.0,
+            "error": 0.1,
+        }
+    )
+    assert experiment.verdict(journal, TASK).endswith("| 990 | 900 | +10.0% |")
