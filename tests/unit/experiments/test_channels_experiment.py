@@ -1,4 +1,4 @@
-"""The experiment with channels: batches have the sizes of the tasks, the reader reads, the report compares."""
+"""The experiment with channels: sizes of its batches, a reader that reads, a report that compares what was measured."""
 
 import pytest
 
