@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ QUICK = ProbeSettings(
     loose_error=0.5,
     most_s=5.0,
     iteration_s=1.0,
+    longest_s=math.inf,
     hang_s=10.0,
 )
 

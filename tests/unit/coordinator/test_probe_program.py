@@ -91,12 +91,12 @@ def test_whole_iterations_are_those_of_training():
     program.close()
 
 
-def test_parts_hold_as_much_memory_as_whole_iterations():
+def test_parts_hold_at_least_as_much_memory_as_whole_iterations():
     if not forget_peak() or not peak_bytes():
         pytest.skip("this system does not tell a process's peak")
     spec = replace(
         SPEC,
-        gmi=GmiSpec(num_envs=2048),
+        gmi=GmiSpec(num_envs=1024),
         network=NetworkSpec(hidden=(256, 128)),
         ppo=replace(SPEC.ppo, num_epochs=1),
     )
@@ -112,6 +112,7 @@ def test_parts_hold_as_much_memory_as_whole_iterations():
 
     held(1)  # libraries take what they keep
     whole, part = held(1), held(4)
-    # values of 65,536 states pass through 256 + 128 numbers each: 96 MiB at once
-    assert whole > 64 * MIB
-    assert part == pytest.approx(whole, rel=0.25)
+    # values of 32,768 states pass through 256 + 128 numbers each: 48 MiB at once
+    assert whole > 32 * MIB
+    # The part's own rollout is held beside the whole one, and the C library may keep what lies between: never less.
+    assert 0.9 * whole < part < 2 * whole
