@@ -159,11 +159,12 @@ class _HttpWire:
     ) -> bytes:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        if self._connection.sock is None:  # it is new, or the server closed it with its last answer
-            self._connection.connect()
+        connection: Any = self._connection  # typeshed has it that a connection keeps its socket
+        if connection.sock is None:  # it is new, or the server closed it with its last answer
+            connection.connect()
             # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
-            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.sock.settimeout(timeout_s)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sock.settimeout(timeout_s)
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
         self._connection.request(method, path, body, headers)
         response = self._connection.getresponse()
