@@ -159,11 +159,11 @@ class _HttpWire:
     ) -> bytes:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        connection: Any = self._connection  # typeshed has it that a connection keeps its socket
+        connection = self._connection
         if connection.sock is None:  # it is new, or the server closed it with its last answer
             connection.connect()
             # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _send_at_once(connection)
         connection.sock.settimeout(timeout_s)
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
         self._connection.request(method, path, body, headers)
@@ -248,3 +248,7 @@ def _reason(content: bytes) -> str:
         return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         return content.decode(errors="replace")[:500]
+
+
+def _send_at_once(connection: http.client.HTTPConnection) -> None:
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
