@@ -147,7 +147,7 @@ class Batch:
         self.sequence, self.version = words[header + at.SLOT_SEQUENCE], words[header + at.SLOT_VERSION]
         self.num_rows, self.committed_ns = words[header + at.SLOT_ROWS], words[header + at.SLOT_TIME_NS]
         self._layout: MessageLayout = link.layouts.of(self.num_rows)
-        begin = header * at.WORD + at.SLOT_HEADER_BYTES
+        begin = header * at.WORD + at.SLOT_HEADER_BYTES + self._layout.lead
         # Of this batch alone: whatever refers to the batch's memory refers to this object.
         self._base: memoryview | None = link.file.bytes[begin : begin + self._layout.size]
         self._tensors: dict[str, Tensor] = {}

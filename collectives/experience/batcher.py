@@ -158,6 +158,11 @@ class Batcher:
         return self._inboxes[0].producers
 
     @property
+    def waiting(self) -> set[int]:
+        """Producers of transfers that came and were not given."""
+        return {transfer.producer for transfer in self._ready}
+
+    @property
     def lost(self) -> list[int]:
         """Producers whose process ended without a goodbye, in the order in which that was noticed."""
         return self._inboxes[0].lost
@@ -217,8 +222,9 @@ class Batcher:
         while True:
             self._drop_stale(accept)
             first: dict[int, Transfer] = {}
-            for transfer in self._ready:
-                if transfer.producer not in first or transfer.sequence < first[transfer.producer].sequence:
+            for transfer in self._ready:  # one that left something has a successor that counts from 1 again
+                other = first.get(transfer.producer)
+                if other is None or (transfer.version, transfer.sequence) < (other.version, other.sequence):
                     first[transfer.producer] = transfer
             missing = [producer for producer in wanted if producer not in first]
             if not missing:

@@ -32,3 +32,7 @@ class ChannelTimeoutError(ChannelError):
 
 class ChannelClosedError(ChannelError):
     """This end was closed."""
+
+
+class NoChannelError(ChannelError):
+    """There is no such channel on this host, or nothing in it."""

@@ -113,14 +113,14 @@ class Joiner:
         while not self._complete:
             if self._take_from_each():
                 continue
-            left_s = begin + timeout_s - time.monotonic()
+            left_s = max(0.0, begin + timeout_s - time.monotonic())
             try:
-                if not self._await_part(max(0.0, min(_SLEEP_S, left_s))):
+                if not self._await_part(min(_SLEEP_S, left_s) if self._parts else left_s):
                     return None
             except ChannelTimeoutError as error:
                 self._drop_orphans()
-                if left_s <= _SLEEP_S:
-                    waited_s = time.monotonic() - begin
+                waited_s = time.monotonic() - begin
+                if waited_s >= timeout_s:
                     raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
         return self._complete.popleft()
 
@@ -155,7 +155,7 @@ class Joiner:
         missed = self._missed()
         if not missed:
             return False
-        time.sleep(limit_s)
+        time.sleep(min(_SLEEP_S, limit_s))
         told = f"producers {missed} ended without a goodbye, and nobody came for them"
         raise ChannelTimeoutError(self._inboxes[0].schema.name, told, limit_s)
 

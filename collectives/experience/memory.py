@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import pyarrow as pa
@@ -62,7 +63,7 @@ _INODE_BITS, _FD_BITS = 22, 20
 """Of the word that names a file; the process has the other 22, which is as many as Linux ever uses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OutboxShape:
     """Sizes that follow from an outbox's numbers."""
 
@@ -71,28 +72,27 @@ class OutboxShape:
     """Bytes from one slot to the next: its header and its message, in whole cache lines."""
     schema_bytes: int
 
-    @property
-    def line_words(self) -> int:
-        """Of a consumer's line: each ring has a word per slot, and its end is a cache line's."""
-        ring = -(-self.slots // LINE) * LINE
-        return QUEUE_AT + 2 * ring
-
-    @property
+    @cached_property
     def released_at(self) -> int:
-        """Word within a consumer's line where the numbers of released batches begin."""
+        """Word within a consumer's line where the tickets of released batches begin, by slot."""
         return QUEUE_AT + -(-self.slots // LINE) * LINE
 
-    @property
+    @cached_property
+    def line_words(self) -> int:
+        """Of a consumer's line: each ring has a word per slot, and its end is a cache line's."""
+        return 2 * self.released_at - QUEUE_AT
+
+    @cached_property
     def schema_at(self) -> int:
         """Byte at which the schema message begins."""
         return (CONSUMERS_AT + MAX_CONSUMERS * self.line_words) * WORD
 
-    @property
+    @cached_property
     def slots_at(self) -> int:
         """Byte at which the slots begin."""
         return page_aligned(self.schema_at + self.schema_bytes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the file."""
         return page_aligned(self.slots_at + self.slots * self.slot_stride)
@@ -107,9 +107,9 @@ class OutboxShape:
 
 
 def slot_stride(message_bytes: int) -> int:
-    """Bytes of a slot that holds such a message."""
+    """Bytes of a slot that holds such a message, wherever in its first cache line it begins."""
     lines = -(-message_bytes // CACHE_LINE_BYTES)
-    return SLOT_HEADER_BYTES + lines * CACHE_LINE_BYTES
+    return SLOT_HEADER_BYTES + CACHE_LINE_BYTES + lines * CACHE_LINE_BYTES
 
 
 class SharedFile:

@@ -213,7 +213,7 @@ class Outbox:
             self._post(claim.slot, to)
         else:
             self._queue([claim.slot])
-            self._pump()
+            self._post_waiting()
         return number
 
     def cancel(self, claim: Claim) -> None:
@@ -306,6 +306,10 @@ class Outbox:
                 line.give_up()
                 del self._lines[number]
                 self._processes.watch_only(line.pid for line in self._lines.values())
+        self._post_waiting()
+
+    def _post_waiting(self) -> None:
+        """What waits goes to whoever has least, up to its credit."""
         while self._waiting and not self._routed:
             open_lines = [number for number in self._lines if self._is_open(number)]
             number = min(open_lines, key=self.backlog, default=-1)

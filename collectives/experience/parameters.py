@@ -45,6 +45,8 @@ _MOST_READS = 1000
 class ParameterBoard:
     """One owner publishes, any number of processes of the host read. Not for several threads at once.
 
+    The tensors that are published, and those that are read into, may be on a device. [unverified on GPU]
+
     ::
 
         board = ParameterBoard.host({"parameters": flat, "mean": mean})   # tell readers board.endpoint

@@ -11,7 +11,7 @@ from torch import Tensor
 from collectives.experience import memory as at
 from collectives.experience.claim import Parcel
 from collectives.experience.memory import OutboxShape, SharedFile
-from collectives.experience.messages import Layouts
+from collectives.experience.messages import Layouts, MessageLayout
 
 
 class Slots:
@@ -21,19 +21,22 @@ class Slots:
         self.free = deque(range(shape.slots))
         self._bytes, self._words = file.bytes, file.words
         self._shape, self._layouts, self._rows = shape, layouts, rows
+        self._headers = [shape.slot_word(slot) for slot in range(shape.slots)]
         self._tensors: dict[int, dict[str, Tensor]] = {}
         self._metadata_rows = [-1] * shape.slots
 
     def begin(self, rows: int) -> tuple[int, dict[str, Tensor]]:
         """Take a free slot for a batch of ``rows`` rows: its number, and each field as (rows, *shape)."""
-        slot = self.free.popleft()
-        self._words[self._header(slot) + at.SLOT_TICKET] = 0
+        slot = (
+            self.free.popleft()
+        )  # the one freed first: what was committed last stays there for whoever looks on
+        self._words[self._headers[slot] + at.SLOT_TICKET] = 0
         self.set_state(slot, at.STATE_CLAIMED)
         return slot, self._views(slot, rows)
 
     def commit(self, slot: int, ticket: int, sequence: int, version: int, rows: int) -> None:
         """Say what the slot holds from now on."""
-        words, header = self._words, self._header(slot)
+        words, header = self._words, self._headers[slot]
         words[header + at.SLOT_SEQUENCE] = sequence
         words[header + at.SLOT_VERSION] = version
         words[header + at.SLOT_ROWS] = rows
@@ -42,7 +45,7 @@ class Slots:
 
     def set_state(self, slot: int, state: int) -> None:
         """For whoever looks on."""
-        self._words[self._header(slot) + at.SLOT_STATE] = state
+        self._words[self._headers[slot] + at.SLOT_STATE] = state
 
     def set_free(self, slots: Iterable[int]) -> None:
         """They can be claimed again."""
@@ -52,26 +55,28 @@ class Slots:
 
     def ticket(self, slot: int) -> int:
         """Of the batch in it."""
-        return self._words[self._header(slot) + at.SLOT_TICKET]
+        return self._words[self._headers[slot] + at.SLOT_TICKET]
 
     def sequence(self, slot: int) -> int:
         """Of the batch in it."""
-        return self._words[self._header(slot) + at.SLOT_SEQUENCE]
+        return self._words[self._headers[slot] + at.SLOT_SEQUENCE]
 
     def parcel(self, slot: int) -> Parcel:
         """The batch in it."""
-        words, header = self._words, self._header(slot)
+        words, header = self._words, self._headers[slot]
         rows = words[header + at.SLOT_ROWS]
         return Parcel(self.sequence(slot), words[header + at.SLOT_VERSION], rows, self.message(slot, rows))
 
     def message(self, slot: int, rows: int) -> memoryview:
         """The bytes of the Arrow message in it."""
-        begin = self._message_at(slot)
-        return self._bytes[begin : begin + self._layouts.of(rows).size]
+        layout = self._layouts.of(rows)
+        begin = self._message_at(slot, layout)
+        return self._bytes[begin : begin + layout.size]
 
     def _views(self, slot: int, rows: int) -> dict[str, Tensor]:
         """The tensors in a slot, behind the metadata of as many rows. Those of a full batch are made once."""
-        layout, begin = self._layouts.of(rows), self._message_at(slot)
+        layout = self._layouts.of(rows)
+        begin = self._message_at(slot, layout)
         if self._metadata_rows[slot] != rows:
             self._bytes[begin : begin + len(layout.metadata)] = layout.metadata
             self._metadata_rows[slot] = rows
@@ -81,8 +86,5 @@ class Slots:
             self._tensors[slot] = layout.tensors(self._bytes, begin)
         return self._tensors[slot]
 
-    def _header(self, slot: int) -> int:
-        return self._shape.slot_word(slot)
-
-    def _message_at(self, slot: int) -> int:
-        return self._shape.slot_word(slot) * at.WORD + at.SLOT_HEADER_BYTES
+    def _message_at(self, slot: int, layout: MessageLayout) -> int:
+        return self._headers[slot] * at.WORD + at.SLOT_HEADER_BYTES + layout.lead

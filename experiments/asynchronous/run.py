@@ -108,7 +108,7 @@ def train(task: str, given: argparse.Namespace) -> Path:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Mean evaluation return of the asynchronous run against training time, over the synchronous ones where there are any."""
+    """Mean evaluation return of the asynchronous run against training time, beside synchronous ones."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     earlier = LEARNING / f"{report['task']}.json"

@@ -57,7 +57,7 @@ class Flow:
             in_step=in_step,
             paced=paced,
             slots=min(bound + 1, MOST_SLOTS) if in_step else MOST_SLOTS,
-            max_lag=bound if stale == "drop" and not in_step else None,
+            max_lag=None if stale == "correct" and not in_step else bound,
             rollouts_per_update=rollouts or len(collectors),
         )
 

@@ -51,8 +51,8 @@ class Estimates:
     """What the present parameters make of them, anew in every epoch.
 
     Attributes:
-        advantages: normalised if so configured, times the truncated importance ratio   (B,)
-        targets: value targets                                                          (B,)
+        advantages: normalised if so configured, times IMPALA's truncated importance ratio   (B,)
+        targets: value targets                                                               (B,)
     """
 
     advantages: Tensor
@@ -111,15 +111,15 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
         learner, samples = self.learner, self.prepare(rollout)
         learner.begin_update(self.env_steps)
         rows: list[Tensor] = []
-        fit = 0.0
+        fits: list[float] = []
         for minibatches in orders:
-            estimates, own_fit = self.estimate(rollout, samples)
-            fit = fit if rows else own_fit
+            estimates, fit = self.estimate(rollout, samples, first=not fits)
+            fits.append(fit)
             rows += [learner.step_on(samples, estimates, order) for order in minibatches]
         metrics = learner.end_update(
             learner.measured, rows, last_epoch=orders.shape[1], iteration=number, what="IMPALA update"
         )
-        return {**metrics, "explained_variance": fit, **self._importance(samples)}
+        return {**metrics, "explained_variance": fits[0], **self._importance(samples)}
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Samples:
@@ -138,37 +138,35 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
         )
 
     @torch.no_grad()
-    def estimate(self, rollout: Rollout, samples: Samples) -> tuple[Estimates, float]:
-        """Advantages and targets at the present parameters, and the explained variance of their value estimates."""
+    def estimate(self, rollout: Rollout, samples: Samples, *, first: bool) -> tuple[Estimates, float]:
+        """Advantages and targets at the present parameters, and the explained variance of their value estimates.
+
+        ``first``: these are still the parameters before the update.
+        """
         values, next_values = self._values(rollout, samples.everything)
-        if not self.corrects:
-            advantages, targets = gae(
-                rewards=samples.rewards,
-                values=values,
-                next_values=next_values,
-                terminated=samples.terminated,
-                done=samples.done,
-                gamma=self.spec.gamma,
-                gae_lambda=self.spec.gae_lambda,
+        told: dict[str, Any] = {
+            "rewards": samples.rewards,
+            "values": values,
+            "next_values": next_values,
+            "terminated": samples.terminated,
+            "done": samples.done,
+            "gamma": self.spec.gamma,
+        }
+        if self.corrects:
+            now = samples.start if first else self._log_probs(samples.obs, samples.actions)
+            advantages, targets = vtrace(
+                log_ratios=(now - samples.behaviour).view(values.shape),
+                **told,
+                trace_lambda=self.spec.gae_lambda,
+                rho_bar=self.spec.rho_bar,
+                c_bar=self.spec.c_bar,
             )
-            weighted = self._normalised(advantages).reshape(-1)
-            return Estimates(weighted, targets.reshape(-1)), explained_variance(values, targets)
-        now = self._log_probs(samples.obs, samples.actions)
-        advantages, targets = vtrace(
-            log_ratios=(now - samples.behaviour).view(values.shape),
-            rewards=samples.rewards,
-            values=values,
-            next_values=next_values,
-            terminated=samples.terminated,
-            done=samples.done,
-            gamma=self.spec.gamma,
-            trace_lambda=self.spec.gae_lambda,
-            rho_bar=self.spec.rho_bar,
-            c_bar=self.spec.c_bar,
-        )
-        # A clipped loss holds the ratio to the policy at the start itself; what is left is from there to the behaviour.
-        reached = now if self.spec.clip_ratio is None else samples.start
-        weights = (reached - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
+            # A clipped loss holds the ratio to the policy at the start; what is left is from there to the behaviour.
+            reached = now if self.spec.clip_ratio is None else samples.start
+            weights = (reached - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
+        else:
+            advantages, targets = gae(**told, gae_lambda=self.spec.gae_lambda)
+            weights = torch.ones_like(samples.start)
         weighted = self._normalised(advantages).reshape(-1) * weights
         return Estimates(weighted, targets.reshape(-1)), explained_variance(values, targets)
 

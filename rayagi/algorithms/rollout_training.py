@@ -21,7 +21,10 @@ from rayagi.algorithms.policy import NetworkPolicy
 
 
 class RolloutTraining(ABC, Generic[SpecT]):
-    """Implements actors.trainer.Learner but for the update itself. The policy that acts is the model that learns."""
+    """Implements actors.trainer.Learner but for the update itself. The policy that acts is the model that learns.
+
+    On a GPU slice the networks live there, and rollouts from elsewhere come from the host. [unverified on GPU]
+    """
 
     learner: GradientLearner[SpecT]
 

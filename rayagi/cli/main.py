@@ -25,12 +25,14 @@ _COMMANDS = {
     "serve": "rayagi.cli.serve",
     "policy-server": "rayagi.cli.policy_server",
     "export": "rayagi.cli.export",
+    "channels": "rayagi.cli.channels",
+    "channels dump": "rayagi.cli.channels_dump",
     "comm plan": "rayagi.cli.comm_plan",
     "comm bench": "rayagi.cli.comm_bench",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "info", "plan", "report", "comm plan")
+_LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
 """Commands whose reader may leave early, such as `head`: they have done what was asked."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.cli.arguments import add_command, count_argument, duration_argument, seed_argument
+from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.serving_parser import add_serving
 from rayagi.config.spec import Algorithm, Backend, Template
@@ -44,6 +45,7 @@ start here:
   rayagi policy-server runs/NAME --port 8000           its actions, for a robot or game outside
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
+  rayagi channels --watch          what experience travels on this machine now, and who holds it up
 
 exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
 start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
@@ -71,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cleanup(commands)
     add_serving(commands)
     add_comm(commands)
+    add_channels(commands)
     return parser
 
 

@@ -129,6 +129,13 @@ def _template(spec: RunSpec) -> Iterator[ConfigError]:
             "is searched for ppo on dp_only only",
             "give a number",
         )
+    if gmi.replan and gmi.template != "dp_only":
+        yield ConfigError(
+            "gmi.replan",
+            True,
+            "is for dp_only, whose GMIs are alike",
+            "leave it out (decoupled replaces GMIs that are lost by itself)",
+        )
     if gmi.num_learners is not None:
         yield from _learners(gmi, gmi.num_learners)
 

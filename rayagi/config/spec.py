@@ -140,13 +140,13 @@ class ImpalaSpec(LearningSpec):
     """Upper bound of those in the trace: how fast they do. IMPALA's."""
     clip_ratio: float | None = 0.2
     """Bound on what one update changes, as in PPO (IMPALA with it is known as APPO); None: the papers' plain gradient."""
-    max_lag: int = 4
+    max_lag: int = 2
     """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner."""
     on_stale: Literal["wait", "drop", "correct"] = "wait"
     """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
     whatever their age (IMPALA's)."""
     rollouts_per_update: int | None = None
-    """Rollouts that one update takes, each of one collecting GMI. None: as many as there are such GMIs."""
+    """Rollouts that one update takes, each of one collecting GMI. None: one of every such GMI, as ``wait`` always has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

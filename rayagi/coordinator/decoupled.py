@@ -99,7 +99,9 @@ class DecoupledSession(Session):
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
         """Run episodes with the newest policy's mode, spread over the collectors; their results in GMI order."""
-        counts = shares(num_episodes, self._collectors)
+        if num_episodes < 1:
+            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
+        counts = shares(num_episodes, self.plan.hosting("agent"))
         seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
         parts: list[EvaluationResult] = self._answered(
             lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
@@ -122,6 +124,7 @@ class DecoupledSession(Session):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what is on its way is given up. Without ``local``, environments start anew."""
+        self._open()
         self._guarded(self._rest, "what was asked before a state is loaded")
         self._rollouts.clear()
         for updates in self._updates.values():
@@ -147,6 +150,7 @@ class DecoupledSession(Session):
 
     def account(self) -> Account:
         """Rows of experience, counted while nobody works."""
+        self._open()
         self._guarded(self._rest, "what was asked before it is counted")
         states = self._keep_states()
         return self._recovery.account([states[index]["local"]["books"] for index in self._collectors])
@@ -233,6 +237,7 @@ class DecoupledSession(Session):
 
     def _keep_states(self) -> list[StateDict]:
         """Every GMI's state; what is shared, of the first learner."""
+        self._open()
         trainer = self._learners[0]
         states = self._answered(
             lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),

@@ -182,6 +182,8 @@ class Session:
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
         """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
+        if num_episodes < 1:
+            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
         busy = shares(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
         seeds = {index: seed + sum(list(busy.values())[:place]) for place, index in enumerate(busy)}
@@ -326,12 +328,6 @@ def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
 
 
 def shares(total: int, among: Sequence[int]) -> dict[int, int]:
-    """``total`` episodes dealt evenly, the first GMIs getting one more; those with none are left out.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if total < 1:
-        raise ValueError(f"num_episodes={total}: at least 1 is needed")
+    """``total`` dealt evenly, the first GMIs getting one more; those with none are left out."""
     counts = {index: total // len(among) + (place < total % len(among)) for place, index in enumerate(among)}
     return {index: count for index, count in counts.items() if count}

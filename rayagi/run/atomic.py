@@ -31,7 +31,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_bytes(path: Path, content: bytes) -> None:
     """Replace a file in one step: a reader, or a crash, sees the old content or the new, never a part.
 
     Raises:
@@ -39,12 +39,17 @@ def replace_text(path: Path, text: str) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(beside, text.encode())
+        write_bytes(beside, content)
         with disk_errors(path):
             beside.replace(path)
             sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """``replace_bytes`` with text."""
+    replace_bytes(path, text.encode())
 
 
 def replace_json(path: Path, value: Any) -> None:

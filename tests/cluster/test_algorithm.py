@@ -12,7 +12,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module import MultiRLModule
 
 from placement.errors import PlanError
-from rayagi import PPO, PPOConfig
+from rayagi import A3C, IMPALA, PPO, A3CConfig, ImpalaConfig, PPOConfig
 from rayagi.config.errors import ConfigError
 from rayagi.monitoring.catalogue import CATALOGUE
 
@@ -52,9 +52,9 @@ class Seen(RLlibCallback):
         self.calls.append("evaluated")
 
 
-def small_config():
+def small_config(cls=PPOConfig):
     return (
-        PPOConfig()
+        cls()
         .environment("InvertedPendulum-v5")
         .gmi(num_gmis=1, num_envs=NUM_ENVS, threads_per_gmi=1)
         .training(
@@ -94,8 +94,15 @@ def test_results_carry_rllibs_keys_and_ours(trained):
     assert sampled["episode_return_mean"] == pytest.approx(sampled["episode_len_mean"] - 1)
     assert result["learners"]["default_policy"]["learning_rate"] == 1e-3
     assert {"policy_loss", "value_loss", "entropy"} <= set(result["learners"]["default_policy"])
-    # Memory on a device is measured where there is one.
-    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE} - {"device_bytes"}
+    # Memory on a device is measured where there is one, and lag where another policy acted.
+    elsewhere = {
+        "device_bytes",
+        "importance_ratio",
+        "importance_truncated",
+        "policy_lag_mean",
+        "policy_lag_max",
+    }
+    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE} - elsewhere
     assert result["timers"]["gmi_iteration"] > 0
 
 
@@ -165,6 +172,29 @@ def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
 
 def weights(module):
     return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
+
+
+@pytest.mark.parametrize(("cls", "algorithm"), [(ImpalaConfig, IMPALA), (A3CConfig, A3C)])
+def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, algorithm):
+    algo = small_config(cls).gmi(template="dp_only").build_algo()  # in step: the synchronous learner
+    try:
+        assert type(algo) is algorithm
+        assert repr(algo) == f"rayagi.{algorithm.__name__}(env=InvertedPendulum-v5; gmis=1)"
+        result = algo.train()
+        path, module = algo.save_to_path(tmp_path / "checkpoint"), algo.get_module()
+        wanted = algo.train()["rayagi"]["value_loss"]
+    finally:
+        algo.stop()
+    assert result["num_env_steps_sampled_lifetime"] == STEPS
+    assert result["rayagi"]["importance_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert ("importance_truncated" in result["rayagi"]) is (algorithm is IMPALA)
+    restored = Algorithm.from_checkpoint(path)
+    try:
+        assert type(restored) is algorithm
+        assert torch.equal(weights(restored.get_module()), weights(module))
+        assert restored.train()["rayagi"]["value_loss"] == pytest.approx(wanted, rel=1e-5)
+    finally:
+        restored.stop()
 
 
 def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog):

@@ -11,9 +11,9 @@ import pytest
 import ray
 
 from actors.collective import Collective
-from actors.rendezvous import RemoteRendezvous
+from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
 from collectives.errors import RendezvousError
-from collectives.rendezvous import this_member
+from collectives.rendezvous import poll, this_member
 
 pytestmark = pytest.mark.cluster
 
@@ -66,6 +66,27 @@ def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
         with pytest.raises(RendezvousError, match="the collective actor does not answer"):
             # The process ends a moment after the kill.
             deque((meeting.endpoint(0, "all") for _ in range(10_000)), maxlen=0)
+
+
+def test_a_directory_is_said_again_to_a_collective_actor_that_came_back(cluster):
+    handle = start_collective(2)
+    directories = [RemoteDirectory(handle) for _ in range(3)]
+    first, successor, reader = directories
+    try:
+        first.announce("inbox/experience/0", "old")
+        first.announce("parameters/0", "board")
+        successor.announce("inbox/experience/0", "new")
+        expected = {"inbox/experience/0": "new"}
+        assert reader.announced("inbox/") == expected
+        ray.kill(handle, no_restart=False)
+        found = poll(lambda: True if len(reader.announced("")) == 2 else None, timeout_s=30.0)
+        assert found, "announcements did not come back"
+        # The first still repeats what it said, and is not listened to.
+        assert poll(lambda: True if reader.announced("inbox/") == expected else None, timeout_s=30.0)
+    finally:
+        for directory in directories:
+            directory.close()
+        ray.kill(handle)
 
 
 def test_a_cluster_that_asks_for_a_token_says_so(cluster):

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
+from collectives.experience.parameters import ParameterBoard
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
 from tests.fakes.point import make_point
 
 pytestmark = [
@@ -21,6 +22,7 @@ SPEC = RunSpec(
     gmi=GmiSpec(num_envs=8),
     network=NetworkSpec(hidden=(32, 16)),
     ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+    impala=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
     seed=3,
 )
 
@@ -34,8 +36,10 @@ def program(device, spec=SPEC):
     return DpOnlyFactory(spec, make_point)(context)
 
 
-def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu():
-    on_gpu, on_cpu = program("cuda:0"), program("cpu")
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "a3c"])
+def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
+    spec = replace(SPEC, algorithm=algorithm)
+    on_gpu, on_cpu = program("cuda:0", spec), program("cpu", spec)
     found, expected = on_gpu.iterate(), on_cpu.iterate()
     assert on_gpu.rollout.obs.device.type == "cuda"
     assert torch.allclose(on_gpu.rollout.rewards, on_cpu.rollout.rewards, atol=1e-5)
@@ -55,3 +59,14 @@ def test_a_state_saved_on_the_gpu_continues_there():
     assert resumed.iterate().metrics["policy_loss"] == pytest.approx(
         straight.iterate().metrics["policy_loss"], rel=1e-4
     )
+
+
+def test_a_board_takes_parameters_from_the_gpu_and_gives_them_back_there():
+    flat = torch.arange(10_000, device="cuda:0", dtype=torch.float32)
+    with ParameterBoard.host({"parameters": flat}) as board:
+        board.publish({"parameters": flat}, 0)
+        flat.zero_()
+        for device in ("cuda:0", "cpu"):
+            own = torch.zeros(10_000, device=device)
+            assert board.read_into({"parameters": own}) == 0
+            assert torch.equal(own.cpu(), torch.arange(10_000, dtype=torch.float32))

@@ -10,9 +10,20 @@ from test_vtrace import defined
 from actors.errors import NonFiniteError
 from actors.rollout import Rollout
 from rayagi.algorithms.returns import discounted_returns
+from rayagi.config.presets import preset
 from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.envs import make_env_factory
 
 ONE_PASS = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks of this size only wait for their threads, and long where other work shares the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def spec(algorithm, **settings):
@@ -78,7 +89,12 @@ def elsewhere(program, log_probs=None):
     sent = {each.name: getattr(own, each.name) for each in fields(Rollout)}
     sent["obs"], sent["outputs"] = torch.full_like(own.obs, torch.nan), torch.empty(0)
     sent["log_probs"] = head.log_prob(own.outputs, own.actions).detach() if log_probs is None else log_probs
-    return Rollout(**{**sent, "running_returns": running})
+    sent["running_returns"] = running
+    for name in ("raw_obs", "actions", "rewards", "terminated", "truncated", "log_probs", "running_returns"):
+        sent[name] = (
+            sent[name].transpose(0, 1).contiguous().transpose(0, 1)
+        )  # rows of one environment, as they travel
+    return Rollout(**sent)
 
 
 def collected(settings):
@@ -170,7 +186,7 @@ def test_every_epoch_estimates_anew():
     program, _ = collected(spec("impala", **{**ONE_PASS, "num_epochs": 3}))
     training, seen = program.training, []
     estimate = training.estimate
-    training.estimate = lambda *args: seen.append(estimate(*args)) or seen[-1]
+    training.estimate = lambda *args, first: seen.append(estimate(*args, first=first)) or seen[-1]
     training.learn(elsewhere(program), 0)
     targets = [estimates.targets for estimates, _ in seen]
     assert len(targets) == 3
@@ -205,16 +221,29 @@ def test_training_improves_the_point_on_stale_experience():
 
     def learn_late(rollout):
         sent = elsewhere(program)
-        waiting.append(
-            replace(
-                sent, **{each.name: getattr(sent, each.name).clone() for each in fields(Rollout) if each.name != "finals"},
-                finals=list(sent.finals),
-            )
-        )  # fmt: skip
+        copies = {
+            each.name: getattr(sent, each.name).clone() for each in fields(Rollout) if each.name != "finals"
+        }
+        waiting.append(Rollout(**copies, finals=list(sent.finals)))
         return learn(waiting.pop(0)) if len(waiting) > 2 else {}
 
     program.trainer.update = learn_late
-    for _ in range(62):
+    for _ in range(32):
         program.iterate()
     after = program.evaluate(20, seed=99).mean_return()
     assert after > before + 0.1 * abs(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["impala", "a3c"])
+def test_the_preset_balances_the_inverted_pendulum(algorithm):
+    """1000 steps is as long as an episode gets; a policy that does nothing falls within 10."""
+    task = preset("InvertedPendulum-v5", algorithm)
+    settings = replace(task, gmi=replace(task.gmi, template="dp_only"))
+    program = build(settings, make_env=make_env_factory("InvertedPendulum-v5"))
+    best = 0.0
+    while program.trainer.iteration < 200 and best < 1000:
+        program.iterate()
+        if program.trainer.iteration % 10 == 0:
+            best = max(best, program.evaluate(5, seed=99).mean_return())
+    assert best == 1000

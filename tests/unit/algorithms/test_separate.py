@@ -44,7 +44,7 @@ def identities(spec, num_collectors, num_learners):
     ]  # fmt: skip
 
 
-def run_gmis(spec, num_collectors, num_learners, work):
+def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
     """``work(program)`` in a thread per GMI, which meet as GMIs do. Returns the results by index."""
     members = identities(spec, num_collectors, num_learners)
     group = ThreadGroup.of(len(members[0].members), timeout_s=30.0)
@@ -56,7 +56,7 @@ def run_gmis(spec, num_collectors, num_learners, work):
             rank = identity.members.index(identity.index) if identity.index in identity.members else None
             communicator = ThreadGroup.of(1).communicator(0) if rank is None else group.communicator(rank)
             context = GmiContext(
-                identity=identity, communicator=communicator, device=torch.device("cpu"), directory=directory
+                identity=identity, communicator=communicator, device=torch.device(device), directory=directory
             )
             program = SeparateFactory(spec, make_point)(context)
             try:
@@ -125,3 +125,36 @@ def test_in_step_the_updates_are_those_of_dp_only(spec, num_learners):
                 torch.testing.assert_close(shared[name][key], tensor, rtol=1e-6, atol=1e-9)
     episodes = sum(sum(result.metrics["episodes"] for result in found) for found, _ in results[:2])
     assert episodes == sum(result.metrics["episodes"] for result in expected) > 0
+
+
+def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
+    """A collector that goes without a goodbye, as a killed one does, is replaced under its number."""
+    spec = replace(IMPALA, impala=replace(IMPALA.impala, max_lag=2))
+    _, successor_of, learner_of = identities(spec, 2, 1)
+    directory = Collective(3)
+
+    def build(identity):
+        context = GmiContext(
+            identity=identity, communicator=ThreadGroup.of(1).communicator(0), device=torch.device("cpu"),
+            directory=directory,
+        )  # fmt: skip
+        return SeparateFactory(spec, make_point)(context)
+
+    first, second, learner = build(_), build(successor_of), build(learner_of)
+    learner.iterate()  # publishes, and comes back with nothing
+    for collector in (first, second, first, second):
+        iterated(collector, 1)
+    iterated(learner, 1)
+    second._dispenser.close(timeout_s=0.0)
+    successor = build(successor_of)
+    successor.load_state_dict({"shared": {"iteration": second.rollouts}})
+    lags = []
+    for _ in range(4):
+        iterated(successor, 1)
+        iterated(first, 1)
+        lags.append(iterated(learner, 1)[0].metrics["policy_lag_max"])
+    assert max(lags) <= 2
+    received = learner.batcher.received
+    assert received[second._dispenser.origin] == (8, 8)  # nothing of it is held
+    for program in (first, successor, learner):
+        program.close()

@@ -127,8 +127,8 @@ def test_settings_are_applied_in_order_by_path_or_by_name_alone():
 
 def test_a_name_that_several_algorithms_have_means_the_runs_own():
     assert with_settings(RunSpec(), ["gamma=0.9"]).ppo.gamma == 0.9
-    spec = with_settings(RunSpec(algorithm="a3c"), ["gamma=0.9", "max_lag=2"])
-    assert (spec.impala.gamma, spec.impala.max_lag, spec.ppo.gamma) == (0.9, 2, 0.99)
+    spec = with_settings(RunSpec(algorithm="a3c"), ["gamma=0.9", "max_lag=3"])
+    assert (spec.impala.gamma, spec.impala.max_lag, spec.ppo.gamma) == (0.9, 3, 0.99)
     assert spec.learning is spec.impala
 
 

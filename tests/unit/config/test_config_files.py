@@ -30,9 +30,9 @@ def test_a_file_without_a_task_takes_the_one_that_was_asked_for(tmp_path):
 
 
 def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template(tmp_path):
-    path = written(tmp_path, "a.yaml", "algorithm: impala\nimpala: {max_lag: 2}\n")
+    path = written(tmp_path, "a.yaml", "algorithm: impala\nimpala: {max_lag: 3}\n")
     spec = load_config_file(path, "Ant-v5")
-    assert (spec.algorithm, spec.gmi.template, spec.impala.max_lag) == ("impala", "decoupled", 2)
+    assert (spec.algorithm, spec.gmi.template, spec.impala.max_lag) == ("impala", "decoupled", 3)
     assert load_config_file(path, "Ant-v5", "impala") == spec
     with pytest.raises(
         ConfigError, match=r"algorithm = 'impala': is not the algorithm that was asked for, 'a3c'"

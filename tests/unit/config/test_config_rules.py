@@ -42,6 +42,7 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.template=decoupled"], "gmi.template", "or algorithm 'impala' or 'a3c'"),
         (["gmi.num_learners=0", "gmi.template=ea_t"], "gmi.num_learners", "at least 1"),
         (["gmi.num_learners=1"], "gmi.num_learners", "means nothing on dp_only"),
+        (["gmi.replan=true", "gmi.template=ea_t"], "gmi.replan", "is for dp_only"),
         (
             ["gmi.num_learners=3", "gmi.num_gmis=3", "gmi.template=e_at"],
             "gmi.num_learners",

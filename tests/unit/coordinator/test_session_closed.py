@@ -5,11 +5,13 @@ import pytest
 from actors.groups import GmiLostError, GmiSilentError
 from placement.errors import PlanError
 from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session, SessionClosedError
 
 
-def test_a_session_that_was_not_opened_says_so():
-    session = Session(RunSpec())
+@pytest.mark.parametrize("template", ["dp_only", "decoupled"])
+def test_a_session_that_was_not_opened_says_so(template):
+    session = session_of(RunSpec(gmi=GmiSpec(template=template)))
     for ask in (
         lambda: session.train(1),
         lambda: session.evaluate(1),

@@ -11,7 +11,7 @@ from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter
-from rayagi.monitoring.report import mean_speed
+from rayagi.monitoring.report import mean_rate, mean_speed
 from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run.limits import Limits, Position
 
@@ -50,8 +50,24 @@ def position(i):
 def test_time_shares_add_up_and_name_the_rest():
     shares = time_shares([row(1), row(2)])
     assert shares == pytest.approx(
-        {"simulate": 0.6, "act": 0.1, "update": 0.2, "synchronise": 0.0, "other": 0.1}
+        {
+            "simulate": 0.6,
+            "act": 0.1,
+            "update": 0.2,
+            "synchronise": 0.0,
+            "wait for experience": 0.0,
+            "other": 0.1,
+        }
     )
+
+
+def test_time_shares_of_gmis_that_work_at_the_same_time_are_of_what_they_did():
+    # In 0.5 s: 0.3 simulated, 0.05 acted, 0.1 learned, 0.55 waited: 1.0 s of work, and none left.
+    shares = time_shares([row(1, wait_s=0.55)])
+    assert shares["wait for experience"] == pytest.approx(0.55)
+    assert shares["simulate"] == pytest.approx(0.3)
+    assert shares["other"] == pytest.approx(0.0)
+    assert sum(shares.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("count", [1, 3, 5000])
@@ -67,6 +83,16 @@ def test_plots_are_drawn_of_short_and_long_runs(tmp_path, count):
 def test_mean_speed_is_steps_over_the_time_they_took():
     # 100 steps at 200/s and 100 steps at 50/s: 200 steps in 0.5 s + 2 s.
     assert mean_speed([row(1), row(2, steps_per_second=50.0)]) == pytest.approx(80.0)
+
+
+def test_an_update_without_steps_beside_it_counts_its_time():
+    # 100 steps and 300 learned from in 0.5 s; then none, and 100 learned from, in 1 s.
+    apart = [
+        row(1, train_samples=300.0, samples_per_second=600.0),
+        row(2, env_steps=0, steps_per_second=0.0, train_samples=100.0, samples_per_second=100.0),
+    ]
+    assert mean_speed(apart) == pytest.approx(100 / 1.5)
+    assert mean_rate(apart, "train_samples") == pytest.approx(400 / 1.5)
 
 
 def test_plain_lines_come_at_most_every_few_seconds():

@@ -36,7 +36,7 @@ class FakeOpenSession(FakeSession):
     swell = staticmethod(lambda session: None)
     """What an iteration of this session measures instead of the usual."""
 
-    def __init__(self, spec, *, run_name, on_plan, dashboard):
+    def __init__(self, spec, *, tell, run_name, on_plan, dashboard):
         super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
         self.plan = make_plan(local_machine(), num_envs=spec.gmi.num_envs, num_gmis=spec.gmi.num_gmis)
         self._on_plan = on_plan
@@ -68,7 +68,7 @@ class FakeOpenSession(FakeSession):
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     session = type("Session", (FakeOpenSession,), {"events": {}})
-    monkeypatch.setattr(train, "Session", session)
+    monkeypatch.setattr(train, "session_of", session)
     monkeypatch.chdir(tmp_path)
     return session
 
@@ -293,7 +293,7 @@ def test_a_pipe_whose_reader_left_loses_nothing(tmp_path, number):
         class Session(module.FakeOpenSession):
             events = {25: interrupted}
 
-        train.Session = Session
+        train.session_of = Session
         sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a"]))
     """
     process = subprocess.Popen(
@@ -471,7 +471,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
         class Session(module.FakeOpenSession):
             events = {25: fill_up}
 
-        train.Session = Session
+        train.session_of = Session
         sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10"]))
     """
     done = subprocess.run(

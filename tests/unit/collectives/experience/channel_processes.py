@@ -25,7 +25,7 @@ from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["channel_processes", "torch", "pyarrow"])
+context.set_forkserver_preload(["collectives.experience.inbox", "collectives.experience.outbox"])
 
 
 @dataclass(frozen=True)

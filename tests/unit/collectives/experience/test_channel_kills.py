@@ -13,7 +13,7 @@ import pytest
 import torch
 from channel_cases import DTYPES, LIMIT_S
 from channel_processes import End, Kill, Work, consume, produce
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from collectives.experience import memory as at
@@ -47,8 +47,9 @@ class Group:
         end = End(produce, work, [endpoint for endpoint in inboxes if endpoint])
         self.producers.append(end)
         endpoint = end.wait_for("endpoint")
-        with suppress(ChannelError, TypeError):  # it was killed before it had anything to say, or since
-            self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, at.OUTBOX_MAGIC)
+        with suppress(ChannelError):  # it may be killed before it is told to begin
+            if endpoint:
+                self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, at.OUTBOX_MAGIC)
         end.tell("go")
 
     def run(self, consumers, producers):
@@ -225,6 +226,7 @@ def groups(draw, most_ends, most_batches):
 
 seeds = st.integers(0, 2**31)
 unhurried = {
+    "phases": (Phase.generate,),
     "deadline": None,
     "derandomize": True,
     "database": None,
@@ -232,7 +234,7 @@ unhurried = {
 }
 
 
-@settings(max_examples=8, **unhurried)
+@settings(max_examples=6, **unhurried)
 @given(groups(most_ends=2, most_batches=15))
 def test_any_ends_killed_at_any_time_lose_and_repeat_nothing(group):
     check_run(*group)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -209,6 +210,46 @@ def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_ta
                 send(successor, count)
                 assert take(batcher) == count
         assert (batcher.torn, batcher.repeated) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_trainers_killed_at_any_moment_lose_nothing_and_repeat_at_most_what_they_had_in_hand(tmp_path, seed):
+    chance = random.Random(seed)
+    folder, records = tmp_path / "directory", [tmp_path / "0", tmp_path / "1"]
+    number, kills = 400, 4
+    producers = [start(produce, folder, producer, number) for producer in range(2)]
+    trainers = [start(consume, folder, index, records[index], None, False) for index in range(2)]
+    for _ in range(kills):
+        index = chance.randrange(2)
+        seen = lines_in(records[index])
+        deadline = time.monotonic() + LIMIT_S
+        while lines_in(records[index]) < seen + chance.randrange(1, 20) and time.monotonic() < deadline:
+            if not any(producer.is_alive() for producer in producers):
+                break
+        trainers[index].kill()
+        trainers[index].join(LIMIT_S)
+        trainers[index] = start(consume, folder, index, records[index], None, False)
+    finish(*producers)  # they have seen everything released
+    for trainer in trainers:
+        trainer.kill()
+        trainer.join(LIMIT_S)
+    counts = [count for record in records for count in counts_in(record)]
+    assert set(counts) == {1000 * producer + count for producer in range(2) for count in range(number)}
+    assert len(counts) - len(set(counts)) <= kills
+
+
+def produce(folder, producer, number):
+    with Dispenser(PLAN, rows=1, producer=producer, slots=3) as dispenser:
+        Migrator(dispenser, FileDirectory(folder), NAME)
+        for count in range(1000 * producer, 1000 * producer + number):
+            send(dispenser, count)
+            time.sleep(0.002)  # so that it lasts as long as the kills do
+        assert dispenser.drain(LIMIT_S) == 0
+
+
+def lines_in(record):
+    return record.read_text().count("\n") if record.exists() else 0
 
 
 def die_between_commits(endpoints):

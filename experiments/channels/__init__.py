@@ -1,0 +1,1 @@
+"""How fast experience travels between processes of one host."""

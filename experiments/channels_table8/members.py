@@ -1,0 +1,125 @@
+"""Agents and trainers as processes: real networks and updates, a made-up simulator."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.channels_table8.shapes import Size
+from experiments.channels_table8.ways import make_receiver, make_sender
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.config.spec import NetworkSpec
+
+GAMMA, LEARNING_RATE, ENTROPY_WEIGHT = 0.99, 7e-4, 0.01
+DONE_SHARE = 0.01
+
+
+def run_agent(size: Size, way: str, number: int, endpoints: tuple[str, ...], steps: Any, stop: Any) -> None:
+    """Acts until stopped. ``steps`` counts predictions, one per environment and step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(number)
+    network = ActorCritic(size.task.info(), NetworkSpec())
+    sender = make_sender(way, size, number, endpoints)
+    bank = torch.randn(64, size.envs, size.task.obs_dim)
+    noises = torch.randn(64, size.envs, size.task.act_dim)
+    dones = torch.rand(64, size.envs) < DONE_SHARE
+    obs, turn = bank[0].clone(), 0
+    with torch.inference_mode():
+        while not stop.is_set():
+            sender.begin()
+            for step in range(size.steps):
+                turn = (turn + 1) % len(bank)
+                outputs = network.policy(obs)
+                actions = network.head.sample(outputs, noises[turn])
+                packages = {
+                    "obs": obs,
+                    "actions": actions,
+                    "log_probs": network.head.log_prob(outputs, actions),
+                    "rewards": obs[:, 0],
+                    "dones": dones[turn],
+                }
+                sender.step(step, packages)
+                obs = torch.lerp(obs, bank[turn], 0.1)
+                steps[number] += size.envs
+            sender.end(obs)
+
+
+def run_trainer(
+    size: Size,
+    way: str,
+    learn: bool,
+    window: tuple[float, float],
+    connection: Any,
+    steps: Any,
+    producers: list[int],
+) -> None:
+    """Says where its inboxes are; then trains, and tells samples and predictions per second within the window.
+
+    Args:
+        size: of a rollout
+        way: of ``WAYS``
+        learn: whether each rollout is an update; else it is only read
+        window: seconds of warming up, and of measuring
+        connection: to the parent
+        steps: counted by the agents
+        producers: the agents whose experience comes here
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network = ActorCritic(size.task.info(), NetworkSpec())
+    optimizer = torch.optim.RMSprop(network.parameters(), lr=LEARNING_RATE)
+    receiver = make_receiver(way, size)
+    connection.send(receiver.endpoints)
+    samples = 0
+
+    def train_until(end_s: float) -> None:
+        nonlocal samples
+        while time.perf_counter() < end_s:
+            rollout = receiver.next()
+            if learn:
+                update(network, optimizer, rollout)
+            else:
+                for tensor in rollout.values():
+                    tensor.sum()
+                del tensor
+            del rollout
+            receiver.release()
+            samples += size.envs * size.steps
+
+    rollout = receiver.next()  # everyone is here
+    del rollout
+    receiver.release()
+    train_until(time.perf_counter() + window[0])
+    begin, samples = time.perf_counter(), 0
+    predicted = sum(steps[producer] for producer in producers)
+    train_until(begin + window[1])
+    taken_s = time.perf_counter() - begin
+    predicted = sum(steps[producer] for producer in producers) - predicted
+    connection.send({"ttp": samples / taken_s, "pps": predicted / taken_s})
+    connection.recv()  # until the agents have stopped
+    connection.close()
+
+
+def update(network: ActorCritic, optimizer: torch.optim.Optimizer, rollout: dict[str, Tensor]) -> None:
+    """One step of advantage actor-critic with n-step returns (Mnih et al. 2016), n = the rollout's length."""
+    obs, dones = rollout["obs"], rollout["dones"]
+    with torch.no_grad():
+        running = network.values(rollout["last_obs"])
+        returns = torch.empty(rollout["rewards"].shape)
+        for step in reversed(range(obs.shape[1])):
+            running = rollout["rewards"][:, step] + GAMMA * running * ~dones[:, step]
+            returns[:, step] = running
+    outputs, values = network.policy(obs), network.values(obs)
+    advantages = returns - values
+    log_probs = network.head.log_prob(outputs, rollout["actions"])
+    loss = (
+        -(log_probs * advantages.detach()).mean()
+        + 0.5 * advantages.square().mean()
+        - ENTROPY_WEIGHT * network.head.entropy(outputs)
+    )
+    optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()

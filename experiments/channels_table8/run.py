@@ -1,0 +1,152 @@
+"""Table 8: uni-channel against multi-channel, in predictions and training samples per second.
+
+    python -m experiments.channels_table8.run --repeats 5 --seconds 4
+
+Ways run one at a time, interleaved over the repeats. Writes results/<date>.json (all runs and origin) and results/<date>.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.channels_table8.members import run_agent, run_trainer
+from experiments.channels_table8.shapes import TASKS, Size
+from experiments.channels_table8.ways import WAYS, grouped
+from experiments.origin import origin
+
+HERE = Path(__file__).parent
+LIMIT_S = 120.0
+SMALL, LARGE = (16, 64), (32, 256)
+"""Steps and environments of a rollout."""
+CASES = (
+    (SMALL, (2, 1), "A3C"),
+    (LARGE, (2, 1), "A3C"),
+    (LARGE, (4, 2), "A3C"),
+    (LARGE, (2, 1), "reading"),
+)
+"""Rollout, agents and trainers, and what trainers do."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["experiments.channels_table8.members", "torch._dynamo"]
+)  # optimisers load it
+
+
+def run_once(
+    size: Size, way: str, agents: int, trainers: int, learn: bool, seconds: float
+) -> dict[str, float]:
+    """Samples and predictions per second, of all trainers and agents together."""
+    steps, stop = _context.Array("q", agents, lock=False), _context.Event()
+    pipes = [_context.Pipe() for _ in range(trainers)]
+    served = [list(range(trainer, agents, trainers)) for trainer in range(trainers)]
+    window = (seconds / 4, seconds)
+    processes: list[Any] = [
+        _context.Process(
+            target=run_trainer, args=(size, way, learn, window, theirs, steps, producers), daemon=True
+        )
+        for (_, theirs), producers in zip(pipes, served, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    endpoints = [receive(ours) for ours, _ in pipes]
+    for agent in range(agents):
+        where = endpoints[agent % trainers]
+        process = _context.Process(target=run_agent, args=(size, way, agent, where, steps, stop), daemon=True)
+        process.start()
+        processes.append(process)
+    try:
+        answers = [receive(ours) for ours, _ in pipes]
+    finally:
+        stop.set()
+        for process in processes:
+            process.kill()
+            process.join()
+    return {key: sum(answer[key] for answer in answers) for key in ("pps", "ttp")}
+
+
+def receive(connection: Any) -> Any:
+    """What a trainer says.
+
+    Raises:
+        TimeoutError: it says nothing.
+    """
+    if not connection.poll(LIMIT_S):
+        raise TimeoutError(f"a trainer said nothing for {LIMIT_S:.0f} s")
+    return connection.recv()
+
+
+def summarise(rows: list[dict[str, Any]]) -> str:
+    """Markdown: medians and ranges of each way, and the multi-channel's gain within each repeat."""
+    lines = [
+        "| task | T x N | agents, trainers | work | way | PPS | TTP | TTP, lowest - highest "
+        "| multi / way in TTP | lowest - highest | in PPS |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    cases: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
+    for row in rows:
+        case = (
+            row["task"],
+            f"{row['steps']} x {row['envs']}",
+            f"{row['agents']}, {row['trainers']}",
+            row["work"],
+        )
+        cases.setdefault(case, {}).setdefault(row["way"], {})[row["repeat"]] = row
+    for case, ways in cases.items():
+        for way, runs in ways.items():
+            gains = {
+                key: [ways["multi"][repeat][key] / run[key] for repeat, run in runs.items()]
+                for key in ("ttp", "pps")
+            }
+            ttp = [run["ttp"] for run in runs.values()]
+            pps = statistics.median(run["pps"] for run in runs.values())
+            cells = [
+                *case, way, f"{pps:,.0f}", f"{statistics.median(ttp):,.0f}", f"{min(ttp):,.0f} - {max(ttp):,.0f}",
+                f"{statistics.median(gains['ttp']):.2f}", f"{min(gains['ttp']):.2f} - {max(gains['ttp']):.2f}",
+                f"{statistics.median(gains['pps']):.2f}",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    given = parser.parse_args()
+    cases = [(name, Size(task, *shape), *rest) for name, task in TASKS.items() for shape, *rest in CASES]
+    rows: list[dict[str, Any]] = []
+    for repeat in range(given.repeats):
+        for name, size, (agents, trainers), work in cases:
+            for turn in range(len(WAYS)):
+                way = WAYS[(repeat + turn) % len(WAYS)]
+                found = run_once(size, way, agents, trainers, work == "A3C", given.seconds)
+                row = {
+                    "task": name, "steps": size.steps, "envs": size.envs, "agents": agents, "trainers": trainers,
+                    "work": work, "way": way, "repeat": repeat, "load": os.getloadavg()[0], **found,
+                }  # fmt: skip
+                rows.append(row)
+                print(*row.values(), flush=True)
+    header = origin()
+    name = datetime.now(UTC).strftime("table8_%Y-%m-%d_%H%M")
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+    told = "\n".join(f"- {key}: {value}" for key, value in header.items())
+    plans = "\n\n".join(f"{name}:\n\n```\n{grouped(Size(task, *SMALL))}\n```" for name, task in TASKS.items())
+    table = summarise(rows)
+    (given.out / f"{name}.md").write_text(f"# Table 8 on this machine\n\n{told}\n\n{table}\n\n{plans}\n")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""``rayagi channels dump``: a channel's newest batch as a file that pyarrow opens."""
+
+from __future__ import annotations
+
+import argparse
+
+import pyarrow as pa
+
+from collectives.experience.inspection import newest_of
+from rayagi.cli.output import say
+from rayagi.run.atomic import replace_bytes
+from rayagi.run.quantities import bytes_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Copy it; returns the exit code.
+
+    Raises:
+        NoChannelError: there is no such channel, or nothing in it.
+        ChannelError: its slots are filled again faster than they can be copied.
+        DiskError: the file cannot be written.
+    """
+    dump = newest_of(arguments.channel)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, dump.batch.schema) as writer:
+        writer.write_batch(dump.batch)
+    content = sink.getvalue().to_pybytes()
+    replace_bytes(arguments.out, content)
+    say(
+        f"Batch {dump.sequence} of producer {dump.producer}, version {dump.version}: {dump.batch.num_rows:,} rows, "
+        f"{bytes_text(len(content))}, written to {arguments.out}\n"
+        f"Next:\n  python -c 'import pyarrow as pa; print(pa.ipc.open_file(\"{arguments.out}\").read_all())'"
+    )
+    return 0

@@ -1,0 +1,32 @@
+"""The directory that the collective keeps: the latest incarnation of who says something counts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.collective import Collective
+
+
+def test_announcements_are_found_by_the_begin_of_their_keys():
+    collective = Collective(1)
+    collective.announce("inbox/experience/1", "b")
+    collective.announce("inbox/experience/0", "a")
+    collective.announce("parameters/0", "c")
+    assert collective.announced("inbox/experience/") == {"inbox/experience/0": "a", "inbox/experience/1": "b"}
+    assert collective.announced("") == {**collective.announced("inbox/"), "parameters/0": "c"}
+    assert collective.announced("inbox/serving/") == {}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1), st.randoms(use_true_random=False)
+)
+def test_whatever_is_repeated_in_whatever_order_the_latest_incarnation_stands(said, random):
+    """(incarnation, value) of one key; each incarnation says one value, and repeats it."""
+    values = dict(said)
+    repeated = [(incarnation, values[incarnation]) for incarnation in values for _ in range(3)]
+    random.shuffle(repeated)
+    collective = Collective(1)
+    for incarnation, value in repeated:
+        collective.announce("key", str(value), incarnation)
+    assert collective.announced("key") == {"key": str(values[max(values)])}

@@ -1,0 +1,104 @@
+"""Parameters from a learner to its collectors, over restarts of the learner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from actors.collective import Collective
+from actors.protocols import ActionSpec, EnvInfo
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.statistics import Moments
+from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.publishing import Follower, Publisher, board_key
+from rayagi.config.spec import NetworkSpec, RunSpec
+
+INFO = EnvInfo(
+    env_id="Point", engine="fake", obs_dim=3, max_episode_steps=None,
+    action=ActionSpec(kind="continuous", dim=2, low=(-1.0,) * 2, high=(1.0,) * 2),
+)  # fmt: skip
+DEVICE = torch.device("cpu")
+
+
+def policy(seed):
+    return new_policy(RunSpec(network=NetworkSpec(hidden=(8,)), seed=seed), INFO, DEVICE)
+
+
+def learn(teacher, amount):
+    with torch.no_grad():
+        for parameter in teacher.model.parameters():
+            parameter += amount
+    teacher.normaliser.update(Moments.of(torch.full((4, 3), amount) + torch.arange(4).unsqueeze(1)))
+
+
+def assert_alike(one, other):
+    obs = torch.linspace(-2, 2, 15).view(5, 3)
+    torch.testing.assert_close(one.observe(obs), other.observe(obs), rtol=0, atol=0)
+    torch.testing.assert_close(
+        one.outputs(one.observe(obs)), other.outputs(other.observe(obs)), rtol=0, atol=0
+    )
+
+
+def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
+    directory, teacher, pupil = Collective(1), policy(1), policy(2)
+    publisher, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    publisher.publish(0)
+    assert follower.read(1.0) == 0
+    assert_alike(teacher, pupil)
+    learn(teacher, 0.25)
+    publisher.publish(1)
+    learn(teacher, 0.5)
+    publisher.publish(2)
+    assert follower.read(1.0) == 2
+    assert_alike(teacher, pupil)
+    state = follower.state_dict()
+    assert state["iteration"] == 2
+    torch.testing.assert_close(state["learner"]["model"], teacher.model.state_dict(), rtol=0, atol=0)
+    publisher.close()
+    follower.close()
+
+
+def test_what_a_learner_published_last_stays_until_its_successor_publishes():
+    directory, teacher, pupil = Collective(1), policy(1), policy(2)
+    first, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    first.publish(7)
+    assert follower.read(1.0) == 7
+    first.close()
+    assert follower.read(1.0) == 7
+    assert_alike(teacher, pupil)
+    successor = policy(3)
+    second = Publisher(successor, directory, 0)
+    assert follower.read(1.0) == 7  # made, and nothing published
+    second.publish(5)
+    assert follower.read(1.0) == 5
+    assert_alike(successor, pupil)
+    second.close()
+    follower.close()
+
+
+def test_a_version_that_goes_back_begins_a_new_board():
+    directory, teacher, pupil = Collective(1), policy(1), policy(2)
+    publisher, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    publisher.publish(9)
+    assert (follower.read(1.0), publisher.version) == (9, 9)
+    learn(teacher, 1.0)
+    publisher.publish(4)
+    follower.forget()
+    assert (follower.read(1.0), publisher.version) == (4, 4)
+    assert_alike(teacher, pupil)
+    publisher.close()
+    follower.close()
+
+
+def test_before_anything_is_published_a_follower_waits_and_says_for_whom():
+    follower = Follower(policy(1), Collective(1), 3)
+    with pytest.raises(ChannelTimeoutError, match="learner 'parameters/3' has not published any"):
+        follower.read(0.05)
+    assert follower.state_dict()["iteration"] == 0
+
+
+def test_a_learner_on_another_host_is_refused():
+    directory = Collective(1)
+    directory.announce(board_key(0), "another-host /proc/1/fd/9")
+    with pytest.raises(ChannelError, match="on another host"):
+        Follower(policy(1), directory, 0).read(1.0)

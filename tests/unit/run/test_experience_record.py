@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from rayagi.run import experience_record
+
+STORED = {
+    "rows": {"sent": 40, "taken": 32, "dropped": 4, "in_flight": 4, "lost": 0, "missing": 0},
+    "lags": {"0": 8, "1": 16, "3": 8},
+    "restarts": 2,
+}
+
+
+def test_counts_and_ages_are_told_as_they_were_kept(tmp_path):
+    assert experience_record.kept(tmp_path) is None
+    experience_record.keep(tmp_path, STORED)
+    kept = experience_record.kept(tmp_path)
+    assert kept == STORED
+    assert experience_record.facts(kept) == [
+        ("rollout rows", "40 sent = 32 learned from + 4 too old + 4 in flight + 0 lost with learners"),
+        ("policy lag", "1.25 updates on average, 3 at most"),  # (0 x 8 + 1 x 16 + 3 x 8) / 32
+        ("GMIs replaced", "2"),
+    ]
+    lines = experience_record.histogram(kept).splitlines()
+    assert [line.split() for line in lines] == [
+        ["0", "#" * 20, "25.0", "%"],
+        ["1", "#" * 40, "50.0", "%"],
+        ["3", "#" * 20, "25.0", "%"],
+    ]
+
+
+def test_rows_that_do_not_add_up_are_said_to_be_missing():
+    broken = {**STORED, "rows": {**STORED["rows"], "missing": 3}, "lags": {}, "restarts": 0}
+    assert experience_record.facts(broken)[0][1].endswith("; 3 are missing")
+    assert experience_record.histogram(broken) == ""
+
+
+def test_a_damaged_file_says_nothing(tmp_path):
+    (tmp_path / "experience.json").write_text("{")
+    assert experience_record.kept(tmp_path) is None
