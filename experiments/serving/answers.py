@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,7 @@ print(json.dumps(latencies))
 
 def measure(address: str, clients: int, seconds: float, obs_dim: int) -> dict[str, object]:
     """Requests per second, and latencies as the clients saw them, in milliseconds."""
+    load = os.getloadavg()[0]
     begin_at = time.time() + 2.0 + 0.5 * clients
     command = [sys.executable, "-c", _CLIENT, address, str(begin_at), str(seconds), str(obs_dim)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(clients)]
@@ -51,6 +53,7 @@ def measure(address: str, clients: int, seconds: float, obs_dim: int) -> dict[st
 
     return {
         "clients": clients,
+        "load_before": round(load, 1),
         "requests_per_s": round(len(latencies) / seconds, 1),
         "p50_ms": percentile(0.5),
         "p90_ms": percentile(0.9),

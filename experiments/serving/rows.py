@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from experiments.origin import origin
+from experiments.throughput.watch import run_watched
 from rayagi.run.atomic import replace_json
 
 
@@ -23,17 +23,12 @@ def served(run: Path, seconds: float, gmis: int, num_envs: int, file_format: str
         out = Path(folder) / "d"
         options = ["--gmis", str(gmis), "--num-envs", str(num_envs), "--time", f"{seconds:g}s", "--explore"]
         options += [] if file_format is None else ["--out", str(out), "--format", file_format]
-        done = subprocess.run(
-            [sys.executable, "-m", "rayagi", "serve", str(run), *options],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-        (speed,) = [line for line in done.stdout.splitlines() if "steps/s (" in line]
+        done = run_watched([sys.executable, "-m", "rayagi", "serve", str(run), *options], timeout_s=600)
+        (speed,) = [line for line in done.output.splitlines() if "steps/s (" in line]
         found: dict[str, object] = {
             "format": file_format,
             "steps_per_s": float(speed.split(": ")[1].split(" steps/s")[0].replace(",", "")),
+            "other_cores": round(done.other_cores, 2),
         }
         if file_format is not None:
             stored = json.loads((out / "statistics.json").read_text())

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from placement.errors import counted
 from rayagi.cli.failures import INTERRUPTED, UsageError
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
@@ -235,7 +236,8 @@ def _after_failure(target: _Target | None, provenance: dict[str, Any], error: Ba
             return
         rows = sum(file.statistics.rows for file in files)
         error.add_note(
-            f"Complete and readable in {folder.data}: {len(files)} files of this session with {rows:,} rows."
+            f"Complete and readable in {folder.data}: {counted(len(files), 'file')} of this session with "
+            f"{rows:,} rows."
         )
         if "envs" not in provenance:  # it did not begin
             return
@@ -259,11 +261,12 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
     if mean is not None:
         say(f"{served.episodes:,} episodes ended, mean return {mean:,.1f}")
     if target is not None:
+        target.folder.wait_for_writers(_WRITERS_S)  # where Ctrl-C came twice, they still complete their files
         whole = target.folder.write_statistics()
         files = target.folder.files()
         say(
-            f"{target.folder.path}: {whole.rows:,} rows in {len(files)} files, {bytes_text(whole.bytes)}, "
-            f"{whole.episodes:,} episodes; writing made GMIs wait for {total.write_wait_s:.2f} s."
+            f"{target.folder.path}: {whole.rows:,} rows in {counted(len(files), 'file')}, "
+            f"{bytes_text(whole.bytes)}, {whole.episodes:,} episodes; writing made GMIs wait for {total.write_wait_s:.2f} s."
         )
         say(
             f"\nNext:\n  python -c \"import pyarrow.dataset as d; print(d.dataset('{target.folder.data}').head(3))\""

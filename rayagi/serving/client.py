@@ -159,11 +159,11 @@ class _HttpWire:
     ) -> bytes:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        if self._connection.sock is None:  # it is new, or the server closed it with its last answer
             self._connection.connect()
-            # A request is one small packet or two: the second must not wait for the first one's acknowledgement.
+            # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        elif self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
+        self._connection.sock.settimeout(timeout_s)
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
         self._connection.request(method, path, body, headers)
         response = self._connection.getresponse()

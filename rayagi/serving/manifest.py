@@ -111,7 +111,7 @@ class DatasetFolder:
         return self.path / "data"
 
     def lock(self) -> None:
-        """Keep other processes from serving here until this one ends.
+        """Keep other processes from serving here until this one ends; remove what killed ones left unfinished.
 
         Raises:
             DatasetError: another process is serving into it.
@@ -124,6 +124,9 @@ class DatasetFolder:
             os.close(descriptor)
             raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
         self._lock = descriptor
+        if self.wait_for_writers(0.0):
+            for leftover in self.data.glob(".*.unfinished"):  # of writers that were killed
+                leftover.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         """Let others serve here."""

@@ -18,7 +18,7 @@ import numpy as np
 from rayagi.serving.dataset import Dataset
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
-from rayagi.serving.layout import RowLayout
+from rayagi.serving.spaces import spaces_of
 
 _DATA_FORMAT = "arrow"
 """Of Minari's storages, the one that needs nothing beyond what rayagi has."""
@@ -39,7 +39,7 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
     minari, new_storage, episode_buffer = _minari()
     name = _dataset_name(out)
     folder = dataset.folder
-    obs_space, action_space = _spaces(folder.description.layout)
+    obs_space, action_space = spaces_of(folder.description.layout)
     written = 0
 
     def buffers() -> Iterator[Any]:
@@ -98,15 +98,6 @@ def _dataset_name(out: Path) -> str:
     if not re.fullmatch(r"[\w\-/]+-v\d+", name):
         raise ExportError(str(out), f"{name!r} is no name for Minari: letters, digits, - and _ only")
     return name
-
-
-def _spaces(layout: RowLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
-    action = layout.action
-    if layout.discrete:
-        return obs, gymnasium.spaces.Discrete(action.num_choices)
-    low, high = np.array(action.low, dtype=np.float32), np.array(action.high, dtype=np.float32)
-    return obs, gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
 def _env_spec(dataset: Dataset) -> Any:

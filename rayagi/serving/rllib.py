@@ -3,7 +3,7 @@
 RLlib (new API stack) makes an episode of one step of every row. It can read a dataset as it is, where the algorithm needs no
 next observation (BC)::
 
-    config = BCConfig().environment("Ant-v5").offline_data(**offline_settings("data/ant"))
+    config = BCConfig().environment(**spaces("data/ant")).offline_data(**offline_settings("data/ant"))
 
 Where one is needed (CQL, MARWIL, IQL), ``rayagi export data/ant --to rllib OUT`` writes it into every row, under RLlib's own
 names, and ``offline_data(input_=[OUT])`` reads that.
@@ -22,6 +22,7 @@ import pyarrow.dataset
 from rayagi.serving.dataset import Dataset, Episode, open_dataset
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
+from rayagi.serving.spaces import spaces_of
 
 # Columns of ray.rllib.core.columns.Columns, which is not imported: it takes seconds.
 _NAMES = {
@@ -58,6 +59,16 @@ def offline_settings(path: Path | str) -> dict[str, Any]:
         "input_read_schema": dict(_NAMES),
         "ignore_final_observation": True,
     }
+
+
+def spaces(path: Path | str) -> dict[str, Any]:
+    """Keyword arguments of ``AlgorithmConfig.environment``: what an algorithm needs to know that runs no environment.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    obs, action = spaces_of(open_dataset(path).folder.description.layout)
+    return {"observation_space": obs, "action_space": action}
 
 
 def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.inbox import Batch, Inbox
@@ -66,7 +67,7 @@ class Writer:
 
     def __init__(self, job: WriterJob) -> None:
         recording = job.recording
-        self._job, self._folder = job, DatasetFolder.open(Path(recording.folder))
+        self._job, self.folder = job, DatasetFolder.open(Path(recording.folder))
         self._schema = job.layout.arrow(recording.about)
         self._numbering = Numbering(
             num_envs=job.num_envs,
@@ -75,13 +76,13 @@ class Writer:
             first_episode=recording.first_episode,
         )
         self._files = RotatingFiles(
-            self._folder.data,
+            self.folder.data,
             f"s{recording.session:03d}-g{job.gmi:03d}",
             recording.format,
             self._schema,
             rows_per_file=recording.rows_per_file,
             bytes_per_file=recording.bytes_per_file,
-            complete=lambda name, statistics: self._folder.list_file(
+            complete=lambda name, statistics: self.folder.list_file(
                 name, session=recording.session, gmi=job.gmi, statistics=statistics
             ),
         )
@@ -94,7 +95,9 @@ class Writer:
 
         Raises:
             DiskError: complete files stand.
+            ValueError: an observation or reward of the block is not finite; it is not taken.
         """
+        _check_finite(block, self._numbering.envs)
         self._write(is_last=False)
         self._held = block
 
@@ -126,6 +129,17 @@ class Writer:
         self.rows += batch.num_rows
 
 
+def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
+    for what, values in (("an observation", block.obs), ("a reward", block.reward)):
+        # One cheap sum finds any; should finite values overflow it, the exact look below finds nothing.
+        if not np.isfinite(values.sum(dtype=np.float64)):
+            bad = np.argwhere(~np.isfinite(values))
+            if len(bad):
+                raise ValueError(
+                    f"{what} of environment {envs[bad[0][0]]} is NaN or infinite: look at the environment"
+                )
+
+
 def block_of(batch: Batch) -> Block:
     """A copy of what came, so that its slot is free again."""
     length = int(batch["length"][0])
@@ -145,15 +159,16 @@ def block_of(batch: Batch) -> Block:
     )
 
 
-def write_all(job: WriterJob, inbox: Inbox) -> int:
-    """Write until the GMI has left or is gone; returns the rows.
+def write_all(writer: Writer, inbox: Inbox) -> None:
+    """Write until the GMI has left or is gone.
 
     Raises:
         DiskError: complete files stand.
+        ValueError: an observation or reward is not finite; what came before is in complete files.
         ChannelTimeoutError: the GMI never came.
     """
-    writer, limit_s = Writer(job), FIRST_S
-    with writer._folder.being_written():
+    limit_s = FIRST_S
+    try:
         while True:
             try:
                 batch = inbox.take(limit_s)
@@ -167,8 +182,13 @@ def write_all(job: WriterJob, inbox: Inbox) -> int:
                 block = block_of(batch)
             writer.take(block)
             limit_s = _TAKE_S
-        writer.close()
-    return writer.rows
+    except DiskError:
+        raise
+    except BaseException:
+        with suppress(DiskError):
+            writer.close()
+        raise
+    writer.close()
 
 
 def tell(**values: Any) -> None:
@@ -182,12 +202,12 @@ def main() -> None:
     torch.set_num_threads(1)
     job = WriterJob.from_json(sys.stdin.readline())
     try:
-        with Inbox(job.layout.channel(job.num_steps)) as inbox:
+        writer = Writer(job)
+        with writer.folder.being_written(), Inbox(job.layout.channel(job.num_steps)) as inbox:
             tell(endpoint=inbox.endpoint)
-            rows = write_all(job, inbox)
-        tell(done=rows)
+            write_all(writer, inbox)
+        tell(done=writer.rows)
     except DiskError as error:
         tell(disk=[error.path, error.reason, error.way_out])
     except Exception as error:
         tell(failed=f"{type(error).__name__}: {error}")
-        raise

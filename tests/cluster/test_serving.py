@@ -9,7 +9,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pyarrow.dataset
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from rayagi.cli import main
 from rayagi.coordinator.cluster import connected
 from rayagi.serving.dataset import open_dataset
-from rayagi.serving.rllib import offline_settings
+from rayagi.serving.rllib import offline_settings, spaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "serving"))
 from saved_runs import saved_run
@@ -58,19 +57,17 @@ def test_two_gmis_serve_and_rllib_reads_it(run, capsys):
     from ray.rllib.offline.offline_data import OfflineData
     from ray.rllib.offline.offline_prelearner import OfflinePreLearner
 
-    env = gymnasium.make("InvertedPendulum-v5")
-    box = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
     config = (
         BCConfig()
-        .environment(observation_space=box, action_space=env.action_space)
+        .environment(**spaces("d"))
         .offline_data(**offline_settings("d"))
         .training(train_batch_size_per_learner=256)
     )
     batch = OfflineData(config).data.take_batch(256)
-    spaces = (box, env.action_space)
+    own = tuple(spaces("d").values())
     # As RLlib's own OfflineData makes it.
-    module_spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: spaces})
-    learner = OfflinePreLearner(config=config, spaces=spaces, module_spec=module_spec)
+    module_spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: own})
+    learner = OfflinePreLearner(config=config, spaces=own, module_spec=module_spec)
     (first, *others) = learner._map_to_episodes(batch)["episodes"]
     assert len(others) == 255
     rows = table.to_pylist()
@@ -80,6 +77,31 @@ def test_two_gmis_serve_and_rllib_reads_it(run, capsys):
     ready = learner(batch)
     assert ready["default_policy/obs"].shape == (256, 4)
     assert ready["default_policy/actions"].shape == (256, 1)
+
+
+@pytest.mark.slow
+def test_rllib_learns_from_a_dataset_and_from_its_export(run):
+    from ray.rllib.algorithms.bc import BCConfig
+    from ray.rllib.algorithms.marwil import MARWILConfig
+
+    assert serve(run, "--gmis", "1", "--num-envs", "4", "--steps", "2000", "--explore") == 0
+    assert main(["export", "d", "--to", "rllib", "out"]) == 0
+    for config_class, settings in (
+        (BCConfig, offline_settings("d")),
+        (MARWILConfig, {"input_": [str(Path("out").absolute())]}),
+    ):
+        algorithm = (
+            config_class()
+            .environment(**spaces("d"))
+            .offline_data(**settings, dataset_num_iters_per_learner=1, map_batches_kwargs={"concurrency": 1})
+            .learners(num_learners=0)
+            .training(train_batch_size_per_learner=256)
+            .build_algo()
+        )
+        learned = algorithm.train()["learners"]["default_policy"]
+        algorithm.stop()
+        assert np.isfinite(learned["total_loss"])
+        assert learned["num_module_steps_trained"] == 256
 
 
 def test_simulators_with_an_agent_apart_write_the_same_rows_as_dp_only(run, capsys):

@@ -123,7 +123,8 @@ class MicroBatcher:
 
     def _answer(self) -> None:
         self._due = False
-        batch, rows = [], 0
+        batch: list[_Waiting] = []
+        rows = 0
         while self._waiting and (not batch or rows + len(self._waiting[0].obs) <= self._max_rows):
             entry = self._waiting.popleft()
             if not entry.answer.cancelled():  # else the client has gone

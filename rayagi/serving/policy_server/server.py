@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import resource
 import secrets
 import signal
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from rayagi.serving.policy_server.socket_door import SocketDoor
 
 DRAIN_S = 5.0
 """For what has come to be answered after SIGTERM."""
+IDLE_S = 75.0
+"""After which an HTTP connection without a whole request is closed; clients connect again."""
 LOOK_S = 1.0
 """How often ``--follow`` looks for a newer checkpoint."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -74,6 +77,9 @@ class PolicyServer:
             ListenError: the socket or port cannot be had.
         """
         torch.set_num_threads(self._settings.threads)
+        # As many connections as this user may have: idle ones must not keep others out.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         loop = asyncio.get_running_loop()
         runner = await self._open_http()
         door = await self._open_socket(runner)
@@ -130,7 +136,13 @@ class PolicyServer:
         door = HttpDoor(
             self._policy, self._batcher, self.statistics, max_rows=settings.max_rows, token=settings.token
         )
-        runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=DRAIN_S)
+        runner = web.AppRunner(
+            door.app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=DRAIN_S,
+            keepalive_timeout=IDLE_S,
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, settings.host, settings.port).start()

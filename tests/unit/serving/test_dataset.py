@@ -200,6 +200,13 @@ def test_a_line_without_its_file_and_a_torn_line_do_not_count(tmp_path):
     assert [file.path.name for file in folder.files()] == [kept["file"]]
     assert open_dataset(folder.path).arrow().count_rows() == 2
     assert pyarrow.dataset.dataset(folder.data).count_rows() == 2  # the unfinished one is passed over
+    with folder.being_written():
+        folder.lock()
+        assert len(list(folder.data.glob(".*"))) == 1  # somebody may still be at it
+        folder.unlock()
+    folder.lock()
+    folder.unlock()
+    assert sorted(path.name for path in folder.data.iterdir()) == [kept["file"]]
 
 
 def test_folders_that_are_no_dataset_or_not_free_are_refused(tmp_path):

@@ -168,6 +168,7 @@ def test_who_sends_no_frames_is_told_and_let_go(run, tmp_path):
 
 def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, monkeypatch):
     monkeypatch.setattr("rayagi.serving.policy_server.http_door.READ_S", 0.5)
+    monkeypatch.setattr(server_module, "IDLE_S", 1.0)
     with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
         half = socket.create_connection(("127.0.0.1", server.port))
         half.sendall(
@@ -194,6 +195,8 @@ def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, 
                     client.act(OBS)
         half.settimeout(30)
         assert b"408" in half.recv(1000).splitlines()[0]
+        silent.settimeout(30)
+        assert silent.recv(1) == b""  # let go of
         for each in (half, silent, local, deaf):
             each.close()
 
@@ -299,7 +302,7 @@ def test_a_client_loads_neither_torch_nor_ray():
     assert done.stdout == "set()\n"
 
 
-def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(run):
+def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_drains_on_sigterm(run):
     command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -314,6 +317,8 @@ def test_the_command_makes_a_token_where_others_reach_it_and_drains_on_sigterm(r
         with pytest.raises(PolicyRefusedError, match="token"):
             PolicyClient(f"http://127.0.0.1:{port}", timeout_s=30).act(OBS)
         assert PolicyClient(f"http://127.0.0.1:{port}", token=token, timeout_s=30).act(OBS).shape == (5, 1)
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "now iteration_000009 (9,000 environment steps)\n"
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=60)
         assert "1 requests (5 observations) in 1 batches, 1 refused" in said

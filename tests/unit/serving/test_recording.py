@@ -120,13 +120,37 @@ def test_a_killed_writer_is_noticed_and_named(tmp_path):
         feed(own, range(1000 * STEPS))
 
 
+def test_what_is_not_finite_ends_it_and_what_came_before_is_kept(tmp_path):
+    own = sink(tmp_path / "d")
+    feed(own, range(2 * STEPS))
+    own.acted(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
+    own.stepped(step(2 * STEPS))
+    with pytest.raises(
+        WriterError, match="an observation of environment 1 is NaN or infinite: look at the envir"
+    ):
+        own.close(60.0)
+    episodes = list(open_dataset(tmp_path / "d").episodes())
+    assert [episode.rewards.tolist() for episode in episodes] == [list(range(2 * STEPS))] * ENVS
+
+
+def test_a_folder_that_is_not_there_is_said_at_set_up(tmp_path, monkeypatch):
+    """As on another host, where the path means something else."""
+    monkeypatch.setattr(DatasetFolder, "create", lambda path, description: None)
+    with pytest.raises(
+        WriterError, match=r"writer of GMI 3 failed with DatasetError: .* it has no dataset\.json"
+    ):
+        sink(tmp_path / "d")
+
+
 def test_what_a_killed_gmi_had_posted_is_written(tmp_path):
     code = """
         import os, pathlib, signal, sys
         sys.path.insert(0, sys.argv[1])
         import test_recording as module
         own = module.sink(pathlib.Path(sys.argv[2]))
-        module.feed(own, range(3 * module.STEPS + 2))   # three blocks, and one that is not full
+        module.feed(own, range(module.STEPS))
+        assert own._outbox.drain(60.0) == 0                # the writer has found it
+        module.feed(own, range(module.STEPS, 3 * module.STEPS + 2))   # two more blocks, and one that is not full
         os.kill(os.getpid(), signal.SIGKILL)
     """
     path = tmp_path / "d"

@@ -202,5 +202,11 @@ def test_auto_takes_what_the_model_finds_fastest_and_says_why(serve, capsys, mon
         monkeypatch.setattr(profiling, "kept_unit_costs", lambda spec, machine, tell, known=known: known)
         spec = SimpleNamespace()
         assert chosen_template(spec, "auto", machine=local_machine, tell=said.append) == expected
-        assert f"{expected} over" in said[-1]
+        assert f"{expected} over" in said[0]
+        said.clear()
+    # An agent of its own is no larger than a shared one: mp_dp is ahead by nothing that could be measured.
+    known = UnitCosts(**{**costs, "alpha": 0.999, "simulator_share": 0.05}, bandwidth=1e12)
+    monkeypatch.setattr(profiling, "kept_unit_costs", lambda spec, machine, tell: known)
+    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, tell=said.append) == "dp_only"
+    assert "are within 2%: dp_only, which moves the least" in said[-1]
     assert chosen_template(spec, "dp_mp", machine=local_machine, tell=said.append) == "dp_mp"

@@ -1,0 +1,20 @@
+"""Gymnasium's spaces of a dataset, for the tools that want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rayagi.serving.layout import RowLayout
+
+
+def spaces_of(layout: RowLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Of observations, and of actions, as the columns hold them."""
+    obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
+    action = layout.action
+    if layout.discrete:
+        return obs, gymnasium.spaces.Discrete(action.num_choices)
+    low, high = np.array(action.low, dtype=np.float32), np.array(action.high, dtype=np.float32)
+    return obs, gymnasium.spaces.Box(low, high, dtype=np.float32)
