@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ class Layouts:
 
     def _work_out(self, rows: int) -> MessageLayout:
         """pyarrow serialises a template; where it put each column is then read off the batch that it reads back."""
-        template = pa.record_batch([_zeros(field, rows) for field in self.schema.fields], schema=self.arrow)
+        template = pa.record_batch([_column(field, rows) for field in self.schema.fields], schema=self.arrow)
         message = template.serialize()
         back = pa.ipc.read_record_batch(message, self.arrow)
         offsets = tuple(_values_address(column, message.address) for column in back.columns)
@@ -90,14 +89,15 @@ class Layouts:
         )
 
 
-def _zeros(field: Field, rows: int) -> Any:
+def _column(field: Field, rows: int) -> Any:
+    """A column of any values. Made of buffers: of lists or NumPy arrays, pyarrow would import pandas."""
     column = field.arrow().type
-    tensor_type = isinstance(column, pa.FixedShapeTensorType)
-    value_type = column.value_type if tensor_type else column
-    values = pa.array(np.zeros(rows * field.row_numel, dtype=value_type.to_pandas_dtype()), type=value_type)
-    if not tensor_type:
-        return values
-    storage = pa.FixedSizeListArray.from_arrays(values, field.row_numel)
+    count = rows * field.row_numel
+    values = pa.allocate_buffer(rows * field.row_bytes)
+    if not isinstance(column, pa.FixedShapeTensorType):
+        return pa.Array.from_buffers(column, count, [None, values])
+    flat = pa.Array.from_buffers(column.value_type, count, [None, values])
+    storage = pa.Array.from_buffers(column.storage_type, rows, [None], children=[flat])
     return pa.ExtensionArray.from_storage(column, storage)
 
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,18 +20,21 @@ from typing import Any
 import torch
 from channel_cases import LIMIT_S, digest, random_rows
 
+from collectives import experience
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.inbox import Inbox
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["collectives.experience.inbox", "collectives.experience.outbox"])
+context.set_forkserver_preload(["pytest", "collectives.experience.inbox", "collectives.experience.outbox"])
+CHANNELS = os.path.dirname(experience.__file__)
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When a process kills itself: at the n-th time that it comes by a place, or so long after it began."""
+    """When a process kills itself: at the n-th time that it comes by a place, at the n-th line of the channels' own code
+    that it runs, or so long after it began."""
 
     place: str = ""
     number: int = 0
@@ -115,9 +119,18 @@ class Teller:
                 signal.SIGALRM, signal.SIG_DFL
             )  # ends the process at any instruction, as SIGKILL does
             signal.setitimer(signal.ITIMER_REAL, kill.after_s)
+        if kill is not None and kill.place == "line":
+            sys.settrace(self._trace)
 
     def say(self, name: str, value: Any = None) -> None:
         self._pipe.send_bytes(pickle.dumps((name, value)))
+
+    def _trace(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(CHANNELS):
+            return None
+        if event == "line":
+            self.passing("line")
+        return self._trace
 
     def passing(self, place: str) -> None:
         if self._kill is not None and self._kill.place == place:

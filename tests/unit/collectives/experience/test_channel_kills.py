@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from channel_cases import DTYPES, LIMIT_S
+from channel_cases import DTYPES, LIMIT_S, take_all
 from channel_processes import End, Kill, Work, consume, produce
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from collectives.experience import memory as at
 from collectives.experience.errors import ChannelError
+from collectives.experience.inbox import Inbox
 from collectives.experience.memory import OutboxShape, SharedFile
+from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema, Field
 
 PRODUCER_PLACES = ("claimed", "half written", "committed")
@@ -60,7 +62,7 @@ class Group:
             for work in producers:
                 self.producer(work)
             deadline = time.monotonic() + 2 * LIMIT_S
-            replaced, told = set(), False
+            replaced, told = set(), set()
             while not all(end.over for end in self.consumers):
                 assert time.monotonic() < deadline, self.state()
                 for end in [*self.consumers, *self.producers]:
@@ -70,10 +72,10 @@ class Group:
                         replaced.add(end)
                         start = self.consumer if end in self.consumers else self.producer
                         start(replace(end.work, kill=None, seed=end.work.seed + 1))
-                if not told and all(end.over for end in self.producers):
-                    told = True
-                    for end in self.consumers:
+                if all(end.over for end in self.producers):
+                    for end in {*self.consumers} - told:
                         end.tell("last")
+                    told.update(self.consumers)
         finally:
             for end in [*self.consumers, *self.producers]:
                 end.end()
@@ -173,6 +175,41 @@ def test_what_a_consumer_had_that_is_killed_at_a_place_is_posted_again_unless_it
     assert group.files[1].words[at.REPOSTED] >= 1
 
 
+def test_what_was_released_just_before_its_consumer_died_is_not_posted_again():
+    outbox = Outbox(NUMBERS, rows=1, slots=4)
+    consumer = End(consume, Work(NUMBERS, keep=0, kill=Kill("released", 2)))
+    outbox.attach(consumer.wait_for("endpoint"))
+    for number in range(4):
+        outbox.claim().commit(version=number)
+    while not consumer.over:  # the producer does nothing meanwhile
+        consumer.hear(LIMIT_S)
+    successor = Inbox(NUMBERS)
+    outbox.attach(successor.endpoint)
+    assert [batch.sequence for batch in take_all(successor)] == [3, 4]
+    consumer.end()
+
+
+@pytest.mark.parametrize("line", range(40, 400, 45))
+def test_a_producer_is_killed_at_any_line_of_its_code(line):
+    work = Work(NUMBERS, batches=8)
+    check_run([work], [replace(work, kill=Kill("line", line))])
+
+
+@pytest.mark.parametrize("line", range(40, 400, 45))
+def test_a_consumer_is_killed_at_any_line_of_its_code(line):
+    work = Work(NUMBERS, batches=8)
+    check_run([replace(work, kill=Kill("line", line))], [work])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [range(begin, begin + 100) for begin in range(1, 600, 100)], ids=str)
+def test_an_end_is_killed_at_each_line_of_its_code(lines):
+    work = Work(NUMBERS, batches=8)
+    for line in lines:
+        check_run([work], [replace(work, kill=Kill("line", line))])
+        check_run([replace(work, kill=Kill("line", line))], [work])
+
+
 def shapes_of(columns):
     return ExperienceSchema(
         "random",
@@ -191,7 +228,8 @@ instants = st.builds(Kill, after_s=st.floats(0.001, 0.15))
 
 
 def kills(places):
-    return st.none() | st.builds(Kill, st.sampled_from(places), st.integers(1, 12)) | instants
+    lines = st.builds(Kill, st.just("line"), st.integers(1, 1500))
+    return st.none() | st.builds(Kill, st.sampled_from(places), st.integers(1, 12)) | instants | lines
 
 
 @st.composite
@@ -234,7 +272,7 @@ unhurried = {
 }
 
 
-@settings(max_examples=6, **unhurried)
+@settings(max_examples=12, **unhurried)
 @given(groups(most_ends=2, most_batches=15))
 def test_any_ends_killed_at_any_time_lose_and_repeat_nothing(group):
     check_run(*group)
