@@ -161,7 +161,8 @@ class _HttpWire:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         connection = self._connection
-        if connection.sock is None:  # it is new, or the server closed it with its last answer
+        apart = connection.sock is None  # it is new, or the server closed it with its last answer
+        if apart:
             connection.connect()
             # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
