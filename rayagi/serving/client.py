@@ -137,7 +137,8 @@ class _HttpWire:
     def __init__(self, host: str, port: int, token: str | None) -> None:
         self._host, self._port = host, port
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Any = None
+        """An HTTPConnection, whose socket is None until it connects; its type does not say so."""
 
     def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
         body = io.BytesIO()
@@ -160,14 +161,15 @@ class _HttpWire:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         connection = self._connection
-        if connection.sock is None:  # it is new, or the server closed it with its last answer
+        apart = connection.sock is None  # it is new, or the server closed it with its last answer
+        if apart:
             connection.connect()
             # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
-            _send_at_once(connection)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sock.settimeout(timeout_s)
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
-        self._connection.request(method, path, body, headers)
-        response = self._connection.getresponse()
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
         content = response.read()
         if response.status >= 500:
             raise ConnectionError(f"{response.status}: {content.decode(errors='replace')[:500]}")
@@ -248,7 +250,3 @@ def _reason(content: bytes) -> str:
         return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         return content.decode(errors="replace")[:500]
-
-
-def _send_at_once(connection: http.client.HTTPConnection) -> None:
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
