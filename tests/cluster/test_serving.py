@@ -70,10 +70,10 @@ def test_two_gmis_serve_and_rllib_reads_it(run, capsys):
     learner = OfflinePreLearner(config=config, spaces=own, module_spec=module_spec)
     (first, *others) = learner._map_to_episodes(batch)["episodes"]
     assert len(others) == 255
-    rows = table.to_pylist()
-    assert first.id_ == str(rows[0]["episode"])
-    assert np.asarray(first.get_observations(0)).tolist() == rows[0]["obs"]
-    assert np.asarray(first.get_actions(0)).tolist() == rows[0]["action"]
+    # Which of the files Ray reads first is Ray's business.
+    same = [row for row in table.to_pylist() if str(row["episode"]) == first.id_]
+    step = [np.asarray(values).tolist() for values in (first.get_observations(0), first.get_actions(0))]
+    assert step in [[row["obs"], row["action"]] for row in same]
     ready = learner(batch)
     assert ready["default_policy/obs"].shape == (256, 4)
     assert ready["default_policy/actions"].shape == (256, 1)

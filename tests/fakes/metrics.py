@@ -1,0 +1,7 @@
+"""Metrics of the catalogue that a synchronous run of PPO on cores has no values of."""
+
+OF_OTHERS = {
+    "device_bytes",  # without a GPU
+    *("exchange_s", "wait_s", "train_samples", "stale_samples"),  # roles apart
+    *("policy_lag_mean", "policy_lag_max", "importance_ratio", "importance_truncated"),  # IMPALA, A3C
+}
