@@ -49,6 +49,7 @@ def dp_only_program():
     return dp_only_factory(spec)(GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
 
 
+@pytest.mark.slow
 def test_dp_mp_makes_the_updates_of_dp_only_to_rounding():
     dp_only = dp_only_program()
     expected = [dp_only.iterate().metrics for _ in range(2)]

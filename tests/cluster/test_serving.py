@@ -104,6 +104,7 @@ def test_rllib_learns_from_a_dataset_and_from_its_export(run):
         assert learned["num_module_steps_trained"] == 256
 
 
+@pytest.mark.slow
 def test_simulators_with_an_agent_apart_write_the_same_rows_as_dp_only(run, capsys):
     for template, gmis, out in (("dp_only", "1", "one"), ("mp_dp", "3", "three")):
         envs = "4" if template == "dp_only" else "2"
