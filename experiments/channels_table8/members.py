@@ -17,8 +17,8 @@ GAMMA, LEARNING_RATE, ENTROPY_WEIGHT = 0.99, 7e-4, 0.01
 DONE_SHARE = 0.01
 
 
-def run_agent(size: Size, way: str, number: int, endpoints: tuple[str, ...], steps: Any, stop: Any) -> None:
-    """Acts until stopped. ``steps`` counts predictions, one per environment and step."""
+def run_agent(size: Size, way: str, number: int, endpoints: tuple[str, ...], counts: Any, stop: Any) -> None:
+    """Acts until stopped. ``counts``: per agent its predictions, one per environment and step, and its CPU seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(number)
     network = ActorCritic(size.task.info(), NetworkSpec())
@@ -43,8 +43,9 @@ def run_agent(size: Size, way: str, number: int, endpoints: tuple[str, ...], ste
                 }
                 sender.step(step, packages)
                 obs = torch.lerp(obs, bank[turn], 0.1)
-                steps[number] += size.envs
+                counts[2 * number] += size.envs
             sender.end(obs)
+            counts[2 * number + 1] = time.process_time()
 
 
 def run_trainer(
@@ -53,10 +54,10 @@ def run_trainer(
     learn: bool,
     window: tuple[float, float],
     connection: Any,
-    steps: Any,
+    counts: Any,
     producers: list[int],
 ) -> None:
-    """Says where its inboxes are; then trains, and tells samples and predictions per second within the window.
+    """Says where its inboxes are; then trains, and tells what was done within the window.
 
     Args:
         size: of a rollout
@@ -64,7 +65,7 @@ def run_trainer(
         learn: whether each rollout is an update; else it is only read
         window: seconds of warming up, and of measuring
         connection: to the parent
-        steps: counted by the agents
+        counts: see ``run_agent``
         producers: the agents whose experience comes here
     """
     torch.set_num_threads(1)
@@ -93,12 +94,17 @@ def run_trainer(
     del rollout
     receiver.release()
     train_until(time.perf_counter() + window[0])
-    begin, samples = time.perf_counter(), 0
-    predicted = sum(steps[producer] for producer in producers)
-    train_until(begin + window[1])
-    taken_s = time.perf_counter() - begin
-    predicted = sum(steps[producer] for producer in producers) - predicted
-    connection.send({"ttp": samples / taken_s, "pps": predicted / taken_s})
+
+    def counted() -> tuple[float, float, float]:
+        predicted, cpu_s = (sum(counts[2 * agent + which] for agent in producers) for which in (0, 1))
+        return time.perf_counter(), predicted, cpu_s + time.process_time()
+
+    before, samples = counted(), 0
+    train_until(before[0] + window[1])
+    taken_s, predicted, cpu_s = (now - then for now, then in zip(counted(), before, strict=True))
+    connection.send(
+        {"ttp": samples / taken_s, "pps": predicted / taken_s, "samples": samples, "cpu_s": cpu_s}
+    )
     connection.recv()  # until the agents have stopped
     connection.close()
 

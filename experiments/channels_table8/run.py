@@ -42,14 +42,14 @@ _context.set_forkserver_preload(
 def run_once(
     size: Size, way: str, agents: int, trainers: int, learn: bool, seconds: float
 ) -> dict[str, float]:
-    """Samples and predictions per second, of all trainers and agents together."""
-    steps, stop = _context.Array("q", agents, lock=False), _context.Event()
+    """Of all together: predictions and samples per second, and samples per CPU second of trainers and agents."""
+    counts, stop = _context.Array("d", 2 * agents, lock=False), _context.Event()
     pipes = [_context.Pipe() for _ in range(trainers)]
     served = [list(range(trainer, agents, trainers)) for trainer in range(trainers)]
     window = (seconds / 4, seconds)
     processes: list[Any] = [
         _context.Process(
-            target=run_trainer, args=(size, way, learn, window, theirs, steps, producers), daemon=True
+            target=run_trainer, args=(size, way, learn, window, theirs, counts, producers), daemon=True
         )
         for (_, theirs), producers in zip(pipes, served, strict=True)
     ]
@@ -58,7 +58,9 @@ def run_once(
     endpoints = [receive(ours) for ours, _ in pipes]
     for agent in range(agents):
         where = endpoints[agent % trainers]
-        process = _context.Process(target=run_agent, args=(size, way, agent, where, steps, stop), daemon=True)
+        process = _context.Process(
+            target=run_agent, args=(size, way, agent, where, counts, stop), daemon=True
+        )
         process.start()
         processes.append(process)
     try:
@@ -68,7 +70,8 @@ def run_once(
         for process in processes:
             process.kill()
             process.join()
-    return {key: sum(answer[key] for answer in answers) for key in ("pps", "ttp")}
+    total = {key: sum(answer[key] for answer in answers) for key in answers[0]}
+    return {"pps": total["pps"], "ttp": total["ttp"], "per_cpu_s": total["samples"] / total["cpu_s"]}
 
 
 def receive(connection: Any) -> Any:
@@ -83,12 +86,10 @@ def receive(connection: Any) -> Any:
 
 
 def summarise(rows: list[dict[str, Any]]) -> str:
-    """Markdown: medians and ranges of each way, and the multi-channel's gain within each repeat."""
-    lines = [
-        "| task | T x N | agents, trainers | work | way | PPS | TTP | TTP, lowest - highest "
-        "| multi / way in TTP | lowest - highest | in PPS |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Markdown: medians of each way, and the multi-channel's gain within each repeat, with its range."""
+    measures = {"pps": "PPS", "ttp": "TTP", "per_cpu_s": "samples per CPU s"}
+    names = [f"{name} | multi / way | lowest - highest" for name in measures.values()]
+    lines = [f"| task | T x N | agents, trainers | work | way | {' | '.join(names)} |", f"|{'---|' * 14}"]
     cases: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
     for row in rows:
         case = (
@@ -100,17 +101,12 @@ def summarise(rows: list[dict[str, Any]]) -> str:
         cases.setdefault(case, {}).setdefault(row["way"], {})[row["repeat"]] = row
     for case, ways in cases.items():
         for way, runs in ways.items():
-            gains = {
-                key: [ways["multi"][repeat][key] / run[key] for repeat, run in runs.items()]
-                for key in ("ttp", "pps")
-            }
-            ttp = [run["ttp"] for run in runs.values()]
-            pps = statistics.median(run["pps"] for run in runs.values())
-            cells = [
-                *case, way, f"{pps:,.0f}", f"{statistics.median(ttp):,.0f}", f"{min(ttp):,.0f} - {max(ttp):,.0f}",
-                f"{statistics.median(gains['ttp']):.2f}", f"{min(gains['ttp']):.2f} - {max(gains['ttp']):.2f}",
-                f"{statistics.median(gains['pps']):.2f}",
-            ]  # fmt: skip
+            cells = [*case, way]
+            for key in measures:
+                gains = [ways["multi"][repeat][key] / run[key] for repeat, run in runs.items()]
+                median = statistics.median(run[key] for run in runs.values())
+                spread = f"{min(gains):.2f} - {max(gains):.2f}"
+                cells += [f"{median:,.0f}", f"{statistics.median(gains):.2f}", spread]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -72,6 +72,13 @@ def consume(folder, index, record, die_at, half):
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def pump_until(dispenser, is_so):
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        dispenser.pump()
+
+
 def start(target, *arguments):
     process = _context.Process(target=target, args=arguments, daemon=True)
     process.start()
@@ -108,10 +115,7 @@ def test_consumers_are_found_when_they_come(directory):
         send(dispenser, 5)
         assert dispenser.consumers() == {}
         batcher.announce(directory, NAME, 3)
-        deadline = time.monotonic() + LIMIT_S
-        while not dispenser.consumers():
-            assert time.monotonic() < deadline
-            dispenser.pump()
+        pump_until(dispenser, lambda: 3 in dispenser.consumers())
         assert take(batcher) == 5
         assert (migrator.attached, migrator.routed) == (1, {3: 1})
 
@@ -181,17 +185,13 @@ def test_what_a_killed_trainer_had_goes_to_the_other_trainer(directory, tmp_path
         Migrator(dispenser, directory, NAME)
         for count in range(4):
             send(dispenser, count)
-        deadline = time.monotonic() + LIMIT_S
-        while not dispenser.consumers():
-            assert time.monotonic() < deadline
-            dispenser.pump()
+        pump_until(dispenser, lambda: 0 in dispenser.consumers())
         other.announce(directory, NAME, 1)
         victim.join(LIMIT_S)
-        dispenser.pump()
+        pump_until(dispenser, lambda: dispenser.consumers().get(1) == 2)
         counts = counts_in(record)
         while len(counts) < 4:
             counts.append(take(other))
-            dispenser.pump()
         assert dispenser.drain(LIMIT_S) == 0
         assert dispenser.rerouted == 2
     assert sorted(counts) == list(range(4))
