@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.channels.batches import TASKS, make, nbytes
-from experiments.channels.case import WAYS
+from experiments.channels.case import COPIES, WAYS
 from experiments.origin import origin
 from experiments.throughput.run import wait_until_quiet
 from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
-GOALS = {"ray": 10.0, "torch-queue": 4.0, "memcpy": 0.5}
+GOALS = {"ray": 10.0, "torch-queue": 4.0, **dict.fromkeys(COPIES, 0.5)}
 """How many times as fast as these the channel is to be."""
 
 
@@ -35,7 +35,7 @@ def measure(way: str, seconds: float) -> dict[str, Any]:
     Raises:
         SystemExit: it failed.
     """
-    wait_until_quiet()
+    wait_until_quiet(limit_s=5.0)
     command = [sys.executable, "-m", "experiments.channels.case", way, "--seconds", str(seconds)]
     watched = run_watched(command, TIMEOUT_S)
     lines = watched.output.strip().splitlines()
@@ -56,11 +56,12 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
         rates = {way: [one[task]["mb_per_s"] for one in repeats] for way, repeats in found.items()}
         lines += [
             f"**{task}**: batches of {nbytes(make(TASKS[task])) / 1e6:.2f} MB\n",
-            "| way | MB/s: median (lowest - highest) | put / this (goal) | in place / this (goal) |",
-            "|---|---|---|---|",
+            "| way | MB/s: median (lowest - highest) | MB per CPU second | put / this (goal) | in place / this (goal) |",
+            "|---|---|---|---|---|",
         ]
         for way in found:
-            cells = [f"{way}", spread(rates[way])]
+            cost = "" if way == "ray" else spread([one[task]["mb_per_cpu_s"] for one in found[way]])
+            cells = [way, spread(rates[way]), cost]
             for ours in ("channel-put", "channel-in-place"):
                 ratios = [mine / theirs for mine, theirs in zip(rates[ours], rates[way], strict=True)]
                 goal = f" ({GOALS[way]:g})" if way in GOALS else ""
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each throughput")
     arguments = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ("memcpy", *WAYS)}
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in (*COPIES, *WAYS)}
     for repeat in range(arguments.repeats):
         for way, repeats in found.items():
             repeats.append(measure(way, arguments.seconds))

@@ -4,6 +4,8 @@ What a producer had that died, and no consumer that lives had from it, is lost: 
 Nothing else is.
 """
 
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -187,6 +189,33 @@ def test_what_was_released_just_before_its_consumer_died_is_not_posted_again():
     outbox.attach(successor.endpoint)
     assert [batch.sequence for batch in take_all(successor)] == [3, 4]
     consumer.end()
+
+
+EXITS = """
+import torch
+from collectives.experience.inbox import Inbox
+from collectives.experience.schema import ExperienceSchema, Field
+fields = (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,)))
+inbox = Inbox(ExperienceSchema("numbers", fields))
+print(inbox.endpoint, flush=True)
+held = inbox.take(30.0)
+leaked = inbox.take(30.0)
+tensor = leaked["b"]
+leaked.release()
+"""
+
+
+def test_what_an_interpreter_holds_when_it_exits_is_posted_again():
+    outbox = Outbox(NUMBERS, rows=1, slots=4)
+    command = [sys.executable, "-c", EXITS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        outbox.attach(process.stdout.readline().strip())
+        for number in range(2):
+            outbox.claim().commit(version=number)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in errors
+    outbox.look()
+    assert outbox.waiting() == [1, 2]
 
 
 @pytest.mark.parametrize("line", range(40, 400, 45))
