@@ -23,8 +23,8 @@ class EnvSpec:
 
     id: str = "Ant-v5"
     """Environment id as `rayagi envs` lists it, or any id that gymnasium knows."""
-    engine: Literal["auto", "mujoco_cpu", "gymnasium"] = "auto"
-    """auto: mujoco_cpu where the task is batched there, else gymnasium's vector environments."""
+    engine: str = "auto"
+    """What runs it, as `rayagi envs` says. auto: the first engine that has it batched, else gymnasium's environments."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor, as gymnasium.make takes them."""
 

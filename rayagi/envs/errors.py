@@ -33,6 +33,17 @@ class EnvironmentOptionError(EnvError):
         return f"{self.env_id}: {self.reason}"
 
 
+class ModelError(EnvError):
+    """A model file that a task cannot use."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"model {self.path}: {self.reason}"
+
+
 class UnsupportedSpaceError(EnvError):
     """An observation or action space that a flat policy cannot use."""
 

@@ -1,4 +1,4 @@
-"""Which environments there are, and how to make them: the one place that maps an id to an engine."""
+"""Which environments there are, and how to make them: the one place that maps an id to a family and an engine."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Literal, cast
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs import gymnasium_adapter
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
-from rayagi.envs.mujoco_cpu import engine as mujoco_cpu
-from rayagi.envs.mujoco_cpu.catalogue import TASKS, make_task
+from rayagi.envs.families import Family, Place
+from rayagi.envs.gymnasium_family import GymnasiumRegistry
+from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
+from rayagi.envs.tasks.family import OwnTasks
 
-Engine = Literal["mujoco_cpu", "gymnasium"]
-ENGINES: tuple[str, ...] = ("auto", "mujoco_cpu", "gymnasium")
+FAMILIES: tuple[Family, ...] = (GymnasiumTasks(), OwnTasks(), GymnasiumRegistry())
+"""In the order in which they are asked for an id."""
+ENGINES: tuple[str, ...] = (
+    "auto",
+    *dict.fromkeys(engine for family in FAMILIES for engine in family.engines),
+)
 
 _MUJOCO_HIDDEN = (256, 128, 64)
 _SMALL_HIDDEN = (64, 64)
@@ -39,6 +44,7 @@ class EnvListing:
 
     env_id: str
     engine: str
+    """What runs it; several are separated by commas, the usual one first."""
     obs_dim: int
     action: str
     """For people: "8 reals" or "2 choices"."""
@@ -51,7 +57,7 @@ class RegisteredEnvFactory:
     """Implements EnvFactory: carries a description only, so it travels to any process."""
 
     env_id: str
-    engine: Engine
+    engine: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     registered: EnvSpec | None = None
     """Registration that other processes lack, since this one was told of it by the user."""
@@ -64,20 +70,9 @@ class RegisteredEnvFactory:
             )
         if self.registered is not None:
             gymnasium.registry[self.registered.id] = self.registered
-        if self.engine == "gymnasium":
-            return gymnasium_adapter.GymnasiumVecEnv(
-                self.env_id, self.kwargs, num_envs=num_envs, first_env_index=first_env_index, seed=seed
-            )
-        limit, options = _time_limit(self.env_id, self.kwargs)
-        return mujoco_cpu.MujocoVecEnv(
-            self.env_id,
-            make_task(self.env_id, options),
-            num_envs=num_envs,
-            first_env_index=first_env_index,
-            seed=seed,
-            num_threads=num_threads,
-            max_episode_steps=limit,
-        )
+        family = _family(self.env_id, self.engine)
+        place = Place(num_envs, first_env_index, seed, num_threads)
+        return family.make(self.env_id, self.engine, self.kwargs, place)
 
 
 def make_env_factory(
@@ -87,7 +82,7 @@ def make_env_factory(
 
     Args:
         env_id: one of ``list_envs()``, or any id of Gymnasium's registry.
-        engine: auto takes mujoco_cpu where the task is batched there, else gymnasium.
+        engine: auto takes the first engine that has it batched, else Gymnasium.
         kwargs: constructor arguments, as ``gymnasium.make`` takes them (``max_episode_steps`` included).
 
     Raises:
@@ -95,40 +90,38 @@ def make_env_factory(
         EnvironmentOptionError: no such engine or option, or the environment's package is missing.
     """
     options = dict(kwargs or {})
-    chosen = _choose_engine(env_id, engine)
-    if chosen == "mujoco_cpu":
-        make_task(env_id, _time_limit(env_id, options)[1])
+    family = _family(env_id, engine)
+    family.check(env_id, options)
     return RegisteredEnvFactory(
-        env_id=env_id, engine=chosen, kwargs=options, registered=_users_registration(env_id)
+        env_id=env_id,
+        engine=family.engines[0] if engine == "auto" else engine,
+        kwargs=options,
+        registered=_users_registration(env_id),
     )
 
 
 def env_info(env_id: str, engine: str = "auto", kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
     """Sizes and limits of an environment. Raises as ``make_env_factory`` does."""
     factory = make_env_factory(env_id, engine=engine, kwargs=kwargs)
-    if factory.engine == "gymnasium":
-        return gymnasium_adapter.describe(env_id, factory.kwargs)
-    limit, options = _time_limit(env_id, factory.kwargs)
-    task = make_task(env_id, options)
-    return mujoco_cpu.describe(env_id, mujoco_cpu.load_robot(env_id, task), task, limit)
+    return _family(env_id, factory.engine).info(env_id, factory.engine, factory.kwargs)
 
 
 def list_envs() -> list[EnvListing]:
     """rayagi's own environments. Any other Gymnasium id works too, through its vector environments."""
-    listings = []
-    for env_id, task_class in TASKS.items():
-        info = env_info(env_id)
-        listings.append(
-            EnvListing(
-                env_id=env_id,
-                engine=info.engine,
-                obs_dim=info.obs_dim,
-                action=f"{info.action.dim} reals",
-                max_episode_steps=info.max_episode_steps,
-                description=task_class.description,
-            )
-        )
-    return listings
+    return [_listing(family, env_id) for family in FAMILIES for env_id in family.ids()]
+
+
+def _listing(family: Family, env_id: str) -> EnvListing:
+    info = env_info(env_id, family.engines[0])
+    discrete = info.action.kind == "discrete"
+    return EnvListing(
+        env_id=env_id,
+        engine=", ".join(family.engines),
+        obs_dim=info.obs_dim,
+        action=f"{info.action.num_choices} choices" if discrete else f"{info.action.dim} reals",
+        max_episode_steps=info.max_episode_steps,
+        description=family.description(env_id),
+    )
 
 
 def default_hidden(env_id: str) -> tuple[int, ...]:
@@ -137,24 +130,30 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
     if name in _TABLE_4_HIDDEN:
         return _TABLE_4_HIDDEN[name]
     spec = gymnasium.registry.get(env_id)
-    is_mujoco = env_id in TASKS or (spec is not None and "mujoco" in str(spec.entry_point))
+    is_mujoco = spec is not None and "mujoco" in str(spec.entry_point)
     return _MUJOCO_HIDDEN if is_mujoco else _SMALL_HIDDEN
 
 
-def _choose_engine(env_id: str, engine: str) -> Engine:
+def _family(env_id: str, engine: str) -> Family:
+    """Who has an environment on an engine."""
     if engine not in ENGINES:
         raise EnvironmentOptionError(
             env_id, f"there is no engine {engine!r}; choose from {', '.join(ENGINES)}"
         )
-    if env_id not in TASKS and not gymnasium_adapter.is_registered(env_id):
-        raise UnknownEnvironmentError(env_id, _nearest(env_id))
-    if engine == "mujoco_cpu" and env_id not in TASKS:
+    # Asked of all where engines were named; else the registry, which may import a module, is asked last.
+    having: list[str] = []
+    for family in FAMILIES:
+        if family.knows(env_id):
+            if engine == "auto" or engine in family.engines:
+                return family
+            having += family.engines
+    if having:
+        others = [name for family in FAMILIES if engine in family.engines for name in family.ids()]
+        has = f" (it has {', '.join(others)})" if others else ""
         raise EnvironmentOptionError(
-            env_id, f"mujoco_cpu does not have it (it has {', '.join(TASKS)}); take engine gymnasium or auto"
+            env_id, f"{engine} does not have it{has}; take engine {' or '.join(having)}, or auto"
         )
-    if engine == "auto":
-        return "mujoco_cpu" if env_id in TASKS else "gymnasium"
-    return cast(Engine, engine)
+    raise UnknownEnvironmentError(env_id, _nearest(env_id))
 
 
 def _users_registration(env_id: str) -> EnvSpec | None:
@@ -172,24 +171,16 @@ def _nearest(env_id: str) -> tuple[str, ...]:
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
-    known = sorted({*TASKS, *alive})
-    by_lower = {name.lower(): name for name in known}
+    own = {name for family in FAMILIES for name in family.ids()}
+    by_lower = {name.lower(): name for name in sorted({*own, *alive})}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
     # "ant" alone is nearer to nothing by edit distance than to names that it is a part of.
     bare = env_id.lower().rsplit("-v", 1)[0]
-    close += [lower for lower in by_lower if bare and lower.rsplit("-v", 1)[0] == bare]
-    ranked = sorted(dict.fromkeys(by_lower[lower] for lower in close), key=lambda name: name not in TASKS)
+    close += [lower for lower in by_lower if bare and _bare(lower) == bare]
+    ranked = sorted(dict.fromkeys(by_lower[lower] for lower in close), key=lambda name: name not in own)
     return tuple(ranked[:4])
 
 
-def _time_limit(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """The time limit, registered or asked for (-1: none, as in ``gymnasium.make``), and the other options."""
-    options = dict(kwargs)
-    limit = options.pop("max_episode_steps", None)
-    if limit is None:
-        return gymnasium.spec(env_id).max_episode_steps, options
-    if not isinstance(limit, int) or (limit < 1 and limit != -1):
-        raise EnvironmentOptionError(
-            env_id, f"max_episode_steps is {limit!r}; it must be a positive integer, or -1 for no limit"
-        )
-    return (None if limit == -1 else limit), options
+def _bare(env_id: str) -> str:
+    """Without name space and version."""
+    return env_id.rsplit("/", 1)[-1].rsplit("-v", 1)[0]

@@ -46,7 +46,7 @@ def test_env_info_of_a_discrete_task_counts_its_choices():
 
 def test_the_list_has_every_task_of_ours_with_its_sizes():
     listing = {line.env_id: line for line in envs.list_envs()}
-    assert set(listing) == set(TASKS)
+    assert set(listing) >= set(TASKS)
     humanoid = listing["Humanoid-v5"]
     assert (humanoid.obs_dim, humanoid.action, humanoid.max_episode_steps) == (348, "17 reals", 1000)
     assert listing["Reacher-v5"].max_episode_steps == 50

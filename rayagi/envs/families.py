@@ -1,0 +1,66 @@
+"""What a kind of environments says of itself: which ids it has, on which engines they run, how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.protocols import EnvInfo, VecEnv
+from rayagi.envs.errors import EnvironmentOptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where N environments stand: in the order of all GMIs' environments, and in what their process may use."""
+
+    num_envs: int
+    first_env_index: int
+    seed: int
+    num_threads: int
+
+
+class Family(Protocol):
+    """Environments of one kind."""
+
+    engines: tuple[str, ...]
+    """What runs them; the first is the usual one."""
+
+    def ids(self) -> Iterable[str]:
+        """The ids that are listed."""
+        ...
+
+    def knows(self, env_id: str) -> bool:
+        """Whether it has an id, listed or not."""
+        ...
+
+    def description(self, env_id: str) -> str:
+        """What a listed environment is, in a few words."""
+        ...
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """Look at the options without simulating anything. Raises EnvironmentOptionError."""
+        ...
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """Sizes and limits. Raises EnvError."""
+        ...
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> VecEnv:
+        """The environments. Raises EnvError."""
+        ...
+
+
+def time_limit(
+    env_id: str, kwargs: Mapping[str, Any], usual: int | None
+) -> tuple[int | None, dict[str, Any]]:
+    """The time limit, usual or asked for (-1: none, as in ``gymnasium.make``), and the other options."""
+    options = dict(kwargs)
+    limit = options.pop("max_episode_steps", None)
+    if limit is None:
+        return usual, options
+    if not isinstance(limit, int) or (limit < 1 and limit != -1):
+        raise EnvironmentOptionError(
+            env_id, f"max_episode_steps is {limit!r}; it must be a positive integer, or -1 for no limit"
+        )
+    return (None if limit == -1 else limit), options

@@ -1,0 +1,86 @@
+"""Worlds of tasks written over tensors, on ``mujoco.batch.Batch``: float64, its own threads, fields shared with torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
+
+_UNSTABLE = (
+    mujoco.mjtWarning.mjWARN_BADQPOS,
+    mujoco.mjtWarning.mjWARN_BADQVEL,
+    mujoco.mjtWarning.mjWARN_BADQACC,
+    mujoco.mjtWarning.mjWARN_BADCTRL,
+)
+_FAULTS = {
+    "unstable": _UNSTABLE,
+    "contact overflow": (mujoco.mjtWarning.mjWARN_CONTACTFULL,),
+    "constraint overflow": (mujoco.mjtWarning.mjWARN_CNSTRFULL,),
+}
+
+
+class CpuWorlds:
+    """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads."""
+
+    def __init__(
+        self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
+    ) -> None:
+        route_warnings_to_logging()
+        self.num_worlds, self.device, self.dtype = num_worlds, torch.device("cpu"), torch.float64
+        self._batch = Batch(model, num_worlds, num_threads)
+        self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
+        self._controls = torch.from_numpy(self._state["ctrl"])
+        self.fields = {name: _shared(self._batch.bind(name)) for name in ("qpos", "qvel", *names)}
+        self._counts: NDArray[Any] = self._batch.warning[:, :, 1]
+        self._seen = self._counts.copy()
+        self.faults = dict.fromkeys(_FAULTS, 0)
+
+    def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
+        """Advance every world; MuJoCo itself resets one that became unstable, and it is told here."""
+        self._controls.copy_(controls)
+        self._batch.step(nstep=num_substeps)
+        if np.array_equal(self._counts, self._seen):
+            return None
+        new = self._counts - self._seen
+        self._seen = self._counts.copy()
+        for fault, kinds in _FAULTS.items():
+            self.faults[fault] += int((new[:, kinds].sum(axis=1) > 0).sum())
+        return torch.from_numpy(new[:, _UNSTABLE].sum(axis=1) > 0)
+
+    def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Reset some worlds."""
+        rows = ids.numpy()
+        self._batch.reset(ids=rows, stage=mujoco.mjtStage.mjSTAGE_NONE)
+        self._state["qpos"][rows] = qpos.numpy()
+        self._state["qvel"][rows] = qvel.numpy()
+        self._batch.forward(ids=rows)
+        self._seen = self._counts.copy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the state."""
+        return {name: np.array(view) for name, view in self._state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        for name, view in self._state.items():
+            view[...] = np.asarray(state[name]).reshape(view.shape)
+
+    def close(self) -> None:
+        """Let go of the batch, whose threads end with it."""
+        self._batch = None
+
+
+def _shared(view: NDArray[np.float64]) -> Tensor:
+    """A tensor over the batch's own memory. Outputs are read-only there, of which torch warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(view)

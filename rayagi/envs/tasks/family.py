@@ -1,0 +1,53 @@
+"""rayagi's own tasks, each on several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from actors.protocols import EnvInfo
+from rayagi.envs.families import Place, time_limit
+from rayagi.envs.tasks.catalogue import TASKS, make_task
+from rayagi.envs.tasks.engines import ENGINES, make_worlds
+from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+
+
+class OwnTasks:
+    """Implements Family."""
+
+    engines: tuple[str, ...] = ENGINES
+
+    def ids(self) -> Iterable[str]:
+        """Those of the catalogue."""
+        return TASKS
+
+    def knows(self, env_id: str) -> bool:
+        """Whether the catalogue has it."""
+        return env_id in TASKS
+
+    def description(self, env_id: str) -> str:
+        """The task's own."""
+        return TASKS[env_id].description
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """Make the task, not its model."""
+        make_task(env_id, time_limit(env_id, kwargs, None)[1])
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """From the task's declaration."""
+        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+        return describe(env_id, engine, make_task(env_id, options), limit)
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
+        """The task's rules around the engine's worlds."""
+        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+        task = make_task(env_id, options)
+        model = task.load()
+        worlds = make_worlds(engine, model, task.fields, place)
+        return TaskVecEnv(
+            describe(env_id, engine, task, limit),
+            task.rules(model, device=worlds.device, dtype=worlds.dtype),
+            worlds,
+            first_env_index=place.first_env_index,
+            seed=place.seed,
+        )

@@ -1,0 +1,69 @@
+"""Quaternions over tensors, in MuJoCo's order (w, x, y, z). Batches come first: (..., 4) and (..., 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a b: the rotation b, then a."""
+    aw, ax, ay, az = a.unbind(-1)
+    bw, bx, by, bz = b.unbind(-1)
+    return torch.stack(
+        (
+            aw * bw - ax * bx - ay * by - az * bz,
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+        ),
+        -1,
+    )
+
+
+def conjugate(q: Tensor) -> Tensor:
+    """The inverse of a unit quaternion."""
+    return torch.cat((q[..., :1], -q[..., 1:]), -1)
+
+
+def rotate(q: Tensor, v: Tensor) -> Tensor:
+    """v turned by q: from the body's frame to the world's."""
+    w, u = q[..., :1], q[..., 1:]
+    t = 2.0 * torch.linalg.cross(u, v, dim=-1)
+    return v + w * t + torch.linalg.cross(u, t, dim=-1)
+
+
+def rotate_back(q: Tensor, v: Tensor) -> Tensor:
+    """v turned by the inverse of q: from the world's frame to the body's."""
+    return rotate(conjugate(q), v)
+
+
+def angle(q: Tensor) -> Tensor:
+    """The angle of a rotation, (...), radians in [0, pi]."""
+    return 2.0 * torch.atan2(torch.linalg.vector_norm(q[..., 1:], dim=-1), q[..., 0].abs())
+
+
+def yaw(q: Tensor) -> Tensor:
+    """Heading around the vertical, (...), radians."""
+    w, x, y, z = q.unbind(-1)
+    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+
+def roll(q: Tensor) -> Tensor:
+    """Turn around the body's x axis, (...), radians."""
+    w, x, y, z = q.unbind(-1)
+    return torch.atan2(2.0 * (w * x + y * z), 1.0 - 2.0 * (x * x + y * y))
+
+
+def from_axis_angle(axis: Tensor, angle: Tensor) -> Tensor:
+    """The rotation by ``angle`` (...) around the unit vector ``axis`` (..., 3)."""
+    half = 0.5 * angle.unsqueeze(-1)
+    return torch.cat((torch.cos(half), torch.sin(half) * axis), -1)
+
+
+def uniform_rotation(draws: Tensor) -> Tensor:
+    """Rotations spread evenly, from three uniform numbers each, (..., 3) (Shoemake 1992)."""
+    u, v, w = draws.unbind(-1)
+    a, b = torch.sqrt(1.0 - u), torch.sqrt(u)
+    v, w = 2.0 * torch.pi * v, 2.0 * torch.pi * w
+    return torch.stack((a * torch.sin(v), a * torch.cos(v), b * torch.sin(w), b * torch.cos(w)), -1)

@@ -1,0 +1,169 @@
+"""What a task is: a model, and pure functions over tensors that hold for any number of worlds, on any engine and device."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from rayagi.envs.errors import ModelError
+
+MODELS = Path(__file__).parent / "models"
+
+Memory = dict[str, Tensor]
+"""A task's own tensors by name, (N, ...) each: what it must remember between steps."""
+
+
+@dataclass(slots=True)
+class State:
+    """What a task's functions see of N worlds: tensors on the engine's device, of its real type.
+
+    Attributes:
+        fields: qpos (N, nq), qvel (N, nv) and the fields that the task names, (N, ...). As MuJoCo leaves them after its
+            last substep: what derives from the state (sensors, xpos) describes the state before that substep.
+        memory: the task's own tensors
+        actions: what the policy did last, clipped to [-1, 1]; zero in a new episode   (N, action_dim)
+        draws: uniform numbers in [0, 1) of this step                                  (N, num_step_draws)
+    """
+
+    fields: Mapping[str, Tensor]
+    memory: Memory
+    actions: Tensor
+    draws: Tensor
+
+
+@dataclass(slots=True)
+class Start:
+    """How M episodes begin: qpos (M, nq), qvel (M, nv), and every tensor of the memory, (M, ...)."""
+
+    qpos: Tensor
+    qvel: Tensor
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step led to: rewards (N,), whether the task ended (N,) bool, and the memory's tensors that change, whole."""
+
+    rewards: Tensor
+    terminated: Tensor
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A task and its options; small, and picklable, so that it travels to any process. ``rules`` binds it to a device."""
+
+    xml_file: str = ""
+    """Another model: a file of the user's, with the parts that the task names in ``needs``. Empty: the task's own."""
+    frame_skip: int = 1
+    """Substeps of physics for one action."""
+
+    description: ClassVar[str] = ""
+    model_file: ClassVar[str] = ""
+    """The task's own model, in ``models/``."""
+    max_episode_steps: ClassVar[int] = 1000
+    action_dim: ClassVar[int] = 0
+    obs_dim: ClassVar[int] = 0
+    fields: ClassVar[tuple[str, ...]] = ()
+    """MjData fields that it reads beside qpos and qvel."""
+    num_start_draws: ClassVar[int] = 0
+    """Uniform numbers that a start takes."""
+    num_step_draws: ClassVar[int] = 0
+    """Uniform numbers that a step takes, such as for a new goal."""
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
+
+    def load(self) -> mujoco.MjModel:
+        """Compile the model.
+
+        Raises:
+            ModelError: there is no such file, MuJoCo refuses it, or a part is missing.
+        """
+        path = Path(os.path.expanduser(self.xml_file)) if self.xml_file else MODELS / self.model_file
+        if not path.is_file():
+            raise ModelError(str(path), "there is no such file")
+        try:
+            model = mujoco.MjModel.from_xml_path(str(path))
+        except ValueError as error:
+            raise ModelError(str(path), str(error)) from error
+        for kind, names in self.needs.items():
+            here = {getattr(model, kind)(i).name for i in range(_count(model, kind))}
+            missing = [name for name in names if name not in here]
+            if missing:
+                raise ModelError(
+                    str(path), f"it lacks the {kind} {', '.join(missing)} (it has {', '.join(sorted(here))})"
+                )
+        return model
+
+    @abstractmethod
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> Rules[Any]:
+        """The task's functions for this model, on this device."""
+
+
+_COUNTS = {
+    "actuator": "nu",
+    "sensor": "nsensor",
+    "body": "nbody",
+    "joint": "njnt",
+    "site": "nsite",
+    "geom": "ngeom",
+}
+
+
+def _count(model: mujoco.MjModel, kind: str) -> int:
+    return int(getattr(model, _COUNTS[kind]))
+
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+class Rules(ABC, Generic[TaskT]):
+    """A task's functions, bound to a model and a device. Pure: the same arguments give the same results, nothing is kept,
+    nothing waits for the device (no ``item``, no ``nonzero``, no indexing by a mask), so that a GPU can capture them.
+    """
+
+    def __init__(
+        self, task: TaskT, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.task, self.model, self.device, self.dtype = task, model, device, dtype
+        self.dt = float(model.opt.timestep * task.frame_skip)
+        """Seconds between two actions."""
+
+    def constant(self, values: Any) -> Tensor:
+        """Numbers as a tensor of this device and real type."""
+        return torch.as_tensor(values, dtype=self.dtype, device=self.device)
+
+    def sensor(self, *names: str) -> Tensor:
+        """Where the named sensors' values are in ``sensordata``, one after the other: indices, (size,) int64."""
+        places: list[int] = []
+        for name in names:
+            sensor = self.model.sensor(name)
+            places += range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
+        return torch.tensor(places, device=self.device)
+
+    @abstractmethod
+    def start(self, draws: Tensor) -> Start:
+        """Random starts of M episodes from uniform numbers, (M, num_start_draws)."""
+
+    @abstractmethod
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """What the actuators are told, (N, nu), and the memory's tensors that change.
+
+        ``state.actions`` are the new ones. Of the fields only qpos and qvel may be read: a resumed run has no others yet.
+        """
+
+    @abstractmethod
+    def outcome(self, state: State) -> Outcome:
+        """Rewards and ends of the step that led here."""
+
+    @abstractmethod
+    def observe(self, state: State) -> Tensor:
+        """What the policy sees, (N, obs_dim). ``state.memory`` is as ``outcome`` or ``start`` left it."""

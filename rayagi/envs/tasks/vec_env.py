@@ -1,0 +1,172 @@
+"""N environments of a task on an engine: what the simulator role steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.tasks.draws import START, uniform
+from rayagi.envs.tasks.task import Memory, Rules, State, Task
+from rayagi.envs.tasks.worlds import Worlds
+
+
+def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
+    """What policy and report need to know."""
+    low, high = (-1.0,) * task.action_dim, (1.0,) * task.action_dim
+    action = ActionSpec(kind="continuous", dim=task.action_dim, low=low, high=high)
+    return EnvInfo(
+        env_id=env_id, engine=engine, obs_dim=task.obs_dim, action=action, max_episode_steps=max_episode_steps
+    )
+
+
+class TaskVecEnv:
+    """Implements VecEnv for a task, whatever runs its physics. Actions are clipped to [-1, 1].
+
+    A world that leaves the finite numbers is counted in ``faults``, ends its episode without a reward, and begins anew.
+    """
+
+    resumes_episodes = True
+
+    def __init__(
+        self,
+        info: EnvInfo,
+        rules: Rules[Any],
+        worlds: Worlds,
+        *,
+        first_env_index: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.info, self.num_envs = info, worlds.num_worlds
+        self._rules, self._worlds, self._task = rules, worlds, rules.task
+        self._seed = seed
+        device, n = worlds.device, self.num_envs
+        self._limit = 2**62 if info.max_episode_steps is None else info.max_episode_steps
+        self._indices = torch.arange(first_env_index, first_env_index + n, device=device)
+        self._elapsed = torch.zeros(n, dtype=torch.int64, device=device)
+        self._episode = torch.full((n,), -1, dtype=torch.int64, device=device)
+        self._memory: Memory = {}
+        self._actions = torch.zeros((n, self._task.action_dim), dtype=worlds.dtype, device=device)
+        self._obs = torch.zeros((n, info.obs_dim), dtype=worlds.dtype, device=device)
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """How many times what went wrong, since the beginning: see Worlds."""
+        return self._worlds.faults
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        everything = torch.arange(self.num_envs, device=self._worlds.device)
+        self._begin(everything)
+        self._obs = self._rules.observe(self._state())
+        return self._obs.to("cpu", torch.float32)
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment.
+
+        Raises:
+            SimulationError: an action is not finite.
+        """
+        rules, worlds = self._rules, self._worlds
+        self._elapsed += 1
+        self._actions = actions.detach().to(worlds.device, worlds.dtype).clamp(-1.0, 1.0)
+        self._check_finite(actions)
+        controls, changed = rules.control(self._state())
+        self._memory |= changed
+        broken = worlds.step(controls, self._task.frame_skip)
+        outcome = rules.outcome(self._state())
+        self._memory |= outcome.memory
+        obs = rules.observe(self._state())
+        rewards, terminated = outcome.rewards, outcome.terminated
+        if broken is not None:
+            rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
+            obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
+        truncated = self._elapsed >= self._limit
+        ids = (terminated | truncated).nonzero().squeeze(-1)
+        final_obs = obs[ids]
+        if len(ids):
+            self._begin(ids)
+            obs[ids] = rules.observe(self._state(ids))
+        self._obs = obs
+        return StepResult(
+            obs=obs.to("cpu", torch.float32),
+            rewards=rewards.to("cpu", torch.float32),
+            terminated=terminated.cpu(),
+            truncated=truncated.cpu(),
+            final_ids=ids.cpu(),
+            final_obs=final_obs.to("cpu", torch.float32),
+        )
+
+    def _state(self, ids: Tensor | None = None) -> State:
+        """What the task sees, of all worlds or of some."""
+        fields, memory, actions = self._worlds.fields, self._memory, self._actions
+        if ids is not None:
+            fields = {name: values[ids] for name, values in fields.items()}
+            memory = {name: values[ids] for name, values in memory.items()}
+            actions = actions[ids]
+        return State(fields, memory, actions, self._draws(ids, self._task.num_step_draws))
+
+    def _draws(self, ids: Tensor | None, count: int, *, start: bool = False) -> Tensor:
+        rows = slice(None) if ids is None else ids
+        if not count:
+            return self._actions.new_zeros((len(self._indices[rows]), 0))
+        steps = START if start else self._elapsed[rows]
+        draws = uniform(self._seed, self._indices[rows], self._episode[rows], steps, count)
+        return draws.to(self._worlds.dtype)
+
+    def _begin(self, ids: Tensor) -> None:
+        """New episodes of some worlds."""
+        self._elapsed[ids] = 0
+        self._episode[ids] += 1
+        begun = self._rules.start(self._draws(ids, self._task.num_start_draws, start=True))
+        self._worlds.restart(ids, begun.qpos, begun.qvel)
+        self._actions = self._actions.index_fill(0, ids, 0.0)
+        for name, values in begun.memory.items():
+            if name not in self._memory:
+                self._memory[name] = values.new_zeros((self.num_envs, *values.shape[1:]))
+            self._memory[name] = self._memory[name].index_copy(0, ids, values)
+
+    def _check_finite(self, actions: Tensor) -> None:
+        if not torch.isfinite(actions.sum()):
+            bad = (~torch.isfinite(actions)).any(-1).nonzero()
+            if len(bad):
+                row = int(bad[0])
+                raise SimulationError(int(self._indices[row]), int(self._elapsed[row]), "action")
+
+    def state_dict(self) -> StateDict:
+        """Physics, memory, elapsed steps and episode counters: on the CPU the continuation is equal to the last bit."""
+        return {
+            "worlds": self._worlds.state_dict(),
+            "memory": {name: values.cpu().clone() for name, values in self._memory.items()},
+            "actions": self._actions.cpu().clone(),
+            "obs": self._obs.cpu().clone(),
+            "elapsed": self._elapsed.cpu().clone(),
+            "episode": self._episode.cpu().clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Go on from a saved state of as many environments. Returns the observation to act on next."""
+        saved = len(state["elapsed"])
+        if saved != self.num_envs:
+            raise EnvironmentOptionError(
+                self.info.env_id,
+                f"the saved state holds {saved} environments, not {self.num_envs}; "
+                f"resume with num_envs={saved} per GMI",
+            )
+        device = self._worlds.device
+        self._worlds.load_state_dict(state["worlds"])
+        self._memory = {name: values.to(device).clone() for name, values in state["memory"].items()}
+        self._actions, self._obs = state["actions"].to(device).clone(), state["obs"].to(device).clone()
+        self._elapsed, self._episode = (
+            state["elapsed"].to(device).clone(),
+            state["episode"].to(device).clone(),
+        )
+        return self._obs.to("cpu", torch.float32)
+
+    def close(self) -> None:
+        """Release the worlds."""
+        self._worlds.close()

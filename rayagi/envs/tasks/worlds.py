@@ -1,0 +1,52 @@
+"""What runs a task's physics: N worlds of one model on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Worlds(Protocol):
+    """N worlds of one model.
+
+    Attributes:
+        num_worlds: N
+        device: where the fields live
+        dtype: real type of the fields: float64 on the CPU, float32 on a GPU
+        fields: qpos, qvel and the fields asked for, (N, ...). Live: the same tensors for ever, which ``step`` and
+            ``restart`` fill; not to be written
+        faults: how many times what went wrong: "unstable" worlds, "contact overflow", "constraint overflow"
+    """
+
+    num_worlds: int
+    device: torch.device
+    dtype: torch.dtype
+    fields: dict[str, Tensor]
+    faults: dict[str, int]
+
+    def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
+        """Advance every world; ``controls`` (N, nu).
+
+        Returns:
+            which worlds left the finite numbers and must be restarted, (N,) bool; None where all are well.
+        """
+        ...
+
+    def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Reset worlds ``ids`` (M,) to a state, (M, nq) and (M, nv), and compute what derives from it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all that the next step depends on."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``'s values: the next step is equal to the last bit on the CPU."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        ...
