@@ -177,10 +177,11 @@ class Host:
                 request = json.loads(line)
                 self._reset(request["seed"]) if request["do"] == "reset" else self._step()
                 self._tell({})
-        except (Exception, SystemExit) as error:  # Isaac Gym quits where it cannot make a simulation
-            traceback.print_exc()
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
             text = (str(error).strip().splitlines() or ["no reason given"])[0]
-            return self._tell({"failed": f"{type(error).__name__}: {text}"})
+            where = f"{os.path.basename(place.filename)}, line {place.lineno}"
+            return self._tell({"failed": f"{type(error).__name__}: {text} ({where})"})
         return 0
 
     def _tell(self, reply: dict[str, Any]) -> int:

@@ -87,9 +87,7 @@ class SimulatorProcess:
                 "--set env.kwargs.python=/path/to/bin/python",
             )
         if "failed" in reply:
-            raise EnvironmentOptionError(
-                self.name, f"{engine} cannot make it: {reply['failed']}{self._last_words()}"
-            )
+            raise EnvironmentOptionError(self.name, f"{engine} cannot make it: {reply['failed']}")
         return reply
 
     @property
@@ -120,7 +118,7 @@ class SimulatorProcess:
     def _do(self, request: Mapping[str, Any]) -> None:
         reply = self._ask(request, STEP_S)
         if "failed" in reply:
-            raise SimulatorLostError(self.name, f"failed with {reply['failed']}{self._last_words()}")
+            raise SimulatorLostError(self.name, f"failed with {reply['failed']}")
 
     def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None
