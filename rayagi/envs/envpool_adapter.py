@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ class EnvPoolVecEnv:
         self.info, self.num_envs = info, place.num_envs
         self._envpool, self._options, self._place = envpool, dict(options), place
         self._pool: Any = None
+        self._first_choice = 0
         self._discrete = info.action.kind == "discrete"
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
         self._episode = np.full(place.num_envs, -1, dtype=np.int64)
@@ -45,18 +47,21 @@ class EnvPoolVecEnv:
         self._elapsed[:] = 0
         self.close()
         place = self._place
-        self._pool = self._envpool.make(
-            self.info.env_id,
-            env_type="gymnasium",
-            num_envs=place.num_envs,
-            num_threads=min(place.num_threads, place.num_envs),
-            seed=[
-                episode_seed(place.seed, place.first_env_index + i, int(episode)) % 2**31
-                for i, episode in enumerate(self._episode)
-            ],
-            **self._options,
-        )
-        obs, _ = self._pool.reset()
+        seeds = [
+            episode_seed(place.seed, place.first_env_index + i, int(episode)) % 2**31
+            for i, episode in enumerate(self._episode)
+        ]
+        with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
+            self._pool = self._envpool.make(
+                self.info.env_id,
+                env_type="gymnasium",
+                num_envs=place.num_envs,
+                num_threads=min(place.num_threads, place.num_envs),
+                seed=seeds,
+                **self._options,
+            )
+            self._first_choice = int(getattr(self._pool.action_space, "start", 0))
+            obs, _ = self._pool.reset()
         return _float32(obs)
 
     def step(self, actions: Tensor) -> StepResult:
@@ -68,7 +73,7 @@ class EnvPoolVecEnv:
         self._elapsed += 1
         given = actions.detach().cpu().numpy()
         if self._discrete:
-            given = given.reshape(-1) + int(self._pool.action_space.start)
+            given = given.reshape(-1) + self._first_choice
         else:
             self._refuse_nonfinite(given, "action")
             given = np.clip(given, self._low, self._high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -49,15 +50,9 @@ class EnvPoolTasks:
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """From EnvPool's specification of the environment."""
-        options, spec = _options(env_id, kwargs), None
-        try:
-            spec = _envpool(env_id).make_spec(env_id, **options)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise EnvironmentOptionError(
-                env_id, f"EnvPool cannot make it with {dict(kwargs)}: {reason}"
-            ) from error
-        space = spec.gymnasium_observation_space
+        spec = _spec(env_id, _options(env_id, kwargs))
+        with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
+            space, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise UnsupportedSpaceError(
                 env_id, f"{space} of observations", "take a task whose observation is one flat Box"
@@ -67,7 +62,7 @@ class EnvPoolTasks:
             env_id=env_id,
             engine=ENGINE,
             obs_dim=int(space.shape[0]),
-            action=action_spec(env_id, spec.gymnasium_action_space),
+            action=action_spec(env_id, actions),
             max_episode_steps=None if limit == _NO_LIMIT else limit,
         )
 
@@ -75,6 +70,24 @@ class EnvPoolTasks:
         """On threads of this process."""
         info, options = self.info(env_id, engine, kwargs), _options(env_id, kwargs)
         return EnvPoolVecEnv(_envpool(env_id), info, options, place)
+
+
+def _spec(env_id: str, options: Mapping[str, Any]) -> Any:
+    """EnvPool's specification of an environment."""
+    envpool = _envpool(env_id)
+    known = [name for name in envpool.make_spec(env_id).config._fields if name not in _OURS]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise EnvironmentOptionError(
+            env_id, f"there is no option {', '.join(unknown)}; EnvPool's has {', '.join(known)}"
+        )
+    try:
+        return envpool.make_spec(env_id, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = "a value of the wrong kind" if isinstance(error, TypeError) else str(error).split("\n")[0]
+        raise EnvironmentOptionError(
+            env_id, f"EnvPool cannot make it with {dict(options)}: {reason}"
+        ) from error
 
 
 def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

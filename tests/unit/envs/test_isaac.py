@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayagi.envs import EnvironmentOptionError, env_info, make_env_factory
+from rayagi.cli.main import main
+from rayagi.envs import EnvironmentOptionError, make_env_factory
 from rayagi.envs.errors import SimulationError, SimulatorLostError
 from rayagi.envs.isaac import host
 
@@ -101,15 +102,17 @@ def test_time_limits_of_tasks_with_a_finite_horizon_are_ends(make):
     assert (steps[3].terminated.tolist(), steps[3].truncated.tolist()) == ([True], [True])
 
 
-@pytest.mark.parametrize("name", ["gym", "lab"])
-def test_what_environments_are_is_asked_of_them(name, pythons, request):
-    env = request.getfixturevalue(name)
+def test_what_environments_are_is_asked_of_them(gym, lab):
     # Isaac Lab leaves its actions open: clip_actions closes them.
-    limits = (env.info.action.low, env.info.action.high)
-    assert (env.info.obs_dim, env.info.action.dim, *limits) == (2, 1, (-1.0,), (1.0,))
-    assert env.info.max_episode_steps == {"gym": 5, "lab": 4}[name]
-    if name == "gym":
-        assert env_info(GYM, kwargs={"python": pythons["isaacgym"]}) == env.info
+    for env, limit in ((gym, 5), (lab, 4)):
+        limits = (env.info.action.low, env.info.action.high)
+        assert (env.info.obs_dim, env.info.action.dim, *limits) == (2, 1, (-1.0,), (1.0,))
+        assert env.info.max_episode_steps == limit
+
+
+def test_a_run_is_planned_with_the_python_that_is_named(pythons, capsys):
+    assert main(["plan", GYM, "--gmis", "1", "--set", f"env.kwargs.python={pythons['isaacgym']}"]) == 0
+    assert "simulator" in capsys.readouterr().out
 
 
 def test_resets_have_seeds_that_a_saved_state_goes_on_from(gym):
