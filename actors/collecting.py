@@ -11,9 +11,11 @@ from torch import Tensor
 
 from actors.agent import Agent
 from actors.errors import NonFiniteError
-from actors.protocols import EvaluationResult, StepResult, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, StepResult, VecEnv
 from actors.rollout import Rollout
 
+_MOST_ENVS = 64
+"""That an evaluation steps at once."""
 LONGEST_EPISODE_STEPS = 10_000
 """Of an evaluation's episode, where the task sets no limit of its own: ten times the field's usual one."""
 
@@ -78,6 +80,19 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
             if len(bad):
                 step, env = int(bad[0, 0]), int(bad[0, 1])
                 raise NonFiniteError(quantity, iteration, f"rollout step {step}, environment {env}")
+
+
+def evaluate_anew(
+    make_env: EnvFactory, agent: Agent, num_episodes: int, *, seed: int, num_threads: int
+) -> EvaluationResult:
+    """``evaluate`` in environments made for it, apart from those of training."""
+    env = make_env(
+        num_envs=min(num_episodes, _MOST_ENVS), first_env_index=0, seed=seed, num_threads=num_threads
+    )
+    try:
+        return evaluate(env, agent, num_episodes)
+    finally:
+        env.close()
 
 
 def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -41,10 +42,12 @@ class Trainer:
         """Updates made so far."""
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout."""
+        """Learn from one rollout. Returns the learner's metrics, and the seconds of updating and of collectives."""
+        started = time.perf_counter()
         metrics = self.learner.learn(rollout, self.iteration)
+        sync_s = self.learner.sync_s
         self.iteration += 1
-        return metrics
+        return {"update_s": time.perf_counter() - started - sync_s, "sync_s": sync_s, **metrics}
 
     def shared_state(self) -> StateDict:
         """What all replicas hold alike."""

@@ -8,13 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
-from actors.noise import exploration_noise
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
@@ -81,13 +79,13 @@ class CollectorProgram:
 
     def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
         """What the agent acts on: environments of this GMI."""
-        return Simulator(self._env(num_envs, self.first_env_index, self.spec.seed))
-
-    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
-        threads = self.context.identity.slice.num_threads
-        return self._make_env(
-            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
+        env = self._make_env(
+            num_envs=num_envs,
+            first_env_index=self.first_env_index,
+            seed=self.spec.seed,
+            num_threads=self.context.identity.slice.num_threads,
         )
+        return Simulator(env)
 
     def iterate(self) -> IterationResult:
         """One rollout, sent; where GMIs are asked one by one and no slot comes free, nothing after half a second.
@@ -110,7 +108,14 @@ class CollectorProgram:
         begun = time.perf_counter()
         rollout = rollout_over(rows, self._own.obs, self._own.outputs)
         self.simulator.begin(self.rollouts)
-        times = collect(self.simulator, self.agent, rollout, self._noise())
+        noise = self.policy.noise(
+            rollout.num_steps,
+            rollout.num_envs,
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            number=self.rollouts,
+        )
+        times = collect(self.simulator, self.agent, rollout, noise)
         check_finite(rollout, self.rollouts + 1)
         self._complete(rollout)
         self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
@@ -145,17 +150,6 @@ class CollectorProgram:
         )
         rollout.running_returns.copy_(returns)
 
-    def _noise(self) -> Tensor:
-        return exploration_noise(
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            num_envs=self._own.num_envs,
-            iteration=self.rollouts,
-            num_steps=self._own.num_steps,
-            dim=self._own.outputs.shape[-1],
-            gumbel=self.policy.model.head.gumbel_noise,
-        ).to(self.context.device)
-
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the newest policy's mode, in environments apart from the training ones.
 
@@ -163,11 +157,8 @@ class CollectorProgram:
         """
         with suppress(ChannelTimeoutError):
             self._parameters.read(0.0)
-        env = self._env(num_episodes, 0, seed)
-        try:
-            return evaluate(env, self.agent, num_episodes)
-        finally:
-            env.close()
+        threads = self.context.identity.slice.num_threads
+        return evaluate_anew(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
         """Shared: what the learner published last. Local: environments and running episodes, and what was sent."""

@@ -87,16 +87,14 @@ class LearnerProgram:
             lags = iteration - experience.versions
             metrics = self._learn(experience)
             self._publisher.publish(self.trainer.iteration)
-        ended = time.perf_counter()
+        iteration_s = time.perf_counter() - started
         self.lags.update(lags.tolist())
         return IterationResult(
             iteration=iteration,
             metrics={
                 "train_samples": float(len(lags) * self.spec.learning.rollout_length),
-                "iteration_s": ended - started,
+                "iteration_s": iteration_s,
                 **waited,
-                "update_s": ended - begun - self.training.sync_s,
-                "sync_s": self.training.sync_s,
                 "policy_lag_mean": float(lags.double().mean()),
                 "policy_lag_max": float(lags.max()),
                 "resident_bytes": float(resident_bytes()),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actors.noise import exploration_noise
 from actors.protocols import EnvInfo
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
@@ -40,6 +41,27 @@ class NetworkPolicy:
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions for the given noise."""
         return self.model.head.sample(outputs, noise)
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """What to ``sample`` with, (T, N, output_dim) float32, on the policy's device.
+
+        Args:
+            num_steps: T
+            num_envs: N
+            seed: of the run
+            first_env_index: of these environments, among those of all GMIs
+            number: of the rollout, or block of steps, that it is for: each has its own
+        """
+        discrete = self.action.kind == "discrete"
+        return exploration_noise(
+            seed=seed,
+            first_env_index=first_env_index,
+            num_envs=num_envs,
+            iteration=number,
+            num_steps=num_steps,
+            dim=self.action.num_choices if discrete else self.action.dim,
+            gumbel=self.model.head.gumbel_noise,
+        ).to(self.device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
-from actors.noise import exploration_noise
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
@@ -54,7 +53,13 @@ class DpOnlyProgram:
         index = context.identity.index
         counts = env_counts(spec.gmi.envs, context.identity.num_gmis, spec.gmi.slices or ())
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
-        env = self._env(num_envs, self.first_env_index, spec.seed)
+        self._num_threads = context.identity.slice.num_threads
+        env = make_env(
+            num_envs=num_envs,
+            first_env_index=self.first_env_index,
+            seed=spec.seed,
+            num_threads=self._num_threads,
+        )
         policy = new_policy(spec, env.info, context.device)
         self.simulator, self.agent = Simulator(env), Agent(policy)
         self.training = make_training(
@@ -68,12 +73,6 @@ class DpOnlyProgram:
         self.trainer = Trainer(self.training)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, env.info, context.device)
 
-    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
-        threads = self.context.identity.slice.num_threads
-        return self._make_env(
-            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
-        )
-
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
 
@@ -82,51 +81,38 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        times = collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
+        noise = self.training.policy.noise(
+            self.rollout.num_steps,
+            self.rollout.num_envs,
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            number=iteration,
+        )
+        times = collect(self.simulator, self.agent, self.rollout, noise)
         check_finite(self.rollout, iteration + 1)
-        collected = time.perf_counter()
         metrics = self.trainer.update(self.rollout)
-        ended = time.perf_counter()
+        iteration_s = time.perf_counter() - started
         returns, lengths = self.simulator.take_finished()
-        sync_s = self.training.sync_s
         return IterationResult(
             iteration=iteration,
             metrics={
                 "env_steps": float(self.rollout.num_steps * self.rollout.num_envs),
                 "episodes": float(len(returns)),
-                "iteration_s": ended - started,
+                "iteration_s": iteration_s,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
-                "update_s": ended - collected - sync_s,
-                "sync_s": sync_s,
-                **self._memory(),
+                **memory_metrics(self.context.device),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
 
-    def _memory(self) -> dict[str, float]:
-        return memory_metrics(self.context.device)
-
-    def _noise(self, iteration: int) -> torch.Tensor:
-        return exploration_noise(
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            num_envs=self.rollout.num_envs,
-            iteration=iteration,
-            num_steps=self.rollout.num_steps,
-            dim=self.rollout.outputs.shape[-1],
-            gumbel=self.training.policy.model.head.gumbel_noise,
-        ).to(self.context.device)
-
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments apart from the training ones."""
-        env = self._env(num_episodes, 0, seed)
-        try:
-            return evaluate(env, self.agent, num_episodes)
-        finally:
-            env.close()
+        return evaluate_anew(
+            self._make_env, self.agent, num_episodes, seed=seed, num_threads=self._num_threads
+        )
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: environments and running episodes."""

@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
-from actors.noise import exploration_noise
 from actors.partners import leaving_on_error
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
@@ -146,12 +143,6 @@ class AgentTrainerProgram:
         self.trainer = Trainer(self.training)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
 
-    def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
-        threads = self.context.identity.slice.num_threads
-        return self._make_env(
-            num_envs=num_envs, first_env_index=first_env_index, seed=seed, num_threads=threads
-        )
-
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
 
@@ -162,46 +153,33 @@ class AgentTrainerProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         with leaving_on_error(self.simulators):
-            noise = self._noise(iteration)
+            noise = self.training.policy.noise(
+                self.rollout.num_steps,
+                self.rollout.num_envs,
+                seed=self.spec.seed,
+                first_env_index=self._first_env_index,
+                number=iteration,
+            )
             self.simulators.begin(iteration)
             times = collect(self.simulators, self.agent, self.rollout, noise)
             check_finite(self.rollout, iteration + 1)
-            collected = time.perf_counter()
             metrics = self.trainer.update(self.rollout)
-        ended = time.perf_counter()
-        sync_s = self.training.sync_s
         return IterationResult(
             iteration=iteration,
             metrics={
                 "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
-                "iteration_s": ended - started,
+                "iteration_s": time.perf_counter() - started,
                 "act_s": times.act_s,
                 "exchange_s": self.simulators.exchange_s,
-                "update_s": ended - collected - sync_s,
-                "sync_s": sync_s,
                 **memory_metrics(self.context.device),
                 **metrics,
             },
         )
 
-    def _noise(self, iteration: int) -> torch.Tensor:
-        return exploration_noise(
-            seed=self.spec.seed,
-            first_env_index=self._first_env_index,
-            num_envs=self.rollout.num_envs,
-            iteration=iteration,
-            num_steps=self.rollout.num_steps,
-            dim=self.rollout.outputs.shape[-1],
-            gumbel=self.training.policy.model.head.gumbel_noise,
-        ).to(self.context.device)
-
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments of this GMI's own."""
-        env = self._env(num_episodes, 0, seed)
-        try:
-            return evaluate(env, self.agent, num_episodes)
-        finally:
-            env.close()
+        threads = self.context.identity.slice.num_threads
+        return evaluate_anew(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""

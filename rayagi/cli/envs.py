@@ -8,6 +8,13 @@ import gymnasium
 
 from rayagi.envs import UnknownEnvironmentError, list_envs
 
+_UNLISTED = (
+    ("isaacgym", "isaacgym/TASK, e.g. isaacgym/Ant: the tasks of IsaacGymEnvs, in a Python of their own"),
+    ("isaaclab", "isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: Isaac Lab's, in a Python of their own"),
+    ("envpool", "EnvPool's ids, with --set env.engine=envpool"),
+)
+"""Engines whose environments only they know, and how one names them."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list; returns the exit code.
@@ -30,7 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     own = {row[0] for row in rows}
     others = sorted(name for name in gymnasium.registry if pattern in name.lower() and name not in own)
-    if pattern and not rows and not others:
+    unlisted = [
+        text for engine, text in _UNLISTED if pattern.startswith(engine) or engine.startswith(pattern)
+    ]
+    if pattern and not (rows or others or unlisted):
         raise UnknownEnvironmentError(arguments.pattern, _nearest(arguments.pattern))
     if rows:
         _print_table([("environment", "engine", "observation", "action", "time limit", "what it is"), *rows])
@@ -40,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(
             f"\nAny other Gymnasium id works too ({len(others)} installed): `rayagi envs PATTERN` finds them."
         )
+    for text in unlisted:
+        print(f"through another engine (docs/simulation.md): {text}")
     return 0
 
 

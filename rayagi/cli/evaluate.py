@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from actors.agent import Agent
-from actors.collecting import evaluate
+from actors.collecting import evaluate_anew
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
@@ -24,7 +24,6 @@ from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import usable_cores
 from rayagi.serving.source import saved_policy
 
-_MOST_ENVS = 64
 _VIDEO_SUFFIXES = (".mp4", ".gif", ".mkv")
 _MOST_FRAMES = 10_000
 """Of a film, for tasks whose episodes need not end."""
@@ -40,16 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    env = make_envs(
-        num_envs=min(arguments.episodes, _MOST_ENVS),
-        first_env_index=0,
-        seed=arguments.seed,
-        num_threads=usable_cores(),
+    result = evaluate_anew(
+        make_envs, agent, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
     )
-    try:
-        result = evaluate(env, agent, arguments.episodes)
-    finally:
-        env.close()
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
     say(f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), seed {arguments.seed}")

@@ -41,8 +41,6 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     if arguments.config is not None:
         spec = load_config_file(arguments.config, arguments.task, arguments.algorithm)
     else:
-        # Before the preset, so that a wrong name is said to be one and nothing else.
-        env_info(arguments.task)
         spec = preset(arguments.task, arguments.algorithm or "ppo")
     gmi = {
         "template": arguments.template,
@@ -56,9 +54,9 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
-    checked(spec)
+    # Before the rules, so that a wrong name is said to be one and nothing else.
     env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    return spec
+    return checked(spec)
 
 
 def refuse_unmeasured(spec: RunSpec, what: str) -> None:

@@ -26,25 +26,16 @@ class ImpalaConfig(GmiConfig, RllibIMPALAConfig):
     def training(
         self,
         *,
-        rollout_length: int = NotProvided,
         rollouts_per_update: int | None = NotProvided,
         max_lag: int = NotProvided,
         on_stale: str = NotProvided,
         c_bar: float = NotProvided,
         lambda_: float = NotProvided,
         clip_param: float | None = NotProvided,
-        num_minibatches: int = NotProvided,
-        lr_schedule: str = NotProvided,
         kl_target: float = NotProvided,
-        adam_eps: float = NotProvided,
-        normalize_advantages: bool = NotProvided,
-        normalize_obs: bool = NotProvided,
-        normalize_rewards: bool = NotProvided,
-        obs_clip: float = NotProvided,
-        total_env_steps: int | None = NotProvided,
-        **rllib_settings: Any,
+        **settings: Any,
     ) -> Self:
-        """Settings: RLlib's names, and rayagi's own, which are fields of rayagi.config.spec.ImpalaSpec.
+        """What IMPALA has beside the settings of every algorithm; rayagi's own are fields of rayagi.config.spec.ImpalaSpec.
 
         Of RLlib's, ``lr, gamma, vtrace_clip_rho_threshold, vf_loss_coeff, entropy_coeff, grad_clip, num_epochs`` are
         honoured. ``clip_param``, ``lambda_`` and ``kl_target`` mean what they mean in PPO; ``clip_param=None`` is the
@@ -53,25 +44,15 @@ class ImpalaConfig(GmiConfig, RllibIMPALAConfig):
         Raises:
             ConfigError: neither RLlib nor rayagi has a setting of that name.
         """
-        self._refuse_unknown(rllib_settings)
-        super().training(**rllib_settings)
+        super().training(**settings)
         return self._set(
-            rollout_length=rollout_length,
             rollouts_per_update=rollouts_per_update,
             max_lag=max_lag,
             on_stale=on_stale,
             c_bar=c_bar,
             lambda_=lambda_,
             clip_param=clip_param,
-            num_minibatches=num_minibatches,
-            lr_schedule=lr_schedule,
             kl_target=kl_target,
-            adam_eps=adam_eps,
-            normalize_advantages=normalize_advantages,
-            normalize_obs=normalize_obs,
-            normalize_rewards=normalize_rewards,
-            obs_clip=obs_clip,
-            total_env_steps=total_env_steps,
         )
 
 

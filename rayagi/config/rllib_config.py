@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils import force_list
 
 from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
@@ -26,6 +24,7 @@ from rayagi.config.rllib_settings import (
     no_environment,
     refuse_algorithm_only,
 )
+from rayagi.config.rllib_values import given_model_config, in_our_words
 from rayagi.config.rules import checked
 from rayagi.config.spec import Algorithm, RunSpec
 
@@ -120,6 +119,41 @@ class GmiConfig(AlgorithmConfig):
         super().environment(env, **rllib_settings)
         return self._set(env_engine=engine)
 
+    def training(
+        self,
+        *,
+        rollout_length: int = NotProvided,
+        num_minibatches: int = NotProvided,
+        lr_schedule: str = NotProvided,
+        adam_eps: float = NotProvided,
+        normalize_advantages: bool = NotProvided,
+        normalize_obs: bool = NotProvided,
+        normalize_rewards: bool = NotProvided,
+        obs_clip: float = NotProvided,
+        total_env_steps: int | None = NotProvided,
+        **rllib_settings: Any,
+    ) -> Self:
+        """Settings of the algorithm: RLlib's names, which its config lists, and rayagi's own, fields of its LearningSpec.
+
+        ``lr_schedule`` is "constant", "linear" (to zero at ``total_env_steps``) or "kl_adaptive" (holds ``kl_target``).
+
+        Raises:
+            ConfigError: neither RLlib nor rayagi has a setting of that name.
+        """
+        self._refuse_unknown(rllib_settings)
+        super().training(**rllib_settings)
+        return self._set(
+            rollout_length=rollout_length,
+            num_minibatches=num_minibatches,
+            lr_schedule=lr_schedule,
+            adam_eps=adam_eps,
+            normalize_advantages=normalize_advantages,
+            normalize_obs=normalize_obs,
+            normalize_rewards=normalize_rewards,
+            obs_clip=obs_clip,
+            total_env_steps=total_env_steps,
+        )
+
     def _refuse_unknown(self, settings: Mapping[str, Any]) -> None:
         """Raise for the first argument of ``training()`` that neither RLlib nor rayagi has.
 
@@ -194,8 +228,8 @@ class GmiConfig(AlgorithmConfig):
             value = getattr(self, name)
             if value is PRESET or (name == "seed" and value is None):
                 continue
-            _put(changes, path, _in_our_words(name, value))
-        for path, value in model_changes(_given_model_config(self._model_config)).items():
+            _put(changes, path, in_our_words(name, value))
+        for path, value in model_changes(given_model_config(self._model_config)).items():
             _put(changes, path, value)
         return changes
 
@@ -255,27 +289,6 @@ class GmiConfig(AlgorithmConfig):
 def _parameters(function: Any) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def _in_our_words(name: str, value: Any) -> Any:
-    """A value of RLlib's that means the same in a RunSpec but is written otherwise there."""
-    if name == "grad_clip" and value is None:
-        return 0.0
-    if name == "evaluation_interval" and value is None:
-        return 0
-    if name == "vf_clip_param" and isinstance(value, float) and math.isinf(value):
-        return None
-    return value
-
-
-def _given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> dict[str, Any]:
-    """What a user set. Of a DefaultModelConfig: sizes, activation, and what differs from its defaults."""
-    if isinstance(model_config, Mapping):
-        return dict(model_config)
-    defaults = dataclasses.asdict(DefaultModelConfig())
-    always = ("fcnet_hiddens", "fcnet_activation")
-    given = dataclasses.asdict(model_config)
-    return {key: value for key, value in given.items() if key in always or value != defaults[key]}
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

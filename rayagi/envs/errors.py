@@ -76,6 +76,17 @@ class SimulationError(EnvError):
         )
 
 
+class SimulatorLostError(EnvError):
+    """A simulator in a process of its own ended, failed, or does not answer."""
+
+    def __init__(self, env_id: str, reason: str) -> None:
+        super().__init__(env_id, reason)
+        self.env_id, self.reason = env_id, reason
+
+    def __str__(self) -> str:
+        return f"the simulator of {self.env_id} {self.reason}"
+
+
 class RenderingError(EnvError):
     """A frame could not be drawn. ``advice``: what to install or set, where that is known."""
 

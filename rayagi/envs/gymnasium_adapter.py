@@ -52,7 +52,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {error}"
         ) from error
     _refuse_images(env_id, env.observation_space)
-    _action_spec(env_id, env.action_space)
+    action_spec(env_id, env.action_space)
     if (
         isinstance(env.observation_space, gymnasium.spaces.Box)
         and len(env.observation_space.shape or ()) == 1
@@ -86,7 +86,7 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
         env_id=env_id,
         engine=ENGINE,
         obs_dim=int(shape[0]),
-        action=_action_spec(env_id, env.action_space),
+        action=action_spec(env_id, env.action_space),
         max_episode_steps=limit if limit is not None and limit > 0 else None,
     )
 
@@ -104,7 +104,12 @@ def _refuse_images(env_id: str, space: gymnasium.Space[Any]) -> None:
         )
 
 
-def _action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
+def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
+    """What a policy may do in an action space.
+
+    Raises:
+        UnsupportedSpaceError: neither a flat box nor one choice.
+    """
     if isinstance(space, gymnasium.spaces.Discrete):
         return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n))
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
@@ -115,6 +120,12 @@ def _action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
         f"{space} of actions",
         "a policy gives a one-dimensional Box or one Discrete choice; wrap it into one",
     )
+
+
+def episode_seed(seed: int, env_index: int, episode: int) -> int:
+    """A 63-bit seed of one environment, from the run's seed, its global index and the episode at which it is seeded."""
+    words = [seed % 2**64, env_index, episode]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 class GymnasiumVecEnv:
@@ -150,13 +161,11 @@ class GymnasiumVecEnv:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         self._episode += 1
         self._elapsed[:] = 0
-        seeds = [self._seed_of(i) for i in range(self.num_envs)]
+        seeds = [
+            episode_seed(self._seed, self._first_env_index + i, int(episode))
+            for i, episode in enumerate(self._episode)
+        ]
         return _float32(self._envs.reset(seed=seeds)[0])
-
-    def _seed_of(self, i: int) -> int:
-        """A 64-bit seed from (seed, global index, episode at which it is seeded)."""
-        words = [self._seed % 2**64, self._first_env_index + i, int(self._episode[i])]
-        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; real actions are clipped to the action range, choices count from 0.

@@ -12,17 +12,27 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import EnvInfo, VecEnv
+from rayagi.envs.envpool_family import EnvPoolTasks
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.families import Family, Place
 from rayagi.envs.gymnasium_family import GymnasiumRegistry
+from rayagi.envs.isaac.family import IsaacTasks
 from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
 from rayagi.envs.tasks.family import OwnTasks
 
-FAMILIES: tuple[Family, ...] = (GymnasiumTasks(), OwnTasks(), GymnasiumRegistry())
+FAMILIES: tuple[Family, ...] = (
+    GymnasiumTasks(),
+    OwnTasks(),
+    IsaacTasks("isaacgym"),
+    IsaacTasks("isaaclab"),
+    GymnasiumRegistry(),
+)
 """In the order in which they are asked for an id."""
+ONLY_BY_ENGINE: tuple[Family, ...] = (EnvPoolTasks(),)
+"""Asked only where their engine is named: ``auto`` passes over them."""
 ENGINES: tuple[str, ...] = (
     "auto",
-    *dict.fromkeys(engine for family in FAMILIES for engine in family.engines),
+    *dict.fromkeys(engine for family in (*FAMILIES, *ONLY_BY_ENGINE) for engine in family.engines),
 )
 
 _MUJOCO_HIDDEN = (256, 128, 64)
@@ -142,7 +152,7 @@ def _family(env_id: str, engine: str) -> Family:
         )
     # Asked of all where engines were named; else the registry, which may import a module, is asked last.
     having: list[str] = []
-    for family in FAMILIES:
+    for family in (*(extra for extra in ONLY_BY_ENGINE if engine in extra.engines), *FAMILIES):
         if family.knows(env_id):
             if engine == "auto" or engine in family.engines:
                 return family

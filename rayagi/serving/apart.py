@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actors.agent import Agent
 from actors.gmi import GmiContext
 from actors.partners import leaving_on_error
 from actors.protocols import StepResult
@@ -18,11 +17,10 @@ from actors.simulator import Simulator
 from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
 from rayagi.algorithms.policy import load_policy
 from rayagi.envs import make_env_factory
-from rayagi.serving.dp_only import CLOSE_S
-from rayagi.serving.exploration import exploration_of
 from rayagi.serving.latency import Latencies
 from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult
-from rayagi.serving.recording import open_sink
+from rayagi.serving.serving_agent import ServingAgent
+from rayagi.serving.simulating import SimulatingProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +36,14 @@ class ApartServingFactory:
         return program(self.job, context, crew)
 
 
-class SimulatorServing(ServingProgram):
+class SimulatorServing(SimulatingProgram):
     """Steps its environments as the agent of another GMI asks, and records what comes of it."""
 
     def __init__(self, job: ServingJob, context: GmiContext, crew: Crew) -> None:
-        spec, index = job.spec, context.identity.index
-        num_envs, first_env_index = crew.envs[index], crew.first_env_index(index)
-        make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
-        env = make_env(
-            num_envs=num_envs,
-            first_env_index=first_env_index,
-            seed=job.seed,
-            num_threads=context.identity.slice.num_threads,
-        )
-        self.simulator = Simulator(env)
-        self._sink = open_sink(
-            job,
-            context,
-            env.info,
-            num_envs=num_envs,
-            first_env_index=first_env_index,
-            total_envs=sum(crew.envs),
-        )
-        self._recorded = _Recorded(self.simulator, self._sink)
-        self._server = connected_server(
-            self._recorded, env.info, context, crew, spec.gmi.collective_timeout_s
-        )
+        super().__init__(job, context, crew.envs)
+        self._recorded = _Recorded(self.simulator, self.sink)
+        limit_s = job.spec.gmi.collective_timeout_s
+        self._server = connected_server(self._recorded, self.simulator.info, context, crew, limit_s)
         self._requests = 0
 
     def serve(self, num_steps: int) -> ServingResult:
@@ -74,37 +54,22 @@ class SimulatorServing(ServingProgram):
             SimulationError: a simulation became unstable.
             PartnerLostError, ChannelTimeoutError: the agent is gone or silent.
         """
-        result, clock = ServingResult(), time.perf_counter
-        self._recorded.simulate = result.simulate
-        waited_s, begin = self._sink.wait_s, clock()
-        with leaving_on_error(self._server):
+        with self.measured(num_steps) as result, leaving_on_error(self._server):
+            self._recorded.simulate = result.simulate
             self._server.begin(self._requests)
             for _ in range(num_steps):
-                started = clock()
+                started = time.perf_counter()
                 self._server.step()
-                result.step.add(clock() - started)
+                result.step.add(time.perf_counter() - started)
         self._requests += 1
-        result.wall_s = clock() - begin
-        result.env_steps = num_steps * self._server.num_envs
-        result.write_wait_s = self._sink.wait_s - waited_s
-        result.episode_returns, result.episode_lengths = self.simulator.take_finished()
         return result
-
-    def finish(self, timeout_s: float) -> None:
-        """Have everything written that was recorded.
-
-        Raises:
-            DiskError, WriterError: it was not written.
-        """
-        self._sink.close(timeout_s)
 
     def close(self) -> None:
         """Leave the agent, release the environments, and let the writer finish."""
         try:
             self._server.close()
-            self._sink.close(CLOSE_S)
         finally:
-            self.simulator.env.close()
+            super().close()
 
 
 class AgentServing(ServingProgram):
@@ -118,9 +83,7 @@ class AgentServing(ServingProgram):
         make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
         self._simulators = connected_simulators(make_env, context, crew, spec.gmi.collective_timeout_s)
         policy = load_policy(job.shared, spec, self._simulators.info, context.device)
-        self.agent = Agent(policy)
-        self._device = context.device
-        self._noise = exploration_of(
+        self.agent = ServingAgent(
             job,
             policy,
             num_envs=self._simulators.num_envs,
@@ -140,18 +103,12 @@ class AgentServing(ServingProgram):
             simulators.begin(self._requests)
             for _ in range(num_steps):
                 started = clock()
-                actions = self._act(simulators.obs)
+                actions = self.agent.act(simulators.obs)
                 result.act.add(clock() - started)
                 simulators.step(actions)
         self._requests += 1
         result.wall_s = clock() - begin
         return result
-
-    def _act(self, obs: Tensor) -> Tensor:
-        if self._noise is None:
-            return self.agent.act_greedily(obs)
-        _, _, actions = self.agent.act(obs, self._noise.next().to(self._device))
-        return actions.cpu()
 
     def finish(self, timeout_s: float) -> None:
         """Nothing is recorded here."""

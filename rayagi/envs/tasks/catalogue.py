@@ -15,6 +15,10 @@ TASKS: Mapping[str, type[Task]] = {
 }
 
 
+_KINDS: Mapping[type, tuple[Any, str]] = {float: (float | int, "a number"), str: (str, "text")}
+"""What an option may be, by the type of its default."""
+
+
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     """The task with its options; EnvironmentOptionError for one that it lacks."""
     task_class = TASKS[env_id]
@@ -27,4 +31,12 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     frame_skip = options.get("frame_skip", 1)
     if not isinstance(frame_skip, int) or frame_skip < 1:
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
-    return task_class(**options)
+    for field in fields(task_class):
+        kinds, name = _KINDS.get(type(field.default), (object, ""))
+        value = options.get(field.name, field.default)
+        if not isinstance(value, kinds):
+            raise EnvironmentOptionError(env_id, f"{field.name} is {value!r}; it must be {name}")
+    task = task_class(**options)
+    if task.xml_file:
+        task.load()  # what a user's model lacks is said before anything starts
+    return task

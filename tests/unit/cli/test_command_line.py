@@ -141,6 +141,14 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
         (("evaluate", "runs/x", "--video", "out.txt"), ".mp4"),
         (("evaluate", "runs/x", "--video", "out.webm"), ".mp4"),
         (("evaluate", "runs/x", "--video", "no/such/out.mp4"), "there is no folder no/such"),
+        (
+            ("train", "rayagi/Ant-v0", "--set", "env.kwargs.xml_file=/no.xml"),
+            "/no.xml: there is no such file",
+        ),
+        (("train", "rayagi/Ant-v0", "--set", "env.kwargs.reset_noise=wide"), "reset_noise is 'wide'"),
+        (("train", "rayagi/Ant-v0", "--set", "env.engine=nonsense"), "there is no engine 'nonsense'"),
+        (("train", "isaaclab/X", "--set", "env.kwargs.python=/no/python"), "python=/no/python is no program"),
+        (("plan", "isaacgym/Ant"), "has no package 'isaacgym'"),
     ],
 )
 def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys):
@@ -226,6 +234,13 @@ def test_a_reader_that_leaves_does_not_hide_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(train, "run", broken)
     assert run_cli("train", "Ant-v5") == 1
     assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_engines_whose_environments_are_not_listed_say_how_to_name_them(capsys):
+    assert run_cli("envs", "isaac") == 0
+    output = capsys.readouterr().out
+    assert "isaacgym/Ant" in output
+    assert "isaaclab/Isaac-Ant-Direct-v0" in output
 
 
 def test_environments_are_found_by_part_of_their_name(capsys):

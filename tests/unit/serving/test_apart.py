@@ -13,7 +13,7 @@ from placement.types import Slice
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info
-from rayagi.serving import apart, dp_only
+from rayagi.serving import simulating
 from rayagi.serving.errors import WriterError
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory
@@ -67,8 +67,7 @@ def sinks(monkeypatch):
         made.setdefault("envs", []).append((index, num_envs, first_env_index, total_envs))
         return made[index]
 
-    monkeypatch.setattr(apart, "open_sink", open_sink)
-    monkeypatch.setattr(dp_only, "open_sink", open_sink)
+    monkeypatch.setattr(simulating, "open_sink", open_sink)
     return made
 
 

@@ -1,0 +1,131 @@
+"""EnvPool's environments as a VecEnv."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.protocols import EnvInfo, StateDict, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.families import Place
+from rayagi.envs.gymnasium_adapter import episode_seed
+
+
+class EnvPoolVecEnv:
+    """Implements VecEnv on a synchronous pool.
+
+    EnvPool resets an environment that ended in the next step, whose action and reward then mean nothing. Here it is reset at
+    once, by a second call for those that ended, so that every step is one of the task and both observations are true.
+
+    Each environment has a generator of its own, seeded once from (seed, global index, episode) as those of Gymnasium are;
+    the layout makes no difference. Where an episode ends by itself in its last possible step, EnvPool says only that the
+    time limit cut it.
+    """
+
+    resumes_episodes = False
+
+    def __init__(self, envpool: ModuleType, info: EnvInfo, options: Mapping[str, Any], place: Place) -> None:
+        self.info, self.num_envs = info, place.num_envs
+        self._envpool, self._options, self._place = envpool, dict(options), place
+        self._pool: Any = None
+        self._first_choice = 0
+        self._discrete = info.action.kind == "discrete"
+        self._low, self._high = np.array(info.action.low), np.array(info.action.high)
+        self._episode = np.full(place.num_envs, -1, dtype=np.int64)
+        self._elapsed = np.zeros(place.num_envs, dtype=np.int64)
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere, in a new pool: seeds are given when one is made."""
+        self._episode += 1
+        self._elapsed[:] = 0
+        self.close()
+        place = self._place
+        seeds = [
+            episode_seed(place.seed, place.first_env_index + i, int(episode)) % 2**31
+            for i, episode in enumerate(self._episode)
+        ]
+        with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
+            self._pool = self._envpool.make(
+                self.info.env_id,
+                env_type="gymnasium",
+                num_envs=place.num_envs,
+                num_threads=min(place.num_threads, place.num_envs),
+                seed=seeds,
+                **self._options,
+            )
+            self._first_choice = int(getattr(self._pool.action_space, "start", 0))
+            obs, _ = self._pool.reset()
+        return _float32(obs)
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment; real actions are clipped to the action range.
+
+        Raises:
+            SimulationError: an action, a reward or an observation is not finite.
+        """
+        self._elapsed += 1
+        given = actions.detach().cpu().numpy()
+        if self._discrete:
+            given = given.reshape(-1) + self._first_choice
+        else:
+            self._refuse_nonfinite(given, "action")
+            given = np.clip(given, self._low, self._high)
+        observed, rewards, terminated, truncated, _ = self._pool.step(given)
+        self._refuse_nonfinite(np.asarray(rewards).reshape(-1, 1), "reward")
+        self._refuse_nonfinite(observed, "observation")
+        final_ids = np.flatnonzero(terminated | truncated)
+        obs = _float32(observed)
+        final_obs = obs[final_ids]
+        if final_ids.size:
+            begun, _ = self._pool.reset(final_ids.astype(np.int32))  # in the order of the ids
+            obs[final_ids] = _float32(begun)
+            self._elapsed[final_ids] = 0
+            self._episode[final_ids] += 1
+        return StepResult(
+            obs=obs,
+            rewards=_float32(rewards),
+            terminated=torch.tensor(terminated),
+            truncated=torch.tensor(truncated),
+            final_ids=torch.from_numpy(final_ids),
+            final_obs=final_obs,
+        )
+
+    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str) -> None:
+        finite = np.isfinite(values)
+        if not finite.all():
+            i = int(np.flatnonzero(~finite.all(axis=1))[0])
+            raise SimulationError(self._place.first_env_index + i, int(self._elapsed[i]), quantity)
+
+    def state_dict(self) -> StateDict:
+        """Episode counters: EnvPool does not tell its environments' state."""
+        return {"episode": self._episode.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
+        saved = len(state["episode"])
+        if saved != self.num_envs:
+            raise EnvironmentOptionError(
+                self.info.env_id,
+                f"the saved state holds {saved} environments, not {self.num_envs}; "
+                f"resume with num_envs={saved} per GMI",
+            )
+        self._episode[:] = state["episode"]
+        return self.reset()
+
+    def close(self) -> None:
+        """End the pool's threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _float32(values: Any) -> Tensor:
+    """A copy: the pool's arrays are its own."""
+    return torch.from_numpy(np.array(values, dtype=np.float32))

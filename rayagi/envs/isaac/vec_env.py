@@ -1,0 +1,100 @@
+"""N environments of an Isaac simulator: what the simulator role steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo, StateDict, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.families import Place
+from rayagi.envs.isaac.process import SimulatorProcess
+
+
+class IsaacVecEnv:
+    """Implements VecEnv as far as the engine lets it. Actions are clipped to the action range.
+
+    Isaac Gym: ``final_obs`` is true, but ``obs`` is the same where an episode ended: the first observation of the new one
+    comes a step later, as for every trainer on it. That step is the engine's reset, and counts as the episode's first.
+
+    Isaac Lab: ``obs`` is true, but ``final_obs`` is the observation that was acted on: of the last one nothing is left, so
+    that a time limit bootstraps from the value one step before it.
+
+    Randomness is the simulator's: seeded from (seed, first environment, number of the reset), it depends on the layout.
+    """
+
+    resumes_episodes = False
+
+    def __init__(self, info: EnvInfo, process: SimulatorProcess, place: Place) -> None:
+        self.info, self.num_envs = info, place.num_envs
+        self._process, self._place = process, place
+        self._low, self._high = torch.tensor(info.action.low), torch.tensor(info.action.high)
+        self._elapsed = torch.zeros(place.num_envs, dtype=torch.int64)
+        self._resets = 0
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        seed = reset_seed(self._place, self._resets)
+        self._resets += 1
+        self._elapsed.zero_()
+        return self._process.reset(seed)["obs"].clone()
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment.
+
+        Raises:
+            SimulationError: an action is not finite.
+            SimulatorLostError: the simulator failed, ended or is silent.
+        """
+        self._elapsed += 1
+        self._check_finite(actions)
+        self._process.tensors["actions"].copy_(torch.clamp(actions.detach().cpu(), self._low, self._high))
+        shared = self._process.step()
+        terminated, truncated = shared["terminated"].bool(), shared["truncated"].bool()
+        final_ids = (terminated | truncated).nonzero().squeeze(-1)
+        self._elapsed[final_ids] = 0
+        return StepResult(
+            obs=shared["obs"].clone(),
+            rewards=shared["rewards"].clone(),
+            terminated=terminated,
+            truncated=truncated,
+            final_ids=final_ids,
+            final_obs=shared["final_obs"][final_ids],
+        )
+
+    def _check_finite(self, actions: Tensor) -> None:
+        if not torch.isfinite(actions.sum()):
+            bad = (~torch.isfinite(actions)).any(-1).nonzero()
+            if len(bad):
+                row = int(bad[0])
+                raise SimulationError(self._place.first_env_index + row, int(self._elapsed[row]), "action")
+
+    def state_dict(self) -> StateDict:
+        """How often everything was reset: the simulators do not tell their state."""
+        return {"resets": self._resets, "num_envs": self.num_envs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
+        saved = int(state["num_envs"])
+        if saved != self.num_envs:
+            raise EnvironmentOptionError(
+                self.info.env_id,
+                f"the saved state holds {saved} environments, not {self.num_envs}; "
+                f"resume with num_envs={saved} per GMI",
+            )
+        self._resets = int(state["resets"])
+        return self.reset()
+
+    def close(self) -> None:
+        """End the simulator's process."""
+        self._process.close()
+
+
+def reset_seed(place: Place, number: int) -> int:
+    """A 31-bit seed of a reset, unlike those of other GMIs."""
+    words = [place.seed % 2**64, place.first_env_index, number]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0] >> 1)

@@ -1,0 +1,1 @@
+"""Stand-in of Isaac Lab 2.x."""

@@ -1,0 +1,143 @@
+"""EnvPool itself, where it is installed, against Gymnasium's environments step by step."""
+
+import importlib.util
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rayagi.envs import EnvironmentOptionError, UnsupportedSpaceError, env_info, make_env_factory
+from rayagi.envs.errors import SimulationError
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None,
+    reason="EnvPool is not installed: pip install 'rayagi[envpool]'",
+)
+
+
+def make(env_id="CartPole-v1", *, num_envs=4, first=0, seed=3, threads=2, **options):
+    factory = make_env_factory(env_id, engine="envpool", kwargs=options)
+    return factory(num_envs=num_envs, first_env_index=first, seed=seed, num_threads=threads)
+
+
+def course(env, num_steps, actions):
+    """First observations, and everything that the steps returned."""
+    results = [env.reset()]
+    for t in range(num_steps):
+        step = env.step(actions(t))
+        results += [step.obs, step.rewards, step.terminated, step.truncated, step.final_ids, step.final_obs]
+    env.close()
+    return results
+
+
+def same(results, others):
+    return all(torch.equal(one, other) for one, other in zip(results, others, strict=True))
+
+
+@installed
+def test_every_step_is_one_of_the_task_and_last_observations_are_true():
+    # The reference: Gymnasium's CartPole, put where the pool's environment was, makes the same step.
+    env, reference = make(max_episode_steps=15), gymnasium.make("CartPole-v1").unwrapped
+    reference.reset(seed=0)
+    obs, lengths, ends = env.reset(), np.zeros(4, dtype=int), []
+    for _ in range(60):
+        actions = torch.tensor([0, 1, int(obs[2, 2] > 0), int(obs[3, 2] > 0)])  # two fall, two are held
+        step = env.step(actions)
+        lengths += 1
+        final = dict(zip(step.final_ids.tolist(), step.final_obs, strict=True))
+        for i in range(4):
+            reference.state, reference.steps_beyond_terminated = obs[i].double().numpy(), None
+            expected, reward, terminated, _, _ = reference.step(int(actions[i]))
+            at_limit = lengths[i] == 15
+            assert float(step.rewards[i]) == reward
+            assert bool(step.truncated[i]) == at_limit
+            assert bool(step.terminated[i]) == (terminated and not at_limit)
+            assert (i in final) == (terminated or at_limit)
+            np.testing.assert_allclose(final.get(i, step.obs[i]), expected, atol=1e-5)
+            if i in final:
+                assert step.obs[i].abs().max() <= 0.05  # where CartPole begins
+                ends.append((bool(step.terminated[i]), int(lengths[i])))
+                lengths[i] = 0
+        obs = step.obs
+    env.close()
+    assert {length for terminated, length in ends if not terminated} == {15}
+    assert any(terminated for terminated, _ in ends)
+
+
+@installed
+def test_layout_and_threads_make_no_difference():
+    def actions(rows):
+        return lambda t: torch.tensor([(t // 3 + i) % 2 for i in rows])
+
+    whole = course(make(num_envs=3, threads=2), 40, actions(range(3)))
+    assert same(whole, course(make(num_envs=3, threads=1), 40, actions(range(3))))
+    part = course(make(num_envs=2, first=1), 40, actions((1, 2)))
+    assert torch.equal(part[0], whole[0][1:])
+    assert all(torch.equal(part[1 + 6 * t], whole[1 + 6 * t][1:]) for t in range(40))
+    assert not same(whole[:1], course(make(num_envs=3, seed=4), 0, actions(range(3))))
+
+
+@installed
+def test_a_saved_state_goes_on_with_new_episodes():
+    env = make()
+    first, state = env.reset(), env.state_dict()
+    second = env.load_state_dict(state)
+    assert not torch.equal(first, second)
+    assert not env.resumes_episodes
+    with pytest.raises(EnvironmentOptionError, match="holds 4 environments, not 2"):
+        make(num_envs=2).load_state_dict(state)
+    env.close()
+
+
+@installed
+def test_robots_have_gymnasiums_sizes_and_clipped_actions():
+    ours, theirs = env_info("Ant-v5", engine="envpool"), env_info("Ant-v5", engine="mujoco_cpu")
+    assert (ours.obs_dim, ours.action, ours.max_episode_steps) == (
+        theirs.obs_dim,
+        theirs.action,
+        theirs.max_episode_steps,
+    )
+    assert env_info("Ant-v5", engine="envpool", kwargs={"max_episode_steps": -1}).max_episode_steps is None
+    wide, narrow = (
+        course(make("Ant-v5", num_envs=2), 2, lambda t, size=size: torch.full((2, 8), size))
+        for size in (5.0, 1.0)
+    )
+    assert same(wide, narrow)
+    env = make("Ant-v5", num_envs=2)
+    env.reset()
+    with pytest.raises(
+        SimulationError, match="environment 0 became unstable in step 1 of its episode: action"
+    ):
+        env.step(torch.full((2, 8), float("nan")))
+    env.close()
+
+
+@installed
+@pytest.mark.parametrize(
+    ("env_id", "options", "error", "reason"),
+    [
+        ("Foo-v0", {}, Exception, "no environment is called 'Foo-v0'"),
+        ("rayagi/Ant-v0", {}, EnvironmentOptionError, "envpool does not have it"),
+        (
+            "CartPole-v1",
+            {"nonsense": 1},
+            EnvironmentOptionError,
+            "there is no option nonsense; EnvPool's has .*max_episode_steps",
+        ),
+        ("CartPole-v1", {"batch_size": 2}, EnvironmentOptionError, "batch_size is given by rayagi"),
+        ("CartPole-v1", {"max_episode_steps": 0}, EnvironmentOptionError, "must be a positive integer"),
+        ("FrozenLake-v1", {}, UnsupportedSpaceError, "of observations"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(env_id, options, error, reason):
+    with pytest.raises(error, match=reason):
+        env_info(env_id, engine="envpool", kwargs=options)
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "envpool" else find(name))
+    with pytest.raises(EnvironmentOptionError, match=r"pip install 'rayagi\[envpool\]'"):
+        make_env_factory("CartPole-v1", engine="envpool")
+    assert make_env_factory("CartPole-v1").engine == "gymnasium"  # nobody else asks for it
