@@ -1,0 +1,117 @@
+"""A quadruped follows velocity commands: Anymal (IsaacGymEnvs' ``anymal.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from rayagi.envs.tasks.rotations import rotate_back
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+_LEGS = ("LF", "LH", "RF", "RH")
+_JOINTS = tuple(f"{leg}_{joint}" for leg in _LEGS for joint in ("HAA", "HFE", "KFE"))
+_CONTACTS = ("base_contact", *(f"{leg}_knee_contact" for leg in _LEGS))
+_STANDING = (0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8)
+"""Joint positions of the default pose, rad, in the order of _JOINTS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anymal(Task):
+    """A quadruped moves at the velocity that it is told, a new one in every episode.
+
+    Differences from IsaacGymEnvs: rewards are not multiplied by the step's 0.02 s, so returns are 50 times theirs; gravity
+    is turned into the base's frame, where theirs turns it the other way; what ends an episode is the normal force of a
+    contact instead of its whole; shapes are simpler, and joints have a small inertia of their own.
+    """
+
+    frame_skip: int = 2
+    max_speed_x: float = 2.0
+    """Commands ahead are within plus and minus this, m/s."""
+    max_speed_y: float = 1.0
+    """Commands to the side, m/s."""
+    max_turn: float = 1.0
+    """Commands to turn, rad/s."""
+
+    description: ClassVar[str] = "a quadruped follows velocity commands"
+    model_file: ClassVar[str] = "anymal.xml"
+    max_episode_steps: ClassVar[int] = 2500
+    action_dim: ClassVar[int] = 12
+    obs_dim: ClassVar[int] = 48
+    fields: ClassVar[tuple[str, ...]] = ("actuator_force", "sensordata")
+    num_start_draws: ClassVar[int] = 27
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "joint": ("root", *_JOINTS),
+        "actuator": _JOINTS,
+        "sensor": _CONTACTS,
+    }
+
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> AnymalRules:
+        """Bound to a model."""
+        return AnymalRules(self, model, device=device, dtype=dtype)
+
+
+class AnymalRules(Rules[Anymal]):
+    """Anymal's functions. Memory: ``commands``, the base's velocity ahead and to the left, m/s, and turn, rad/s, (N, 3)."""
+
+    def __init__(
+        self, task: Anymal, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(task, model, device=device, dtype=dtype)
+        joints = [model.joint(name) for name in _JOINTS]
+        self.joints = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
+        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
+        self.contacts = self.sensor(*_CONTACTS)
+        self.standing = self.constant(_STANDING)
+        self.qpos0 = self.constant(model.qpos0)
+        self.down = self.constant([0.0, 0.0, -1.0])
+        self.command_limits = self.constant([task.max_speed_x, task.max_speed_y, task.max_turn])
+        self.command_scale = self.constant([2.0, 2.0, 0.25])
+
+    def start(self, draws: Tensor) -> Start:
+        """The base at rest, 0.62 m high; joints at 0.5 to 1.5 times the default pose, and at up to 0.1 rad/s."""
+        qpos = self.qpos0.repeat(len(draws), 1)
+        qpos[:, self.joints] = self.standing * (0.5 + draws[:, :12])
+        qvel = draws.new_zeros((len(draws), self.model.nv))
+        qvel[:, self.speeds] = 0.2 * draws[:, 12:24] - 0.1
+        return Start(qpos, qvel, {"commands": (2.0 * draws[:, 24:] - 1.0) * self.command_limits})
+
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """Target positions around the default pose, rad."""
+        return self.standing + 0.5 * state.actions, {}
+
+    def observe(self, state: State) -> Tensor:
+        """All in the base's frame: 2 velocity 3, m/s; 0.25 angular velocity 3, rad/s; direction of gravity 3; commands 3,
+        scaled as the velocities; joints' distance from the default pose 12, rad; 0.05 joint speeds 12, rad/s; actions 12.
+        """
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        vectors = torch.stack((2.0 * qvel[:, :3], self.down.expand(len(qvel), 3)), 1)
+        velocity, gravity = rotate_back(qpos[:, None, 3:7], vectors).unbind(1)
+        parts = (
+            velocity,
+            0.25 * qvel[:, 3:6],
+            gravity,
+            state.memory["commands"] * self.command_scale,
+            qpos[:, self.joints] - self.standing,
+            0.05 * qvel[:, self.speeds],
+            state.actions,
+        )
+        return torch.cat(parts, -1)
+
+    def outcome(self, state: State) -> Outcome:
+        """exp(-e^2 / 0.25) of the error of the horizontal velocity, and half of that of the turn, less 2.5e-5 of the squared
+        torques, in N m; at least 0. Ends when the base or a knee is pressed on by more than 1 N.
+        """
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        commands = state.memory["commands"]
+        velocity = rotate_back(qpos[:, 3:7], qvel[:, :3])
+        off_course = (commands[:, :2] - velocity[:, :2]).square().sum(-1)
+        off_turn = (commands[:, 2] - qvel[:, 5]).square()
+        tracking = torch.exp(-4.0 * off_course) + 0.5 * torch.exp(-4.0 * off_turn)
+        effort = 2.5e-5 * state.fields["actuator_force"].square().sum(-1)
+        fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)
+        return Outcome((tracking - effort).clamp_min(0.0), fallen)

@@ -1,0 +1,114 @@
+"""A tray on three legs catches a ball and holds it: BallBalance (IsaacGymEnvs' ``ball_balance.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import pi
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+_KNEES = ("knee_0", "knee_1", "knee_2")
+_LOADS = ("load_force", "load_torque_0", "load_torque_1", "load_torque_2")
+_BALL_HEIGHT = 0.7
+"""Where the ball shall be above the origin, m: about where it lies while the legs are in the middle of their range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallBalance(Task):
+    """A ball falls onto a tray on three legs, which shall bring it to rest above the origin.
+
+    Differences from IsaacGymEnvs: feet are pinned by constraints instead of stiff attractors; knees have a drive's inertia;
+    legs touch neither ball nor floor; the force observed is the whole of the first sensor's, not the x component of
+    three that measure the same.
+    """
+
+    frame_skip: int = 2
+    action_speed: float = 20.0
+    """How fast an action of 1 moves a knee's target, rad/s."""
+
+    description: ClassVar[str] = "a tray on three legs catches a ball and holds it"
+    model_file: ClassVar[str] = "ball_balance.xml"
+    max_episode_steps: ClassVar[int] = 500
+    action_dim: ClassVar[int] = 3
+    obs_dim: ClassVar[int] = 24
+    fields: ClassVar[tuple[str, ...]] = ("sensordata",)
+    num_start_draws: ClassVar[int] = 4
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "joint": ("ball", *_KNEES),
+        "actuator": _KNEES,
+        "sensor": _LOADS,
+        "geom": ("ball",),
+    }
+
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> BallBalanceRules:
+        """Bound to a model."""
+        return BallBalanceRules(self, model, device=device, dtype=dtype)
+
+
+class BallBalanceRules(Rules[BallBalance]):
+    """BallBalance's functions. Memory: ``targets``, the knees' target positions, rad, (N, 3)."""
+
+    def __init__(
+        self, task: BallBalance, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(task, model, device=device, dtype=dtype)
+        knees, ball = [model.joint(name) for name in _KNEES], model.joint("ball")
+        self.knees = torch.tensor([int(knee.qposadr[0]) for knee in knees], device=device)
+        self.knee_speeds = torch.tensor([int(knee.dofadr[0]) for knee in knees], device=device)
+        self.low, self.high = (self.constant([float(knee.range[k]) for knee in knees]) for k in (0, 1))
+        place, speed = int(ball.qposadr[0]), int(ball.dofadr[0])
+        self.ball, self.ball_velocity = slice(place, place + 3), slice(speed, speed + 3)
+        self.loads = self.sensor(*_LOADS)
+        self.lowest = 1.5 * float(model.geom("ball").size[0])
+        self.wanted = self.constant([0.0, 0.0, _BALL_HEIGHT])
+        self.qpos0 = self.constant(model.qpos0)
+
+    def start(self, draws: Tensor) -> Start:
+        """The legs as in the model; the ball 1 to 2 m high and up to 0.5 m from the axis, falling at 5 m/s, and moving to
+        the axis at up to 5 m/s, in proportion to its distance.
+        """
+        distance, angle, speed, height = draws.unbind(-1)
+        aside = torch.stack((torch.cos(2.0 * pi * angle), torch.sin(2.0 * pi * angle)), -1)
+        qpos = self.qpos0.repeat(len(draws), 1)
+        qvel = draws.new_zeros((len(draws), self.model.nv))
+        ball, velocity = qpos[:, self.ball], qvel[:, self.ball_velocity]
+        ball[:, :2] = (0.001 + 0.499 * distance).unsqueeze(-1) * aside
+        ball[:, 2] = 1.0 + height
+        velocity[:, :2] = -(5.0 * distance * speed).unsqueeze(-1) * aside
+        velocity[:, 2] = -5.0
+        return Start(qpos, qvel, {"targets": qpos[:, self.knees]})
+
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """The knees' targets move with the actions, within the joints' limits."""
+        moved = state.memory["targets"] + self.dt * self.task.action_speed * state.actions
+        targets = torch.minimum(torch.maximum(moved, self.low), self.high)
+        return targets, {"targets": targets}
+
+    def observe(self, state: State) -> Tensor:
+        """Knee angles 3, rad, and speeds 3, rad/s; the ball's position 3, m, and velocity 3, m/s, in the world; the force
+        between plate and tray 3, and its torques around the three hips 9, both over 20, in N and N m.
+        """
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        parts = (
+            qpos[:, self.knees],
+            qvel[:, self.knee_speeds],
+            qpos[:, self.ball],
+            qvel[:, self.ball_velocity],
+            state.fields["sensordata"][:, self.loads] / 20.0,
+        )
+        return torch.cat(parts, -1)
+
+    def outcome(self, state: State) -> Outcome:
+        """1 / (1 + the ball's distance in m from 0.7 m above the origin) / (1 + its speed in m/s); ends when the ball is
+        lower than 1.5 of its radii.
+        """
+        ball = state.fields["qpos"][:, self.ball]
+        distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)
+        speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)
+        return Outcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest)
