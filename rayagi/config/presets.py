@@ -61,6 +61,21 @@ _PENDULUM = TaskPreset(
     impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
 )
 
+_BALL_BALANCE = TaskPreset(
+    num_envs=64,
+    initial_log_std=-0.5,
+    ppo=PPOSpec(rollout_length=32, num_epochs=6, num_minibatches=4, lr_schedule="kl_adaptive"),
+    impala=ImpalaSpec(rollout_length=32, num_epochs=6, num_minibatches=4, lr_schedule="kl_adaptive"),
+)
+
+_ANYMAL = TaskPreset(
+    num_envs=128,
+    initial_log_std=-0.7,
+    ppo=PPOSpec(rollout_length=32, num_epochs=5, num_minibatches=8, lr_schedule="kl_adaptive"),
+    impala=ImpalaSpec(rollout_length=32, num_epochs=5, num_minibatches=8, lr_schedule="kl_adaptive"),
+)
+"""Rollouts and epochs near IsaacGymEnvs' own for this task, with the environments that a core can step."""
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -77,6 +92,8 @@ PRESETS: dict[str, TaskPreset] = {
     "Acrobot-v1": _CLASSIC,
     "MountainCar-v0": _CLASSIC,
     "LunarLander-v3": _CLASSIC,
+    "rayagi/Anymal-v0": _ANYMAL,
+    "rayagi/BallBalance-v0": _BALL_BALANCE,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 

@@ -1,4 +1,26 @@
-"""A tray on three legs catches a ball and holds it: BallBalance (IsaacGymEnvs' ``ball_balance.py``)."""
+"""A tray on three legs catches a ball and holds it: IsaacGymEnvs' ``ball_balance.py``, on a model of our own.
+
+Observation, 24 numbers:
+
+    ==  ==========================================================================  ===================================
+     3  knees' angles, rad; 0 is a right angle, positive stretches the leg          dof_positions, actuated
+     3  knees' speeds, rad/s                                                        dof_velocities, actuated
+     3  the ball's position in the world, m                                         ball_positions
+     3  the ball's velocity in the world, m/s                                       ball_linvels
+     3  force of the tray on its plate, N / 20, in the tray's frame                 sensor_forces / 20
+     9  that force's torques around the three hips, N m / 20, hip by hip            sensor_torques / 20
+    ==  ==========================================================================  ===================================
+
+Reward of a step: 1 / (1 + d) x 1 / (1 + v), d the ball's distance from the point 0.7 m above the origin, m (pos_reward),
+and v its speed, m/s (speed_reward). An episode ends when the ball's middle is lower than 1.5 of its radii, and is cut off
+after 500 steps of 0.01 s. An action of 1 moves a knee's target at 20 rad/s, within the joint's limits (actionSpeedScale).
+
+Differences from IsaacGymEnvs. Its code observes the x component of the force at three sensors of one body, which is three
+times the same number; here it is the whole force, as its comments have it, and torques stand hip by hip instead of axis by
+axis. The feet are pinned by constraints, there by stiff attractors. The sensors are between the tray's plate and its frame,
+there on the tray as a whole. The knees have the inertia of a drive, legs touch neither ball nor floor, and 0.01 s is two
+substeps (see the model).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +43,7 @@ _BALL_HEIGHT = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class BallBalance(Task):
-    """A ball falls onto a tray on three legs, which shall bring it to rest above the origin.
-
-    Differences from IsaacGymEnvs: feet are pinned by constraints instead of stiff attractors; knees have a drive's inertia;
-    legs touch neither ball nor floor; the force observed is the whole of the first sensor's, not the x component of
-    three that measure the same.
-    """
+    """A ball falls onto a tray on three legs, which shall bring it to rest above the origin."""
 
     frame_skip: int = 2
     action_speed: float = 20.0
@@ -91,9 +108,7 @@ class BallBalanceRules(Rules[BallBalance]):
         return targets, {"targets": targets}
 
     def observe(self, state: State) -> Tensor:
-        """Knee angles 3, rad, and speeds 3, rad/s; the ball's position 3, m, and velocity 3, m/s, in the world; the force
-        between plate and tray 3, and its torques around the three hips 9, both over 20, in N and N m.
-        """
+        """Knees, ball and loads: see the module."""
         qpos, qvel = state.fields["qpos"], state.fields["qvel"]
         parts = (
             qpos[:, self.knees],
@@ -105,9 +120,7 @@ class BallBalanceRules(Rules[BallBalance]):
         return torch.cat(parts, -1)
 
     def outcome(self, state: State) -> Outcome:
-        """1 / (1 + the ball's distance in m from 0.7 m above the origin) / (1 + its speed in m/s); ends when the ball is
-        lower than 1.5 of its radii.
-        """
+        """How near the ball is to its place and to rest; ends when it falls."""
         ball = state.fields["qpos"][:, self.ball]
         distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)
         speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)

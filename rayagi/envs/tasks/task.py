@@ -79,7 +79,8 @@ class Task(ABC):
     num_step_draws: ClassVar[int] = 0
     """Uniform numbers that a step takes, such as for a new goal."""
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
+    """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name. Actuators: these, no others,
+    in the order of the controls."""
 
     def load(self) -> mujoco.MjModel:
         """Compile the model.
@@ -101,6 +102,12 @@ class Task(ABC):
                 raise ModelError(
                     str(path), f"it lacks the {kind} {', '.join(missing)} (it has {', '.join(sorted(here))})"
                 )
+        told = [model.actuator(i).name for i in range(model.nu)]
+        wanted = self.needs.get("actuator")
+        if wanted is not None and told != list(wanted):
+            raise ModelError(
+                str(path), f"its actuators are {', '.join(told)}; they must be {', '.join(wanted)}"
+            )
         return model
 
     @abstractmethod
