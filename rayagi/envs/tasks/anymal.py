@@ -88,9 +88,8 @@ class AnymalRules(Rules[Anymal]):
         self, task: Anymal, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(task, model, device=device, dtype=dtype)
-        joints = [model.joint(name) for name in _JOINTS]
-        self.joints = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
-        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
+        self.joints, self.speeds = self.joint(*_JOINTS)
+        self.drives = self.actuator(*_JOINTS)
         self.contacts = self.sensor(*_CONTACTS)
         self.standing = self.constant(_STANDING)
         self.qpos0 = self.constant(model.qpos0)
@@ -108,15 +107,21 @@ class AnymalRules(Rules[Anymal]):
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Target positions around the default pose, rad."""
-        return self.standing + 0.5 * state.actions, {}
+        return self.told(self.drives, self.standing + 0.5 * state.actions), {}
+
+    def _turned(self, state: State) -> tuple[Tensor, Tensor]:
+        """The base's velocity and the direction of gravity in its frame."""
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        vectors = torch.stack((qvel[:, :3], self.down.expand(len(qvel), 3)), 1)
+        velocity, gravity = rotate_back(qpos[:, None, 3:7], vectors).unbind(1)
+        return velocity, gravity
 
     def observe(self, state: State) -> Tensor:
         """The base's motion, commands, joints and actions: see the module."""
         qpos, qvel = state.fields["qpos"], state.fields["qvel"]
-        vectors = torch.stack((2.0 * qvel[:, :3], self.down.expand(len(qvel), 3)), 1)
-        velocity, gravity = rotate_back(qpos[:, None, 3:7], vectors).unbind(1)
+        velocity, gravity = self.once(state, self._turned)
         parts = (
-            velocity,
+            2.0 * velocity,
             0.25 * qvel[:, 3:6],
             gravity,
             state.memory["commands"] * self.command_scale,
@@ -128,12 +133,10 @@ class AnymalRules(Rules[Anymal]):
 
     def outcome(self, state: State) -> Outcome:
         """How well it follows its commands, less effort; ends when the base or a knee touches the floor."""
-        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
-        commands = state.memory["commands"]
-        velocity = rotate_back(qpos[:, 3:7], qvel[:, :3])
+        commands, (velocity, _) = state.memory["commands"], self.once(state, self._turned)
         off_course = (commands[:, :2] - velocity[:, :2]).square().sum(-1)
-        off_turn = (commands[:, 2] - qvel[:, 5]).square()
+        off_turn = (commands[:, 2] - state.fields["qvel"][:, 5]).square()
         tracking = torch.exp(-4.0 * off_course) + 0.5 * torch.exp(-4.0 * off_turn)
-        effort = 2.5e-5 * state.fields["actuator_force"].square().sum(-1)
+        effort = 2.5e-5 * state.fields["actuator_force"][:, self.drives].square().sum(-1)
         fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)
         return Outcome((tracking - effort).clamp_min(0.0), fallen)

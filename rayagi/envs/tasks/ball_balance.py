@@ -76,8 +76,8 @@ class BallBalanceRules(Rules[BallBalance]):
     ) -> None:
         super().__init__(task, model, device=device, dtype=dtype)
         knees, ball = [model.joint(name) for name in _KNEES], model.joint("ball")
-        self.knees = torch.tensor([int(knee.qposadr[0]) for knee in knees], device=device)
-        self.knee_speeds = torch.tensor([int(knee.dofadr[0]) for knee in knees], device=device)
+        self.knees, self.knee_speeds = self.joint(*_KNEES)
+        self.drives = self.actuator(*_KNEES)
         self.low, self.high = (self.constant([float(knee.range[k]) for knee in knees]) for k in (0, 1))
         place, speed = int(ball.qposadr[0]), int(ball.dofadr[0])
         self.ball, self.ball_velocity = slice(place, place + 3), slice(speed, speed + 3)
@@ -105,7 +105,7 @@ class BallBalanceRules(Rules[BallBalance]):
         """The knees' targets move with the actions, within the joints' limits."""
         moved = state.memory["targets"] + self.dt * self.task.action_speed * state.actions
         targets = torch.minimum(torch.maximum(moved, self.low), self.high)
-        return targets, {"targets": targets}
+        return self.told(self.drives, targets), {"targets": targets}
 
     def observe(self, state: State) -> Tensor:
         """Knees, ball and loads: see the module."""

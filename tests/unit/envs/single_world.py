@@ -44,27 +44,6 @@ def random_actions(num_envs: int, dim: int, seed: int) -> torch.Tensor:
     return 3.0 * torch.rand((num_envs, dim), generator=torch.Generator().manual_seed(seed)) - 1.5
 
 
-def course(
-    task_id: str, worlds: range, *, seed: int = 3, threads: int = 1, num_steps: int = 60
-) -> torch.Tensor:
-    """Observations and rewards of some of eight worlds, each under random actions of its own, (steps, worlds, obs + 1)."""
-    env = make_envs(task_id, len(worlds), first=worlds.start, seed=seed, threads=threads)
-    seen = [torch.cat((env.reset(), torch.zeros(len(worlds), 1)), 1)]
-    for step in range(num_steps):
-        got = env.step(random_actions(8, env.info.action.dim, step)[worlds.start : worlds.stop])
-        seen.append(torch.cat((got.obs, got.rewards.unsqueeze(1)), 1))
-    env.close()
-    return torch.stack(seen)
-
-
-def assert_reproduces(task_id: str) -> None:
-    """The same seed gives the same courses whatever the layout and the number of threads; another seed gives others."""
-    alone = course(task_id, range(8))
-    torch.testing.assert_close(course(task_id, range(8), threads=2), alone, rtol=0, atol=0)
-    torch.testing.assert_close(course(task_id, range(3, 8)), alone[:, 3:], rtol=0, atol=0)
-    assert not torch.equal(course(task_id, range(8), seed=4)[0], alone[0])
-
-
 def without(tmp_path: Path, task: type[Task], line: str) -> str:
     """The task's model less the lines that hold ``line``, as a file of a user's."""
     lines = (MODELS / task.model_file).read_text().splitlines()
