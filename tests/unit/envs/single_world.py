@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import mujoco
-import numpy as np
 import torch
 
 from rayagi.envs import make_env_factory
-from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.tasks.task import MODELS, Rules, State, Task
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
@@ -27,8 +25,8 @@ def copy_of(model: mujoco.MjModel, env: TaskVecEnv, world: int) -> mujoco.MjData
     """MuJoCo's own data in the state of one of the environments."""
     data = mujoco.MjData(model)
     state = env.state_dict()["worlds"]
-    for name in STATE_FIELDS:
-        getattr(data, name)[...] = np.asarray(state[name][world]).reshape(getattr(data, name).shape)
+    for name in ("qpos", "qvel", "qacc_warmstart"):
+        getattr(data, name)[:] = state[name][world]
     return data
 
 
