@@ -62,15 +62,16 @@ _PENDULUM = TaskPreset(
 )
 
 _BALL_BALANCE = TaskPreset(
-    num_envs=64,
-    initial_log_std=-0.5,
-    ppo=PPOSpec(rollout_length=32, num_epochs=6, num_minibatches=4, lr_schedule="kl_adaptive"),
-    impala=ImpalaSpec(rollout_length=32, num_epochs=6, num_minibatches=4, lr_schedule="kl_adaptive"),
+    num_envs=128,
+    initial_log_std=-1.6,
+    ppo=PPOSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
+    impala=ImpalaSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
 )
+"""Little noise: an action of 1 is 20 rad/s (experiments/tasks/README.md has the run with more)."""
 
 _ANYMAL = TaskPreset(
     num_envs=256,
-    initial_log_std=-0.7,
+    initial_log_std=-1.0,
     ppo=PPOSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
     impala=ImpalaSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
 )
