@@ -7,11 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
 from rayagi.envs.tasks.locomotion import Ant
 from rayagi.envs.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
+    "rayagi/FrankaCabinet-v0": FrankaCabinet,
 }
 
 
