@@ -9,11 +9,13 @@ from typing import Any
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
 from rayagi.envs.tasks.locomotion import Ant
+from rayagi.envs.tasks.shadow_hand import ShadowHand
 from rayagi.envs.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
     "rayagi/FrankaCabinet-v0": FrankaCabinet,
+    "rayagi/ShadowHand-v0": ShadowHand,
 }
 
 
