@@ -31,16 +31,16 @@ class OwnTasks:
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Make the task, not its model."""
-        make_task(env_id, time_limit(env_id, kwargs, None)[1])
+        make_task(env_id, options_of(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """From the task's declaration."""
-        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+        limit, options = options_of(env_id, kwargs)
         return describe(env_id, engine, make_task(env_id, options), limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
         """The task's rules around the engine's worlds."""
-        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+        limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()
         worlds = make_worlds(engine, model, task.fields, place)
@@ -51,3 +51,8 @@ class OwnTasks:
             first_env_index=place.first_env_index,
             seed=place.seed,
         )
+
+
+def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    """The time limit, usual or asked for, and the task's own options."""
+    return time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)

@@ -58,6 +58,11 @@ class TaskVecEnv:
         """How many times what went wrong, since the beginning: see Worlds."""
         return self._worlds.faults
 
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """The worlds' state, live: see Worlds."""
+        return self._worlds.fields
+
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         everything = torch.arange(self.num_envs, device=self._worlds.device)
