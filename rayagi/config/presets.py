@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayagi.config.rules import TEMPLATES_OF
 from rayagi.config.spec import (
@@ -61,6 +61,10 @@ _PENDULUM = TaskPreset(
     impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
 )
 
+_DRAWER = replace(_MUJOCO, num_envs=64)
+_CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
+"""A hand that explores widely drops the cube before it has learned anything."""
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -77,6 +81,8 @@ PRESETS: dict[str, TaskPreset] = {
     "Acrobot-v1": _CLASSIC,
     "MountainCar-v0": _CLASSIC,
     "LunarLander-v3": _CLASSIC,
+    "rayagi/FrankaCabinet-v0": _DRAWER,
+    "rayagi/ShadowHand-v0": _CUBE,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 
