@@ -8,7 +8,7 @@ from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
-from rayagi.envs.tasks.locomotion import Ant
+from rayagi.envs.tasks.locomotion import Ant, Humanoid
 from rayagi.envs.tasks.shadow_hand import ShadowHand
 from rayagi.envs.tasks.task import Task
 
@@ -16,6 +16,7 @@ TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
     "rayagi/FrankaCabinet-v0": FrankaCabinet,
     "rayagi/ShadowHand-v0": ShadowHand,
+    "rayagi/Humanoid-v0": Humanoid,
 }
 
 
