@@ -27,9 +27,10 @@ An episode ends with the drawer out by more than 0.39 m, and is cut off after 50
 at up to 7.5 rad/s (the fingers 0.75 m/s), within the joints' limits.
 
 Differences from IsaacGymEnvs. The cabinet is a box with one drawer (no doors, no props), its handle 0.32 m before the
-cabinet's middle and 0.7 m high. The grasp point and the fingers' places are between and on their tips; there they are at
-the fingers' roots, the former moved by 0.04 m. The finger's drives press with up to 70 N (there 200), on a spring of 2 kN/m
-(there 1 MN/m). 1/60 s is two substeps of MuJoCo.
+cabinet's middle and 0.7 m high. The grasp point and the fingers' places are between and on their tips; there they are
+at the fingers' roots, the former moved by 0.04 m. The fingers press with up to 70 N (there 200), on a spring of 2 kN/m
+(there 1 MN/m). Joints have damping that lets full torque move them at the arm's greatest speeds, 2.175 and 2.61 rad/s.
+1/60 s is two substeps of MuJoCo.
 """
 
 from __future__ import annotations

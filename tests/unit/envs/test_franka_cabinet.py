@@ -186,7 +186,7 @@ def test_the_arm_can_grasp_the_handle_and_pull_the_drawer_open(seed):
     model = worlds.rules.model
     site, grasped_at, opening = model.site("grasp").id, None, 0.0
     dofs = [int(model.joint(f"joint{k}").dofadr[0]) for k in range(1, 8)]
-    for step in range(300):
+    for step in range(450):
         data = worlds.data(0)
         mujoco.mj_fwdPosition(model, data)
         hand, opening = data.site_xmat[site].reshape(3, 3), float(data.joint("drawer").qpos[0])
