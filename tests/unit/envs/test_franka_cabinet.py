@@ -186,22 +186,22 @@ def test_the_arm_can_grasp_the_handle_and_pull_the_drawer_open(seed):
     model = worlds.rules.model
     site, grasped_at, opening = model.site("grasp").id, None, 0.0
     dofs = [int(model.joint(f"joint{k}").dofadr[0]) for k in range(1, 8)]
-    for step in range(450):
+    for step in range(400):
         data = worlds.data(0)
         mujoco.mj_fwdPosition(model, data)
         hand, opening = data.site_xmat[site].reshape(3, 3), float(data.joint("drawer").qpos[0])
         held = grasped_at is not None and step > grasped_at + 20
-        ahead = 0.1 if held else max(0.12 - 0.002 * step, 0.0)
+        ahead = 0.05 if held else max(0.12 - 0.002 * step, 0.0)
         away = data.site("handle").xpos + np.array([ahead, 0.0, 0.0]) - data.site_xpos[site]
         turn = np.cross(hand[:, 2], [-1, 0, 0]) + np.cross(hand[:, 1], [0, 0, 1])
         jacobian = np.zeros((6, model.nv))
         mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], site)
         arm = jacobian[:, dofs]
-        change = arm.T @ np.linalg.solve(arm @ arm.T + 1e-3 * np.eye(6), np.r_[away, 0.5 * turn])
+        half = 0.5 * arm.T @ np.linalg.solve(arm @ arm.T + 1e-3 * np.eye(6), np.r_[away, 0.5 * turn])
         if grasped_at is None and step > 70 and np.linalg.norm(away) < 0.02:
             grasped_at = step
         fingers = [1.0, 1.0] if grasped_at is None else [-1.0, -1.0]
-        action = np.clip(np.r_[change, fingers], -1.0, 1.0)
+        action = np.clip(np.r_[half, fingers], -1.0, 1.0)
         if worlds.step(torch.from_numpy(action).unsqueeze(0))[2].item():
             return
     pytest.fail(f"the drawer came out by {opening:.3f} m")
