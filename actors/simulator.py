@@ -21,6 +21,7 @@ class Simulator:
         self._lengths = torch.zeros(env.num_envs, dtype=torch.int64)
         self.finished_returns: list[float] = []
         self.finished_lengths: list[int] = []
+        self._faults: dict[str, int] = {}
 
     @property
     def info(self) -> EnvInfo:
@@ -54,6 +55,13 @@ class Simulator:
         finished = self.finished_returns, self.finished_lengths
         self.finished_returns, self.finished_lengths = [], []
         return finished
+
+    def take_faults(self) -> dict[str, float]:
+        """What went wrong in simulations since the last call, by metric; nothing where the environments do not count it."""
+        counted = dict(getattr(self.env, "faults", {}))
+        new = {name: count - self._faults.get(name, 0) for name, count in counted.items()}
+        self._faults = counted
+        return {f"faults_{name.replace(' ', '_')}": float(count) for name, count in new.items()}
 
     def close(self) -> None:
         """Release the environments."""

@@ -99,6 +99,7 @@ class DpOnlyProgram:
                 "act_s": times.act_s,
                 "update_s": ended - collected - sync_s,
                 "sync_s": sync_s,
+                **self.simulator.take_faults(),
                 **self._memory(),
                 **metrics,
             },

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.tasks.locomotion import Ant
+from rayagi.envs.tasks.randomisation import check_randomize
 from rayagi.envs.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
@@ -27,4 +28,5 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     frame_skip = options.get("frame_skip", 1)
     if not isinstance(frame_skip, int) or frame_skip < 1:
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+    check_randomize(env_id, options.get("randomize", {}))
     return task_class(**options)

@@ -8,7 +8,7 @@ from typing import Any
 from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.engines import ENGINES, make_worlds
+from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 
@@ -34,16 +34,18 @@ class OwnTasks:
         make_task(env_id, time_limit(env_id, kwargs, None)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration."""
+        """From the task's declaration; says if the engine is not installed."""
+        check_installed(env_id, engine)
         limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
         return describe(env_id, engine, make_task(env_id, options), limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
         """The task's rules around the engine's worlds."""
+        check_installed(env_id, engine)
         limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
         task = make_task(env_id, options)
         model = task.load()
-        worlds = make_worlds(engine, model, task.fields, place)
+        worlds = make_worlds(engine, model, task.fields, place, task.randomize)
         return TaskVecEnv(
             describe(env_id, engine, task, limit),
             task.rules(model, device=worlds.device, dtype=worlds.dtype),
