@@ -40,15 +40,18 @@ class Simulator:
         """Advance every environment; ``actions`` on the host."""
         result = self.env.step(actions)
         self.obs = result.obs
-        self._returns += result.rewards
-        self._lengths += 1
-        if len(result.final_ids):
-            ids = result.final_ids
-            self.finished_returns += self._returns[ids].tolist()
-            self.finished_lengths += self._lengths[ids].tolist()
-            self._returns[ids] = 0.0
-            self._lengths[ids] = 0
+        self.count(result.rewards, result.final_ids)
         return result
+
+    def count(self, rewards: Tensor, ended: Tensor) -> None:
+        """Keep the books of a step: its rewards (N,), and the environments whose episodes ended, (K,) int64."""
+        self._returns += rewards
+        self._lengths += 1
+        if len(ended):
+            self.finished_returns += self._returns[ended].tolist()
+            self.finished_lengths += self._lengths[ended].tolist()
+            self._returns[ended] = 0.0
+            self._lengths[ended] = 0
 
     def take_finished(self) -> tuple[list[float], list[int]]:
         """Undiscounted returns and lengths of the episodes that ended since the last call."""

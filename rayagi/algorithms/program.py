@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import CollectTimes, check_finite, collect, evaluate
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.noise import exploration_noise
@@ -19,6 +19,7 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal import env_counts
+from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import RunSpec
@@ -46,7 +47,8 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 class DpOnlyProgram:
     """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
 
-    On a GPU slice the networks live there and physics stays on the host. [unverified on GPU]
+    On a GPU slice the networks live there; physics stays on the host, or, with an engine that has it on the GPU, whole
+    rollouts are one launch there. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
@@ -56,17 +58,25 @@ class DpOnlyProgram:
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
         env = self._env(num_envs, self.first_env_index, spec.seed)
         policy = new_policy(spec, env.info, context.device)
-        self.simulator, self.agent = Simulator(env), Agent(policy)
+        self.agent = Agent(policy)
+        steps = spec.learning.rollout_length
+        self._device_rollouts: DeviceRollouts | None = None
+        if on_one_device(env, context.device):
+            self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
+            self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
+        else:
+            self.simulator = Simulator(env)
+            self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
         self.training = make_training(
             spec,
             policy,
+            captured=self._device_rollouts is not None and context.communicator.world_size == 1,
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
             total_envs=sum(counts),
         )
         self.trainer = Trainer(self.training)
-        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, env.info, context.device)
 
     def _env(self, num_envs: int, first_env_index: int, seed: int) -> VecEnv:
         threads = self.context.identity.slice.num_threads
@@ -82,7 +92,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        times = collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
+        times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
         collected = time.perf_counter()
         metrics = self.trainer.update(self.rollout)
@@ -106,6 +116,11 @@ class DpOnlyProgram:
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _collect(self, iteration: int) -> CollectTimes:
+        if self._device_rollouts is not None:
+            return self._device_rollouts.collect(iteration)
+        return collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
 
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)

@@ -69,6 +69,7 @@ class WarpWorlds:
         wp.config.quiet = True
         wp.init()
         self.num_worlds, self.device = num_worlds, device
+        self._streams: dict[int, Any] = {}
         capacity = measured(model)
         check_fits("mujoco_warp", num_worlds, bytes_per_world(model, capacity), device)
         with self._here():
@@ -101,9 +102,15 @@ class WarpWorlds:
         with ExitStack() as scopes:
             scopes.enter_context(wp.ScopedDevice(str(self.device)))
             if self.device.type == "cuda":
-                stream = wp.stream_from_torch(torch.cuda.current_stream(self.device))
-                scopes.enter_context(wp.ScopedStream(stream, sync_enter=False))
+                scopes.enter_context(wp.ScopedStream(self._stream(), sync_enter=False))
             yield
+
+    def _stream(self) -> Any:
+        """Torch's current stream as Warp's, one object for each."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
+        return self._streams[stream.cuda_stream]
 
     def _shared(self, name: str, model: mujoco.MjModel, shapes: mujoco.MjData) -> Tensor:
         """A field's own memory as a tensor of MuJoCo's shape."""
@@ -155,6 +162,16 @@ class WarpWorlds:
                 own.copy_(torch.where(mask.unsqueeze(-1), values, own))
             if self._derives:
                 mjw.forward(self._model, self._data)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Warp records what it does on torch's current stream into the graph that torch captures there."""
+        stream = self._stream()
+        wp.capture_begin(stream=stream, external=True, force_module_load=False)
+        try:
+            yield
+        finally:
+            wp.capture_end(stream=stream)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state, in host memory."""

@@ -9,6 +9,7 @@ from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
+from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 
@@ -46,7 +47,8 @@ class OwnTasks:
         task = make_task(env_id, options)
         model = task.load()
         worlds = make_worlds(engine, model, task.fields, place, task.randomize)
-        return TaskVecEnv(
+        kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv
+        return kind(
             describe(env_id, engine, task, limit),
             task.rules(model, device=worlds.device, dtype=worlds.dtype),
             worlds,
