@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
-from rayagi.envs.tasks.memory import check_fits
 from rayagi.envs.tasks.randomisation import Factors, vary
 
 _UNSTABLE = (
@@ -42,13 +41,8 @@ class CpuWorlds:
         names: Sequence[str],
         factors: Factors | None = None,
     ) -> None:
-        """Worlds in the model's own pose; ``factors`` of quantities of the model that differ between them.
-
-        Raises:
-            MemoryShortError: so many do not fit.
-        """
+        """Worlds in the model's own pose; ``factors`` of quantities of the model that differ between them."""
         route_warnings_to_logging()
-        check_fits("mujoco_cpu", num_worlds, _bytes_per_world(model, names), torch.device("cpu"))
         self.num_worlds, self.device, self.dtype = num_worlds, torch.device("cpu"), torch.float64
         self._batch = Batch(model, num_worlds, num_threads)
         vary(self._batch, factors or {})
@@ -99,8 +93,8 @@ class CpuWorlds:
         self._batch = None
 
 
-def _bytes_per_world(model: mujoco.MjModel, names: Sequence[str]) -> int:
-    """The state's row and the bound fields, read, and once more in what the task computes from them."""
+def bytes_per_world(model: mujoco.MjModel, names: Sequence[str]) -> int:
+    """Of the state's row and the bound fields, and as much again for what the task computes from them."""
     data = mujoco.MjData(model)
     row = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION)
     return 2 * 8 * (row + sum(getattr(data, name).size for name in names))

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from rayagi.envs.errors import ModelError
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
-from rayagi.envs.mujoco_warp.capacity import measured
-from rayagi.envs.mujoco_warp.memory import bytes_per_world
-from rayagi.envs.tasks.memory import check_fits
+from rayagi.envs.mujoco_warp.capacity import Capacity
 from rayagi.envs.tasks.worlds import FAULTS
 
 _LARGEST = 1e10
@@ -51,6 +49,7 @@ class WarpWorlds:
         num_worlds: int,
         names: Sequence[str],
         device: torch.device,
+        capacity: Capacity,
         varied: Mapping[str, NDArray[np.float64]],
     ) -> None:
         """Worlds in the model's own pose.
@@ -60,18 +59,16 @@ class WarpWorlds:
             num_worlds: N
             names: MjData fields that are read beside qpos and qvel
             device: a CUDA device or the CPU
+            capacity: room for contacts and constraints
             varied: MjModel fields that differ between worlds, (N, ...)
 
         Raises:
             ModelError: MuJoCo Warp does not know a part of the model, or has no such field.
-            MemoryShortError: N worlds do not fit.
         """
         wp.config.quiet = True
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._streams: dict[int, Any] = {}
-        capacity = measured(model)
-        check_fits("mujoco_warp", num_worlds, bytes_per_world(model, capacity), device)
         with self._here():
             try:
                 self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(varied, num_worlds))

@@ -10,7 +10,8 @@ import torch
 
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.families import Place
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds, bytes_per_world
+from rayagi.envs.tasks.memory import check_fits
 from rayagi.envs.tasks.randomisation import drawn_factors, varied_fields
 from rayagi.envs.tasks.worlds import Worlds
 
@@ -31,13 +32,19 @@ def make_worlds(
         MemoryShortError: so many worlds do not fit.
     """
     assert engine in ENGINES
-    factors = drawn_factors(randomize, place.seed, place.first_env_index, place.num_envs)
+    num_worlds = place.num_envs
     if engine == "mujoco_cpu":
-        return CpuWorlds(model, place.num_envs, place.num_threads, names, factors)
+        check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
+        factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+        return CpuWorlds(model, num_worlds, place.num_threads, names, factors)
     # Here, since these packages are an extra, and take a second to import.
+    from rayagi.envs.mujoco_warp import capacity, memory
     from rayagi.envs.mujoco_warp.worlds import WarpWorlds
 
-    return WarpWorlds(model, place.num_envs, names, warp_device(), varied_fields(model, factors))
+    device, room = warp_device(), capacity.measured(model)
+    check_fits(engine, num_worlds, memory.bytes_per_world(model, room), device)
+    factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+    return WarpWorlds(model, num_worlds, names, device, room, varied_fields(model, factors))
 
 
 def check_installed(env_id: str, engine: str) -> None:

@@ -62,6 +62,8 @@ def _is_range(given: Any) -> bool:
 
 def drawn_factors(ranges: Mapping[str, Sequence[float]], seed: int, first: int, num_worlds: int) -> Factors:
     """Uniform factors of worlds ``first`` and on, of the quantities in ``ranges``."""
+    if not ranges:
+        return {}
     worlds = torch.arange(first, first + num_worlds)
     draws = uniform(seed, worlds, torch.full_like(worlds, _BEFORE_EPISODES), START, len(QUANTITIES))
     columns = dict(zip(QUANTITIES, draws.double().numpy().T, strict=True))
