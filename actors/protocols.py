@@ -72,7 +72,8 @@ class VecEnv(Protocol):
     """``obs = env.reset()``; then ``env.step(actions)`` for ever: finished environments reset themselves.
 
     Environment ``i`` draws its randomness from ``(seed, first_env_index + i, episode)`` alone, so that the same
-    global environment behaves alike whichever GMI hosts it.
+    global environment behaves alike whichever GMI hosts it. One that counts what goes wrong in its simulations has an
+    attribute ``faults``, how many times what, by name, since it was made; others raise.
     """
 
     num_envs: int

@@ -28,7 +28,9 @@ class StepRow(NamedTuple):
 class Rollout:
     """T steps of N environments, time first. ``outputs`` are the policy's distribution parameters.
 
-    Where simulator and agent are elsewhere, the last two are given, and a learner looks at neither ``obs`` nor ``outputs``.
+    Where simulator and agent are elsewhere, ``log_probs`` and ``running_returns`` are given, and a learner looks at neither
+    ``obs`` nor ``outputs``. Where the simulator is on a device too, everything is there, and ``final_obs`` is given in place
+    of ``finals``, for whose size the host would have to wait.
 
     Attributes:
         raw_obs: observations as the simulator gave them                    (T, N, obs_dim) float32, host
@@ -42,6 +44,7 @@ class Rollout:
         finals: per ended episode batch: step, environment ids, true last observations
         log_probs: log probability of each action under the policy that took it   (T, N) float32
         running_returns: discounted return of the episode so far, at each step    (T, N) float32, host
+        final_obs: what followed each action, before any reset              (T, N, obs_dim) float32
     """
 
     raw_obs: Tensor
@@ -55,10 +58,14 @@ class Rollout:
     finals: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     log_probs: Tensor | None = None
     running_returns: Tensor | None = None
+    final_obs: Tensor | None = None
 
     @classmethod
-    def allocate(cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device) -> Rollout:
-        """Empty storage; device tensors on ``device``, the simulator's side on the host."""
+    def allocate(
+        cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device, *, all_there: bool = False
+    ) -> Rollout:
+        """Empty storage; device tensors on ``device``, the simulator's side on the host, or everything there."""
+        host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
         discrete = info.action.kind == "discrete"
         output_dim = info.action.num_choices if discrete else info.action.dim
@@ -68,14 +75,15 @@ class Rollout:
             else torch.zeros((*shape, info.action.dim), device=device)
         )
         return cls(
-            raw_obs=torch.zeros((*shape, info.obs_dim)),
+            raw_obs=torch.zeros((*shape, info.obs_dim), device=host),
             obs=torch.zeros((*shape, info.obs_dim), device=device),
             outputs=torch.zeros((*shape, output_dim), device=device),
             actions=actions,
-            rewards=torch.zeros(shape),
-            terminated=torch.zeros(shape, dtype=torch.bool),
-            truncated=torch.zeros(shape, dtype=torch.bool),
-            last_obs=torch.zeros((num_envs, info.obs_dim)),
+            rewards=torch.zeros(shape, device=host),
+            terminated=torch.zeros(shape, dtype=torch.bool, device=host),
+            truncated=torch.zeros(shape, dtype=torch.bool, device=host),
+            last_obs=torch.zeros((num_envs, info.obs_dim), device=host),
+            final_obs=torch.zeros((*shape, info.obs_dim), device=device) if all_there else None,
         )
 
     def steps(self) -> Iterator[StepRow]:

@@ -21,6 +21,7 @@ class Simulator:
         self._lengths = torch.zeros(env.num_envs, dtype=torch.int64)
         self.finished_returns: list[float] = []
         self.finished_lengths: list[int] = []
+        self._faults: dict[str, int] = {}
 
     @property
     def info(self) -> EnvInfo:
@@ -39,21 +40,31 @@ class Simulator:
         """Advance every environment; ``actions`` on the host."""
         result = self.env.step(actions)
         self.obs = result.obs
-        self._returns += result.rewards
-        self._lengths += 1
-        if len(result.final_ids):
-            ids = result.final_ids
-            self.finished_returns += self._returns[ids].tolist()
-            self.finished_lengths += self._lengths[ids].tolist()
-            self._returns[ids] = 0.0
-            self._lengths[ids] = 0
+        self.count(result.rewards, result.final_ids)
         return result
+
+    def count(self, rewards: Tensor, ended: Tensor) -> None:
+        """Keep the books of a step: its rewards (N,), and the environments whose episodes ended, (K,) int64."""
+        self._returns += rewards
+        self._lengths += 1
+        if len(ended):
+            self.finished_returns += self._returns[ended].tolist()
+            self.finished_lengths += self._lengths[ended].tolist()
+            self._returns[ended] = 0.0
+            self._lengths[ended] = 0
 
     def take_finished(self) -> tuple[list[float], list[int]]:
         """Undiscounted returns and lengths of the episodes that ended since the last call."""
         finished = self.finished_returns, self.finished_lengths
         self.finished_returns, self.finished_lengths = [], []
         return finished
+
+    def take_faults(self) -> dict[str, float]:
+        """What went wrong in simulations since the last call, by metric; nothing where the environments do not count it."""
+        counted = dict(getattr(self.env, "faults", {}))
+        new = {name: count - self._faults.get(name, 0) for name, count in counted.items()}
+        self._faults = counted
+        return {f"faults_{name.replace(' ', '_')}": float(count) for name, count in new.items()}
 
     def close(self) -> None:
         """Release the environments."""

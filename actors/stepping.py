@@ -255,6 +255,10 @@ class RemoteSimulators:
         """Nothing: the simulators' GMIs report the episodes that ended."""
         return [], []
 
+    def take_faults(self) -> dict[str, float]:
+        """Nothing, likewise."""
+        return {}
+
     def state_dict(self) -> StateDict:
         """Nothing: the simulators' GMIs save their environments."""
         return {}

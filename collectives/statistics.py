@@ -41,9 +41,17 @@ class Moments:
         if batch.shape[0] == 0:
             return cls.empty(tuple(batch.shape[1:]), batch.device)
         values = batch.to(torch.float64)
-        count = torch.tensor(float(batch.shape[0]), dtype=torch.float64, device=batch.device)
+        count = torch.full((), float(batch.shape[0]), dtype=torch.float64, device=batch.device)
         mean = values.mean(dim=0)
         return cls(count=count, mean=mean, m2=(values - mean).square().sum(dim=0))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device."""
+        return type(self)(count=self.count.to(device), mean=self.mean.to(device), m2=self.m2.to(device))
+
+    def clone(self) -> Self:
+        """The same in memory of its own."""
+        return type(self)(count=self.count.clone(), mean=self.mean.clone(), m2=self.m2.clone())
 
     def variance(self) -> Tensor:
         """Population variance (*shape): m2 / count; zeros where nothing was counted."""

@@ -48,6 +48,20 @@ def memory_bytes(root: Path = ROOT) -> int:
     return min(sizes)
 
 
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may still take: what the host has available, or less where a control group leaves less."""
+    free = [_host_memory_bytes(root, "MemAvailable:")]
+    for folder in _control_groups(root, controller="memory"):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limited, held = _words(folder / limit), _words(folder / used)
+            if limited and held and limited[0] != "max":
+                free.append(int(limited[0]) - int(held[0]) + _cache_bytes(folder))
+    return max(0, min(free))
+
+
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
     """The host's NUMA nodes, by number; empty where the kernel does not list them."""
     found = []
@@ -82,9 +96,18 @@ def _parse_ranges(listed: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
-def _host_memory_bytes(root: Path) -> int:
+def _cache_bytes(folder: Path) -> int:
+    """Of what a control group holds, what the kernel gives back when memory is asked for: cached files out of use."""
+    words = _words(folder / "memory.stat")
+    for name in ("inactive_file", "total_inactive_file"):
+        if name in words:
+            return int(words[words.index(name) + 1])
+    return 0
+
+
+def _host_memory_bytes(root: Path, name: str = "MemTotal:") -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -131,6 +131,7 @@ class CollectorProgram:
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 "wait_s": begun - started,
+                **self.simulator.take_faults(),
                 **memory_metrics(self.context.device),
             },
             episode_returns=returns,

@@ -64,7 +64,16 @@ class GradientLearner(Generic[SpecT]):
             left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
             self.learning_rate = self.spec.learning_rate * left
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.learning_rate)
+            else:
+                group["lr"] = self.learning_rate
+
+    def make_capturable(self) -> None:
+        """Keep the step size on the device, where a captured step reads it. After ``load_state_dict``, again."""
+        for group in self.optimiser.param_groups:
+            group["capturable"] = True
+            group["lr"] = torch.full((), self.learning_rate, device=self.flat.parameters.device)
 
     def step(self, loss: Tensor) -> Tensor:
         """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
@@ -132,7 +141,7 @@ class GradientLearner(Generic[SpecT]):
         # A copy: torch keeps the tensors that it is given.
         self.optimiser.load_state_dict(_on_host(state["optimiser"]))
         for group in self.optimiser.param_groups:
-            group["eps"] = self.spec.adam_eps
+            group |= {"eps": self.spec.adam_eps, "lr": self.learning_rate, "capturable": False}
         if self.spec.lr_schedule == "kl_adaptive":
             self.learning_rate = float(state["learning_rate"])
 

@@ -168,7 +168,7 @@ class ImpalaTraining(RolloutTraining[ImpalaSpec]):
             advantages, targets = gae(**told, gae_lambda=self.spec.gae_lambda)
             weights = torch.ones_like(samples.start)
         weighted = self._normalised(advantages).reshape(-1) * weights
-        return Estimates(weighted, targets.reshape(-1)), explained_variance(values, targets)
+        return Estimates(weighted, targets.reshape(-1)), float(explained_variance(values, targets))
 
     def _log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
         model = self.policy.model

@@ -47,9 +47,10 @@ class ObservationNormaliser:
         self._refresh()
 
     def _refresh(self) -> None:
+        # In place: a captured CUDA graph reads them where they are.
         if self.moments.count > 0:
-            self._shift = self.moments.mean.float().to(self.device)
-            self._scale = (self.moments.variance() + _EPSILON).rsqrt().float().to(self.device)
+            self._shift.copy_(self.moments.mean)
+            self._scale.copy_((self.moments.variance() + _EPSILON).rsqrt())
 
     def state_dict(self) -> StateDict:
         """Count, mean and M2."""
@@ -62,24 +63,40 @@ class ObservationNormaliser:
 
 
 class RewardScaler:
-    """Divides rewards by the standard deviation of the running discounted return; the mean is kept (as the field does)."""
+    """Divides rewards by the standard deviation of the running discounted return; the mean is kept (as the field does).
 
-    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
+    Its tensors stay where they are, and nothing waits for their device: a CUDA graph may hold it.
+    """
+
+    def __init__(
+        self, num_envs: int, gamma: float, clip: float = 10.0, device: torch.device | str = "cpu"
+    ) -> None:
         self.gamma, self.clip = gamma, clip
-        self.moments = Moments.empty()
-        self.running = torch.zeros(num_envs)
+        self.moments = Moments.empty(device=device)
+        self.running = torch.zeros(num_envs, device=device)
         """Discounted return so far of each running episode; belongs to this GMI's environments."""
 
     def observe(self, rewards: Tensor, done: Tensor) -> Moments:
         """Advance the running returns over a rollout, (T, N) each. Returns the moments of this GMI's samples."""
-        returns, self.running = discounted_returns(rewards, done, self.running, self.gamma)
+        device = self.running.device
+        returns, running = discounted_returns(rewards.to(device), done.to(device), self.running, self.gamma)
+        self.running.copy_(running)
         return Moments.of(returns.reshape(-1))
 
     def update(self, batch: Moments) -> None:
         """Take in a rollout's moments, already merged over GMIs."""
-        self.moments = merged(self.moments, batch)
+        self._put(merged(self.moments, batch.to(self.running.device)))
+
+    def load(self, moments: Moments, running: Tensor | None) -> None:
+        """Go on from saved ones; without ``running``, episodes begin."""
+        self._put(moments)
+        self.running.zero_() if running is None else self.running.copy_(running)
+
+    def _put(self, moments: Moments) -> None:
+        for name, values in moments_state(moments).items():
+            getattr(self.moments, name).copy_(values)
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Scaled and clipped rewards."""
-        scale = float((self.moments.variance() + _EPSILON).rsqrt())
-        return (rewards * scale).clamp_(-self.clip, self.clip)
+        """Scaled and clipped rewards, (...), on the scaler's device."""
+        scale = (self.moments.variance() + _EPSILON).rsqrt()
+        return (rewards.to(scale.device) * scale).clamp_(-self.clip, self.clip)

@@ -11,7 +11,8 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.gradient_learner import GradientLearner
 from rayagi.config.spec import PPOSpec
 
-_MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+"""What a step measures, in its order."""
 
 
 @dataclass(slots=True)
@@ -56,9 +57,9 @@ class PPOLearner(GradientLearner[PPOSpec]):
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
         self.begin_update(env_steps_total)
-        rows = [self._step(batch, order) for epoch in orders for order in epoch]
+        rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
         return self.end_update(
-            _MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
+            MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
         )
 
     def loss(self, batch: PPOBatch, order: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,6 +79,7 @@ class PPOLearner(GradientLearner[PPOSpec]):
             parts = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped))
         return total, parts
 
-    def _step(self, batch: PPOBatch, order: Tensor) -> Tensor:
+    def minibatch_step(self, batch: PPOBatch, order: Tensor) -> Tensor:
+        """One step on the samples in ``order``. Returns what ``MEASURED`` names, (6,)."""
         total, parts = self.loss(batch, order)
         return torch.cat((parts, self.step(total).reshape(1)))

@@ -23,11 +23,11 @@ class PPOTraining(RolloutTraining[PPOSpec]):
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
         batch, fit = self.prepare(rollout)
         metrics = self.learner.update(batch, orders, number, self.env_steps)
-        return {**metrics, "explained_variance": fit}
+        return {**metrics, "explained_variance": float(fit)}
 
     @torch.no_grad()
-    def prepare(self, rollout: Rollout) -> tuple[PPOBatch, float]:
-        """PPO's batch of a rollout, and the explained variance of its value estimates."""
+    def prepare(self, rollout: Rollout) -> tuple[PPOBatch, Tensor]:
+        """PPO's batch of a rollout, and the explained variance of its value estimates, ()."""
         obs, everything = self._observed(rollout)
         values, next_values = self._values(rollout, everything)
         device = values.device

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_anew
+from actors.collecting import CollectTimes, check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
@@ -18,6 +18,7 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal import env_counts
+from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import RunSpec
@@ -45,7 +46,8 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 class DpOnlyProgram:
     """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
 
-    On a GPU slice the networks live there and physics stays on the host. [unverified on GPU]
+    On a GPU slice the networks live there; physics stays on the host, or, with an engine that has it on the GPU, whole
+    rollouts are one launch there. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
@@ -61,17 +63,25 @@ class DpOnlyProgram:
             num_threads=self._num_threads,
         )
         policy = new_policy(spec, env.info, context.device)
-        self.simulator, self.agent = Simulator(env), Agent(policy)
+        self.agent = Agent(policy)
+        steps = spec.learning.rollout_length
+        self._device_rollouts: DeviceRollouts | None = None
+        if on_one_device(env, context.device):
+            self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
+            self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
+        else:
+            self.simulator = Simulator(env)
+            self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
         self.training = make_training(
             spec,
             policy,
+            captured=self._device_rollouts is not None and context.communicator.world_size == 1,
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
             total_envs=sum(counts),
         )
         self.trainer = Trainer(self.training)
-        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, env.info, context.device)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
@@ -81,14 +91,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        noise = self.training.policy.noise(
-            self.rollout.num_steps,
-            self.rollout.num_envs,
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            number=iteration,
-        )
-        times = collect(self.simulator, self.agent, self.rollout, noise)
+        times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
         metrics = self.trainer.update(self.rollout)
         iteration_s = time.perf_counter() - started
@@ -101,12 +104,26 @@ class DpOnlyProgram:
                 "iteration_s": iteration_s,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
+                **self.simulator.take_faults(),
                 **memory_metrics(self.context.device),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _collect(self, iteration: int) -> CollectTimes:
+        """Fill the rollout."""
+        if self._device_rollouts is not None:
+            return self._device_rollouts.collect(iteration)
+        noise = self.training.policy.noise(
+            self.rollout.num_steps,
+            self.rollout.num_envs,
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            number=iteration,
+        )
+        return collect(self.simulator, self.agent, self.rollout, noise)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments apart from the training ones."""

@@ -61,9 +61,7 @@ def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: floa
     return returns, running
 
 
-def explained_variance(values: Tensor, targets: Tensor) -> float:
-    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean; 0 for constant targets."""
+def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean, and so for constant targets."""
     variance = targets.var()
-    if variance == 0:
-        return 0.0
-    return float(1 - (targets - values).var() / variance)
+    return torch.where(variance == 0, 0.0, 1 - (targets - values).var() / variance)

@@ -46,15 +46,28 @@ class RolloutTraining(ABC, Generic[SpecT]):
         self.total_envs = total_envs
         weight = num_envs * communicator.world_size / total_envs
         self.learner = self._make_learner(total_env_steps, weight)
-        self.reward_scaler = RewardScaler(num_envs, spec.gamma) if spec.normalize_rewards else None
+        self.reward_scaler = self._make_scaler() if spec.normalize_rewards else None
         self.sync_s = 0.0
         self.env_steps = 0
         """Steps of all GMIs so far; counted, since a resumed run may have another number of environments."""
 
+    def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
+        return RewardScaler(self.num_envs, self.spec.gamma, device=device)
+
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """The update; then the observation statistics for the next rollout."""
         self.sync_s = 0.0
-        orders = minibatch_orders(
+        metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
+        self.env_steps += rollout.num_steps * self.total_envs
+        self.sync_s += self.learner.sync_s
+        if self.policy.normaliser is not None:
+            seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1])).to("cpu")
+            self.policy.normaliser.update(self._merge(seen))
+        return metrics
+
+    def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
+        """Flat sample indices of each minibatch, (num_epochs, num_minibatches, minibatch)."""
+        return minibatch_orders(
             seed=self.seed,
             first_env_index=self.first_env_index,
             num_envs=rollout.num_envs,
@@ -63,13 +76,6 @@ class RolloutTraining(ABC, Generic[SpecT]):
             num_epochs=self.spec.num_epochs,
             num_minibatches=self.spec.num_minibatches,
         ).to(self.policy.device)
-        metrics = self._update(rollout, orders, iteration + 1)
-        self.env_steps += rollout.num_steps * self.total_envs
-        self.sync_s += self.learner.sync_s
-        if self.policy.normaliser is not None:
-            seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1]))
-            self.policy.normaliser.update(self._merge(seen))
-        return metrics
 
     @abstractmethod
     def _make_learner(self, total_env_steps: int | None, weight: float) -> GradientLearner[SpecT]:
@@ -95,6 +101,8 @@ class RolloutTraining(ABC, Generic[SpecT]):
         obs = rollout.obs if here else self.policy.observe(rollout.raw_obs)
         last = self.policy.observe(rollout.last_obs)
         finals = [self.policy.observe(obs) for _, _, obs in rollout.finals]
+        if rollout.final_obs is not None:
+            finals = [self.policy.observe(rollout.final_obs).flatten(0, 1)]
         everything = torch.cat([obs.flatten(0, 1), last, *finals])
         return everything[: rollout.num_steps * rollout.num_envs], everything
 
@@ -114,6 +122,9 @@ class RolloutTraining(ABC, Generic[SpecT]):
         values = found[: shape.numel()].view(shape)
         next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
         offset = shape.numel() + shape[1]
+        if rollout.final_obs is not None:
+            done = rollout.terminated | rollout.truncated
+            return values, torch.where(done, found[offset:].view(shape), next_values)
         for step, ids, _ in rollout.finals:
             next_values[step, ids.to(found.device)] = found[offset : offset + len(ids)]
             offset += len(ids)
@@ -135,9 +146,10 @@ class RolloutTraining(ABC, Generic[SpecT]):
         """Advantages with mean 0 and standard deviation 1 over all trainers, where so configured."""
         if not self.spec.normalize_advantages:
             return advantages
-        moments = self._merge(Moments.of(advantages.reshape(-1).cpu()))
-        std = float(moments.variance().sqrt())
-        return (advantages - float(moments.mean)) / (std + 1e-8)
+        seen = Moments.of(advantages.reshape(-1))
+        alone = self.communicator.world_size == 1  # then nothing has to leave the device, or to wait for it
+        moments = self._merge(seen if alone else seen.to("cpu"))
+        return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
     def _merge(self, moments: Moments) -> Moments:
         started = time.perf_counter()
@@ -151,12 +163,16 @@ class RolloutTraining(ABC, Generic[SpecT]):
         if self.policy.normaliser is not None:
             state["obs_normaliser"] = self.policy.normaliser.state_dict()
         if self.reward_scaler is not None:
-            state["reward_moments"] = moments_state(self.reward_scaler.moments)
+            state["reward_moments"] = moments_state(self.reward_scaler.moments.to("cpu").clone())
         return state
 
     def local_state(self) -> StateDict:
         """Discounted returns of the running episodes."""
-        return {} if self.reward_scaler is None else {"running_returns": self.reward_scaler.running.clone()}
+        return (
+            {}
+            if self.reward_scaler is None
+            else {"running_returns": self.reward_scaler.running.cpu().clone()}
+        )
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Go on from a saved state."""
@@ -165,6 +181,5 @@ class RolloutTraining(ABC, Generic[SpecT]):
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
         if self.reward_scaler is not None:
-            self.reward_scaler.moments = moments_from_state(shared["reward_moments"])
-            fresh = torch.zeros(self.num_envs)
-            self.reward_scaler.running = fresh if local is None else local["running_returns"].clone()
+            moments = moments_from_state(shared["reward_moments"])
+            self.reward_scaler.load(moments, None if local is None else local["running_returns"])

@@ -89,6 +89,7 @@ class SimulatorProgram:
                 "iteration_s": time.perf_counter() - started,
                 "simulate_s": simulate_s,
                 "exchange_s": exchange_s,
+                **self.simulator.take_faults(),
                 **memory_metrics(self.context.device),
             },
             episode_returns=returns,

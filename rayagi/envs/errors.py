@@ -44,6 +44,29 @@ class ModelError(EnvError):
         return f"model {self.path}: {self.reason}"
 
 
+class MemoryShortError(EnvError):
+    """So many worlds would not fit into the memory that is free; nothing was allocated."""
+
+    def __init__(
+        self, engine: str, num_worlds: int, bytes_per_world: int, free_bytes: int, device: str
+    ) -> None:
+        super().__init__(engine, num_worlds, bytes_per_world, free_bytes, device)
+        self.engine, self.num_worlds, self.device = engine, num_worlds, device
+        self.bytes_per_world, self.free_bytes = bytes_per_world, free_bytes
+
+    @property
+    def most_worlds(self) -> int:
+        """That would fit."""
+        return self.free_bytes // self.bytes_per_world
+
+    def __str__(self) -> str:
+        needed = self.num_worlds * self.bytes_per_world
+        return (
+            f"{self.engine} needs {needed / 1e9:,.1f} GB for {self.num_worlds:,} worlds, and {self.free_bytes / 1e9:,.1f} "
+            f"GB are free on {self.device}: at most {self.most_worlds:,} fit; lower num_envs"
+        )
+
+
 class UnsupportedSpaceError(EnvError):
     """An observation or action space that a flat policy cannot use."""
 

@@ -6,7 +6,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Metric:
     name: str
     unit: str
     help: str
-    group: Literal["progress", "time", "learning", "resources", "evaluation"]
+    group: Literal["progress", "time", "learning", "resources", "faults", "evaluation"]
     kind: Literal["counter", "gauge"] = "gauge"
     """counter: adds up over a run. gauge: holds until the next value."""
 
@@ -182,6 +182,30 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         group="resources",
         help="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
     ),
+    GmiMetric(
+        name="faults_unstable",
+        kind="counter",
+        unit="worlds",
+        merge="sum",
+        group="faults",
+        help="simulations that left the finite numbers and began anew",
+    ),
+    GmiMetric(
+        name="faults_contact_overflow",
+        kind="counter",
+        unit="worlds",
+        merge="sum",
+        group="faults",
+        help="simulations that had no room for a contact and began anew",
+    ),
+    GmiMetric(
+        name="faults_constraint_overflow",
+        kind="counter",
+        unit="worlds",
+        merge="sum",
+        group="faults",
+        help="simulations that had no room for a constraint and began anew",
+    ),
 )
 """What a GMI reports in IterationResult.metrics."""
 
@@ -257,6 +281,19 @@ EVALUATION: tuple[Metric, ...] = (
     ),
 )
 """What an evaluation gives."""
+
+FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.group == "faults")
+"""What goes wrong in simulations."""
+
+
+def faults_text(totals: Mapping[str, float]) -> str:
+    """Faults of a run for people, such as "3 unstable, 1 contact overflow"; empty where there were none."""
+    return ", ".join(
+        f"{totals[name]:,.0f} {name.removeprefix('faults_').replace('_', ' ')}"
+        for name in FAULTS
+        if totals.get(name)
+    )
+
 
 _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
     "sum": sum,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rayagi.monitoring.catalogue import FAULTS, faults_text
 from rayagi.run.limits import Limits, Position, ReturnSource, seconds_left
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.recorders import Values
@@ -53,6 +54,8 @@ class Tracker:
         """The newest iteration's row."""
         self.returns: deque[float] = deque(maxlen=4096)
         """Mean training return, one value per iteration."""
+        self.faults: Counter[str] = Counter()
+        """What went wrong in simulations since this process began."""
 
     def iterated(self, rows: Sequence[Values]) -> None:
         """Take in new rows."""
@@ -64,6 +67,7 @@ class Tracker:
             self._iteration_s += weight * (iteration_s - self._iteration_s)
             if (value := row["episode_return_mean"]) is not None:
                 self.returns.append(value)
+            self.faults.update({name: int(row.get(name) or 0) for name in FAULTS})
         self.last = rows[-1]
 
     def evaluated(self, row: Values) -> None:
@@ -124,6 +128,8 @@ class PlainProgress:
         ]
         if left := self._tracker.left(position):
             parts.append(f"{left} left")
+        if faults := faults_text(self._tracker.faults):
+            parts.append(f"faults: {faults}")
         self._write("  ".join(parts))
 
     def evaluated(self, row: Values, *, best: bool) -> None:
@@ -211,6 +217,8 @@ class LiveProgress:
             "left", tracker.left(position) or "until stopped",
         )  # fmt: skip
         lines: list[Table | Text | ProgressBar] = [table]
+        if faults := faults_text(tracker.faults):
+            lines.append(Text(f"faults in simulations: {faults}", style="yellow"))
         width = max(10, self._console.width - 4)
         if len(tracker.returns) > 1:
             lines.append(Text(sparkline(tuple(tracker.returns), width), style="cyan"))

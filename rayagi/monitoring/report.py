@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayagi.monitoring.catalogue import FAULTS, faults_text
 from rayagi.monitoring.plots import TIME_PARTS, save_plots, time_shares
 from rayagi.monitoring.progress import return_text
 from rayagi.run import experience_record
@@ -92,6 +93,9 @@ def summary(
     prediction = kept(folder.path)
     if prediction is not None:
         facts.append(("predicted", prediction.text()))
+    if any(name in last for name in FAULTS):
+        totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
+        facts.append(("faults in worlds", faults_text(totals) or "none"))
     if "resident_bytes" in last:
         facts.append(("memory per GMI", bytes_text(last["resident_bytes"])))
     return tuple(facts)

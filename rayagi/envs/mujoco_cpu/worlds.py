@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
+from rayagi.envs.tasks.randomisation import Factors, vary
 
 _UNSTABLE = tuple(
     int(kind)
@@ -29,23 +30,36 @@ _FAULTS = {
     "contact overflow": (int(mujoco.mjtWarning.mjWARN_CONTACTFULL),),
     "constraint overflow": (int(mujoco.mjtWarning.mjWARN_CNSTRFULL),),
 }
+_FAULTY = tuple(kind for kinds in _FAULTS.values() for kind in kinds)
 
 
 class CpuWorlds:
     """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads."""
 
     def __init__(
-        self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
+        self,
+        model: mujoco.MjModel,
+        num_worlds: int,
+        num_threads: int,
+        names: Sequence[str],
+        factors: Factors | None = None,
     ) -> None:
+        """Worlds in the model's own pose; ``factors`` of quantities of the model that differ between them."""
         route_warnings_to_logging()
         self.num_worlds, self.device, self.dtype = num_worlds, torch.device("cpu"), torch.float64
         self._batch = Batch(model, num_worlds, num_threads)
+        vary(self._batch, factors or {})
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self._controls = torch.from_numpy(self._state["ctrl"])
         self.fields = {name: _shared(self._batch.bind(name)) for name in ("qpos", "qvel", *names)}
         self._counts: NDArray[Any] = self._batch.warning[:, :, 1]
         self._seen = self._counts.copy()
-        self.faults = dict.fromkeys(_FAULTS, 0)
+        self._faults = dict.fromkeys(_FAULTS, 0)
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """By MuJoCo's warnings."""
+        return self._faults
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; MuJoCo itself resets one that became unstable, and it is told here."""
@@ -56,8 +70,8 @@ class CpuWorlds:
         new = self._counts - self._seen
         self._seen = self._counts.copy()
         for fault, kinds in _FAULTS.items():
-            self.faults[fault] += int((new[:, kinds].sum(axis=1) > 0).sum())
-        return torch.from_numpy(new[:, _UNSTABLE].sum(axis=1) > 0)
+            self._faults[fault] += int((new[:, kinds].sum(axis=1) > 0).sum())
+        return torch.from_numpy(new[:, _FAULTY].sum(axis=1) > 0)
 
     def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Reset some worlds."""
@@ -80,6 +94,13 @@ class CpuWorlds:
     def close(self) -> None:
         """Let go of the batch, whose threads end with it."""
         self._batch = None
+
+
+def bytes_per_world(model: mujoco.MjModel, names: Sequence[str]) -> int:
+    """Of the state's row and the bound fields, and as much again for what the task computes from them."""
+    data = mujoco.MjData(model)
+    row = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION)
+    return 2 * 8 * (row + sum(getattr(data, name).size for name in names))
 
 
 def _shared(view: NDArray[np.float64]) -> Tensor:

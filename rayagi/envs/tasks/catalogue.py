@@ -11,6 +11,7 @@ from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
 from rayagi.envs.tasks.locomotion import Ant, Humanoid
+from rayagi.envs.tasks.randomisation import check_randomize
 from rayagi.envs.tasks.shadow_hand import ShadowHand
 from rayagi.envs.tasks.task import Task
 
@@ -45,6 +46,7 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
         value = options.get(field.name, field.default)
         if not isinstance(value, kinds):
             raise EnvironmentOptionError(env_id, f"{field.name} is {value!r}; it must be {name}")
+    check_randomize(env_id, options.get("randomize", {}))
     task = task_class(**options)
     if task.xml_file:
         task.load()  # what a user's model lacks is said before anything starts

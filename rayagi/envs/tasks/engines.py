@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import mujoco
+import torch
 
+from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.families import Place
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds, bytes_per_world
+from rayagi.envs.tasks.memory import check_fits
+from rayagi.envs.tasks.randomisation import drawn_factors, varied_fields
 from rayagi.envs.tasks.worlds import Worlds
 
-ENGINES: tuple[str, ...] = ("mujoco_cpu",)
+ENGINES: tuple[str, ...] = ("mujoco_cpu", "mujoco_warp")
 
 
-def make_worlds(engine: str, model: mujoco.MjModel, names: Sequence[str], place: Place) -> Worlds:
-    """Worlds of a model, with the fields ``names`` beside qpos and qvel."""
+def make_worlds(
+    engine: str,
+    model: mujoco.MjModel,
+    names: Sequence[str],
+    place: Place,
+    randomize: Mapping[str, Sequence[float]],
+) -> Worlds:
+    """Worlds of a model, with the fields ``names`` beside qpos and qvel.
+
+    Raises:
+        ModelError: the engine does not know a part of the model.
+        MemoryShortError: so many worlds do not fit.
+    """
     assert engine in ENGINES
-    return CpuWorlds(model, place.num_envs, place.num_threads, names)
+    num_worlds = place.num_envs
+    if engine == "mujoco_cpu":
+        check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
+        factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+        return CpuWorlds(model, num_worlds, place.num_threads, names, factors)
+    # Here, since these packages are an extra, and take a second to import.
+    from rayagi.envs.mujoco_warp import capacity, memory
+    from rayagi.envs.mujoco_warp.worlds import WarpWorlds
+
+    device, room = warp_device(), capacity.measured(model)
+    check_fits(engine, num_worlds, memory.bytes_per_world(model, room), device)
+    factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+    return WarpWorlds(model, num_worlds, names, device, room, varied_fields(model, factors))
+
+
+def check_installed(env_id: str, engine: str) -> None:
+    """Say which packages of an engine's are missing, and how to get them.
+
+    Raises:
+        EnvironmentOptionError: some are.
+    """
+    packages = ("warp", "mujoco_warp") if engine == "mujoco_warp" else ()
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise EnvironmentOptionError(
+            env_id,
+            f"engine {engine} needs the package {' and '.join(missing)}: pip install 'rayagi[gpu]', or take mujoco_cpu",
+        )
+
+
+def warp_device() -> torch.device:
+    """The GPU that this process sees first, which in a GMI is its slice; the CPU where there is none. [unverified on GPU]"""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -8,7 +8,8 @@ from typing import Any
 from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.engines import ENGINES, make_worlds
+from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
+from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 
@@ -34,17 +35,20 @@ class OwnTasks:
         make_task(env_id, options_of(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration."""
+        """From the task's declaration; says if the engine is not installed."""
+        check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         return describe(env_id, engine, make_task(env_id, options), limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
         """The task's rules around the engine's worlds."""
+        check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()
-        worlds = make_worlds(engine, model, task.fields, place)
-        return TaskVecEnv(
+        worlds = make_worlds(engine, model, task.fields, place, task.randomize)
+        kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv
+        return kind(
             describe(env_id, engine, task, limit),
             task.rules(model, device=worlds.device, dtype=worlds.dtype),
             worlds,

@@ -69,6 +69,8 @@ class Task(ABC):
     """Another model: a file of the user's, with the parts that the task names in ``needs``. Empty: the task's own."""
     frame_skip: int = 1
     """Substeps of physics for one action."""
+    randomize: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Quantities that differ between worlds, and the ranges of their factors: see ``randomisation.QUANTITIES``."""
 
     description: ClassVar[str] = ""
     model_file: ClassVar[str] = ""

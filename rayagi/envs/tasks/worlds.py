@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+FAULTS = ("unstable", "contact overflow", "constraint overflow")
+"""What can go wrong in a world: its state leaves the finite numbers, or there was no room for a contact or a constraint."""
+
 
 class Worlds(Protocol):
     """N worlds of one model.
@@ -18,20 +21,23 @@ class Worlds(Protocol):
         dtype: real type of the fields: float64 on the CPU, float32 on a GPU
         fields: qpos, qvel and the fields asked for, (N, ...). Live: the same tensors for ever, which ``step`` and
             ``restart`` fill; not to be written
-        faults: how many times what went wrong: "unstable" worlds, "contact overflow", "constraint overflow"
     """
 
     num_worlds: int
     device: torch.device
     dtype: torch.dtype
     fields: dict[str, Tensor]
-    faults: dict[str, int]
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """How many times what of ``FAULTS`` went wrong, since the beginning."""
+        ...
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; ``controls`` (N, nu).
 
         Returns:
-            which worlds left the finite numbers and must be restarted, (N,) bool; None where all are well.
+            which worlds had a fault and must be restarted, (N,) bool; None where all are known to be well.
         """
         ...
 

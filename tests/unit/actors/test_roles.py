@@ -43,6 +43,16 @@ def test_a_simulator_counts_episodes_as_they_end():
     assert simulator.take_finished() == ([], [])
 
 
+def test_a_simulator_tells_new_faults_by_metric_and_none_where_none_are_counted():
+    env = PointEnv(2, 0, seed=1)
+    simulator = Simulator(env)
+    assert simulator.take_faults() == {}
+    env.faults = {"unstable": 3, "contact overflow": 0}
+    assert simulator.take_faults() == {"faults_unstable": 3.0, "faults_contact_overflow": 0.0}
+    env.faults = {"unstable": 4, "contact overflow": 2}
+    assert simulator.take_faults() == {"faults_unstable": 1.0, "faults_contact_overflow": 2.0}
+
+
 def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():
     simulator = Simulator(PointEnv(2, 0, seed=1))
     for _ in range(3):

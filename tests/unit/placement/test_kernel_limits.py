@@ -7,6 +7,7 @@ import pytest
 
 from placement.inventory.limits import (
     allowed_cores,
+    available_bytes,
     cpu_quota_cores,
     may_configure_mig,
     memory_bytes,
@@ -137,3 +138,16 @@ def test_who_may_open_the_drivers_device_file_may_configure_mig(tmp_path):
 def test_drivers_without_that_file_ask_for_root(user, may, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert may_configure_mig(tmp_path) is may
+
+
+def test_what_may_still_be_taken_is_the_least_of_host_and_groups(tmp_path):
+    files = {
+        "proc/meminfo": "MemTotal:        1000 kB\nMemAvailable:      500 kB\n",
+        "proc/self/cgroup": "0::/pod\n",
+        "sys/fs/cgroup/pod/memory.max": "400000\n",
+        "sys/fs/cgroup/pod/memory.current": "150000\n",
+        "sys/fs/cgroup/pod/memory.stat": "anon 1000\ninactive_file 50000\n",
+    }
+    assert available_bytes(write(tmp_path, files)) == 400_000 - 150_000 + 50_000
+    (tmp_path / "sys/fs/cgroup/pod/memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) == 500 * 1024

@@ -1,0 +1,102 @@
+"""PPO on rollouts that never leave the GPU: values, advantages and every step of all epochs by one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.rollout import Rollout
+from rayagi.algorithms.device_noise import minibatch_orders
+from rayagi.algorithms.graphs import Replay
+from rayagi.algorithms.ppo import MEASURED, PPOLearner
+from rayagi.algorithms.ppo_rollouts import PPOTraining
+
+
+class CapturedPPOTraining(PPOTraining):
+    """As PPOTraining, for a trainer that is alone and rollouts of ``DeviceRollouts``, always the same one.
+
+    Orders of minibatches are drawn on the device. Rewards' and advantages' statistics stay there; observations' move between
+    rollouts, as everywhere. On a CPU the same steps run one by one, which is for tests. [unverified on GPU]
+    """
+
+    def __init__(self, **whose: Any) -> None:
+        super().__init__(**whose)
+        assert self.communicator.world_size == 1
+        device = self.policy.device
+        if self.reward_scaler is not None:
+            self.reward_scaler = self._make_scaler(device)
+        self._envs = torch.arange(self.first_env_index, self.first_env_index + self.num_envs, device=device)
+        steps = self.spec.num_epochs * self.spec.num_minibatches
+        self._measured = torch.zeros((steps, len(MEASURED)), device=device)
+        self._fit = torch.zeros((), device=device)
+        self._order = torch.zeros(0, dtype=torch.int64, device=device)
+        self._rollout: Rollout | None = None
+        self._replay = Replay(self.run, device, save=self._copy, undo=self._put_back)
+
+    def _make_learner(self, total_env_steps: int | None, weight: float) -> PPOLearner:
+        learner = super()._make_learner(total_env_steps, weight)
+        if self.policy.device.type == "cuda":
+            learner.make_capturable()
+        return learner
+
+    def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
+        at = torch.full((), iteration, dtype=torch.int64, device=self.policy.device)
+        spec = self.spec
+        return minibatch_orders(
+            self.seed, self._envs, at, rollout.num_steps, spec.num_epochs, spec.num_minibatches
+        )
+
+    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+        if self._rollout is None:
+            self._rollout, self._order = rollout, orders.clone()
+        assert rollout is self._rollout
+        self._order.copy_(orders)
+        self.learner.begin_update(self.env_steps)
+        self._replay()
+        metrics = self.learner.end_update(
+            MEASURED,
+            self._measured.unbind(0),
+            last_epoch=orders.shape[1],
+            iteration=number,
+            what="PPO update",
+        )
+        return {**metrics, "explained_variance": float(self._fit)}
+
+    def run(self) -> None:
+        """What is captured."""
+        assert self._rollout is not None
+        batch, fit = self.prepare(self._rollout)
+        self._fit.copy_(fit)
+        for row, order in zip(self._measured, self._order.flatten(0, 1), strict=True):
+            row.copy_(self.learner.minibatch_step(batch, order))
+
+    def _held(self) -> list[Tensor]:
+        """What ``run`` changes and begins from."""
+        held: list[Tensor] = [self.learner.flat.parameters]
+        held += [value for state in self.learner.optimiser.state.values() for value in state.values()]
+        if self.reward_scaler is not None:
+            moments = self.reward_scaler.moments
+            held += [self.reward_scaler.running, moments.count, moments.mean, moments.m2]
+        return held
+
+    def _copy(self) -> dict[int, Tensor]:
+        return {id(held): held.detach().clone() for held in self._held()}
+
+    @torch.no_grad()
+    def _put_back(self, saved: Mapping[int, Tensor]) -> None:
+        """In place. What the rehearsal made, as the optimiser's moments, begins with zeros."""
+        for held in self._held():
+            if id(held) in saved:
+                held.copy_(saved[id(held)])
+            else:
+                held.zero_()
+
+    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
+        """Go on from a saved state; the optimiser's tensors are elsewhere then."""
+        super().load_state(shared, local)
+        if self.policy.device.type == "cuda":
+            self.learner.make_capturable()
+        self._replay.forget()

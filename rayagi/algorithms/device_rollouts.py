@@ -1,0 +1,74 @@
+"""Rollouts without the host in the way: physics, observation, policy, sampling, resets and storage of T steps on a GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from actors.collecting import CollectTimes
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from rayagi.algorithms.device_noise import normal_noise
+from rayagi.algorithms.graphs import Replay
+from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.envs.tasks.masked import MaskedTaskVecEnv
+
+
+class DeviceRollouts:
+    """Fills a rollout with T steps of every environment: what ``actors.collecting.collect`` does, by one launch.
+
+    On a CPU the same steps run one by one, which is for tests. Afterwards the host waits once, for the episodes' books.
+    [unverified on GPU]
+    """
+
+    def __init__(self, env: MaskedTaskVecEnv, policy: NetworkPolicy, *, num_steps: int, seed: int) -> None:
+        """``policy`` is on the environments' device, and changes in place from rollout to rollout."""
+        self.env, self.policy, self._seed = env, policy, seed
+        self.simulator = Simulator(env)
+        """Keeps the episodes' books, on the host."""
+        self.rollout = Rollout.allocate(num_steps, env.num_envs, env.info, env.device, all_there=True)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=env.device)
+        """Of the rollout, as the graph reads it."""
+        self._replay = Replay(
+            self.run, env.device, save=env.state_dict, undo=env.load_state_dict, captured=env.captured
+        )
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """What is captured."""
+        env, policy, rollout = self.env, self.policy, self.rollout
+        assert rollout.final_obs is not None
+        noise = normal_noise(
+            self._seed, env.world_indices, self.iteration, rollout.num_steps, env.info.action.dim
+        )
+        for step_noise, row, final_obs in zip(
+            noise.unbind(0), rollout.steps(), rollout.final_obs.unbind(0), strict=True
+        ):
+            row.raw_obs.copy_(env.current_obs)
+            row.obs.copy_(policy.observe(row.raw_obs))
+            row.outputs.copy_(policy.outputs(row.obs))
+            row.actions.copy_(policy.sample(row.outputs, step_noise))
+            step = env.advance(row.actions)
+            row.rewards.copy_(step.rewards)
+            row.terminated.copy_(step.terminated)
+            row.truncated.copy_(step.truncated)
+            final_obs.copy_(step.final_obs)
+        rollout.last_obs.copy_(env.current_obs)
+
+    def collect(self, iteration: int) -> CollectTimes:
+        """One rollout. All of its time is the simulator's, since nobody looks at the device in between."""
+        started = time.perf_counter()
+        self.iteration.fill_(iteration)
+        self._replay()
+        rollout = self.rollout
+        rewards, done = rollout.rewards.cpu(), (rollout.terminated | rollout.truncated).cpu()
+        for step_rewards, ended in zip(rewards.unbind(0), done.unbind(0), strict=True):
+            self.simulator.count(step_rewards, ended.nonzero().flatten())
+        return CollectTimes(simulate_s=time.perf_counter() - started)
+
+
+def on_one_device(env: Any, device: torch.device) -> bool:
+    """Whether simulations and policy are on the same GPU, so that rollouts need no host."""
+    return isinstance(env, MaskedTaskVecEnv) and env.device.type == "cuda" and env.device == device

@@ -1,0 +1,165 @@
+"""Rollouts and updates as a GPU repeats them, run step by step on a CPU beside the ordinary ones."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.agent import Agent
+from actors.collecting import collect
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from collectives.solo import SoloCommunicator
+from rayagi.algorithms.captured_ppo import CapturedPPOTraining
+from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
+from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.policy import new_policy
+from rayagi.config.spec import NetworkSpec, PPOSpec, RunSpec
+
+ANT, ENVS, STEPS = "rayagi/Ant-v0", 3, 8
+SPEC = RunSpec(
+    network=NetworkSpec(hidden=(16, 8)),
+    ppo=PPOSpec(rollout_length=STEPS, num_minibatches=2, num_epochs=2, normalize_rewards=True),
+    seed=3,
+)
+
+
+def test_noise_is_normal_and_belongs_to_the_environment():
+    iteration = torch.tensor(4)
+    whole = normal_noise(7, torch.arange(200), iteration, 50, 6)
+    assert abs(float(whole.mean())) < 0.01
+    assert float(whole.std()) == pytest.approx(1.0, abs=0.01)
+    assert float((whole.abs() > 1.959964).float().mean()) == pytest.approx(0.05, abs=0.004)
+    assert torch.equal(normal_noise(7, torch.arange(50, 60), iteration, 50, 6), whole[:, 50:60])
+    assert not torch.equal(normal_noise(7, torch.arange(200), iteration + 1, 50, 6), whole)
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_orders_deal_every_environments_steps_evenly():
+    orders = minibatch_orders(7, torch.arange(3), torch.tensor(0), 8, 2, 4)
+    assert orders.shape == (2, 4, 6)
+    for epoch in orders:
+        assert sorted(epoch.flatten().tolist()) == list(range(24))
+        for minibatch in epoch:
+            assert sorted((minibatch % 3).tolist()) == [0, 0, 1, 1, 2, 2]
+    assert not torch.equal(orders[0], orders[1])
+    alone = minibatch_orders(7, torch.tensor([2]), torch.tensor(0), 8, 2, 4)
+    assert torch.equal(alone // 1, orders[orders % 3 == 2].view(2, 4, 2) // 3)
+
+
+@pytest.fixture
+def warp_env():
+    """Ant on MuJoCo Warp, with episodes that end within a rollout."""
+    pytest.importorskip(
+        "mujoco_warp", reason="the extra 'gpu' is not installed: device rollouts were not tested"
+    )
+    sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
+    from warp_beside_cpu import make_env
+
+    def make():
+        env = make_env(ANT, "mujoco_warp", ENVS, seed=SPEC.seed)
+        env._limit = 5
+        return env
+
+    return make
+
+
+def put_apart(simulator):
+    """Episodes of different ages, so that they do not end together."""
+    simulator.env._elapsed += torch.arange(ENVS)
+    return simulator
+
+
+def both_rollouts(make, iterations):
+    """The same policy's rollouts, by a device's steps and by the ordinary loop with the same noise."""
+    from rayagi.algorithms.device_rollouts import DeviceRollouts
+
+    envs = make(), make()
+    policy = new_policy(SPEC, envs[0].info, torch.device("cpu"))
+    device = DeviceRollouts(envs[0], policy, num_steps=STEPS, seed=SPEC.seed)
+    put_apart(device.simulator)
+    simulator, agent = put_apart(Simulator(envs[1])), Agent(policy)
+    rollout = Rollout.allocate(STEPS, ENVS, envs[1].info, torch.device("cpu"))
+    for iteration in range(iterations):
+        device.collect(iteration)
+        noise = normal_noise(SPEC.seed, envs[1].world_indices, torch.tensor(iteration), STEPS, 8)
+        collect(simulator, agent, rollout, noise)
+        yield device, simulator, rollout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_device_rollout_holds_what_the_ordinary_loop_collects(warp_env):
+    for device, simulator, expected in both_rollouts(warp_env, 2):
+        found = device.rollout
+        for name in (
+            "raw_obs",
+            "obs",
+            "outputs",
+            "actions",
+            "rewards",
+            "terminated",
+            "truncated",
+            "last_obs",
+        ):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        assert expected.finals
+        for step, ids, obs in expected.finals:
+            assert torch.equal(found.final_obs[step, ids], obs)
+        assert device.simulator.take_finished() == simulator.take_finished()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
+    """With the same orders: parameters, metrics and statistics after two iterations."""
+    whose = {"communicator": SoloCommunicator(), "num_envs": ENVS, "first_env_index": 0, "total_envs": ENVS}
+    trainings = {}
+    for device, simulator, rollout in both_rollouts(warp_env, 2):
+        if not trainings:
+            for captured in (True, False):
+                policy = new_policy(SPEC, simulator.info, torch.device("cpu"))
+                trainings[captured] = make_training(SPEC, policy, captured=captured, **whose)
+            on_device, plain = trainings[True], trainings[False]
+            assert isinstance(on_device, CapturedPPOTraining)
+            plain._orders = on_device._orders
+            iteration = 0
+        found, expected = on_device.learn(device.rollout, iteration), plain.learn(rollout, iteration)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        iteration += 1
+    assert torch.allclose(
+        on_device.learner.flat.parameters, plain.learner.flat.parameters, rtol=1e-5, atol=1e-6
+    )
+    assert on_device.reward_scaler.moments.mean == pytest.approx(float(plain.reward_scaler.moments.mean))
+    state = on_device.shared_state()
+    on_device.load_state(state, on_device.local_state())
+    plain.load_state(state, on_device.local_state())
+    assert torch.equal(plain.reward_scaler.running, on_device.reward_scaler.running)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
+    from actors.gmi import GmiContext, GmiIdentity
+    from placement.types import Slice
+    from rayagi.algorithms.program import DpOnlyFactory
+
+    identity = GmiIdentity(
+        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
+        roles=("simulator", "agent", "trainer"), task=ANT,
+    )  # fmt: skip
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, num_envs=ENVS))
+    program = DpOnlyFactory(spec, lambda **place: warp_env())(context)
+    result = program.iterate()
+    assert result.metrics["env_steps"] == ENVS * STEPS
+    assert {name for name in result.metrics if name.startswith("faults")} == {
+        "faults_unstable", "faults_contact_overflow", "faults_constraint_overflow",
+    }  # fmt: skip
+    again = DpOnlyFactory(spec, lambda **place: warp_env())(context)
+    again.load_state_dict(program.state_dict())
+    assert again.iterate().metrics["policy_loss"] == program.iterate().metrics["policy_loss"]

@@ -1,0 +1,230 @@
+"""MuJoCo Warp's worlds on a CPU, beside the same worlds on MuJoCo's own batch."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from rayagi.envs import make_env_factory
+from rayagi.envs.errors import EnvironmentOptionError, ModelError
+from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.task import MODELS
+
+wp = pytest.importorskip("warp", reason="the extra 'gpu' is not installed: nothing of mujoco_warp was tested")
+pytest.importorskip(
+    "mujoco_warp", reason="the extra 'gpu' is not installed: nothing of mujoco_warp was tested"
+)
+
+from warp_beside_cpu import make_env, same_state  # noqa: E402
+
+# Warp compiles each model's kernels for the CPU at first use, a minute for each task.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ANT = "rayagi/Ant-v0"
+
+
+def actions_for(env, generator):
+    return 2.0 * torch.rand((env.num_envs, env.info.action.dim), generator=generator) - 1.0
+
+
+def assert_near(found, expected, tolerance, what):
+    """Within ``tolerance``, of one or of the value where that is more."""
+    error = ((found - expected).abs() / expected.abs().clamp(min=1.0)).max()
+    assert error < tolerance, f"{what}: {error:.1e}"
+
+
+@pytest.mark.parametrize("env_id", TASKS)
+def test_a_task_takes_the_same_course_on_both_engines(env_id):
+    """20 steps from two random states: new episodes, and 15 steps later, when robots have met the ground.
+
+    Where the solver stops before it has converged, as tasks let it, the engines' float32 and float64 differ by much.
+    """
+    here, there = (make_env(env_id, engine, 2, converged=True) for engine in ("mujoco_warp", "mujoco_cpu"))
+    generator = torch.Generator().manual_seed(5)
+    assert_near(here.reset(), there.reset(), 1e-2, "first observation")
+    for warm_up in (0, 15):
+        for _ in range(warm_up):
+            there.step(actions_for(there, generator))
+        same_state(there, here)
+        for step in range(20):
+            actions = actions_for(there, generator)
+            found, expected = here.step(actions), there.step(actions)
+            place = f"{env_id}, step {warm_up + step}"
+            assert_near(here._worlds.fields["qpos"], there._worlds.fields["qpos"], 1e-3, f"{place}, qpos")
+            assert_near(found.obs, expected.obs, 2e-2, f"{place}, obs")
+            assert_near(found.rewards, expected.rewards, 2e-2, f"{place}, rewards")
+            assert torch.equal(found.terminated, expected.terminated)
+    assert set(here.faults.values()) == set(there.faults.values()) == {0}
+
+
+def test_fields_are_the_engines_own_memory_in_mujocos_shapes():
+    here, there = (make_env(ANT, engine, 3)._worlds for engine in ("mujoco_warp", "mujoco_cpu"))
+    for name, values in there.fields.items():
+        assert here.fields[name].shape == values.shape, name
+        assert here.fields[name].data_ptr() == getattr(here._data, name).ptr
+
+
+def masked_and_indexed(num_envs=3):
+    """Two like environments in which one episode of each ends after 2, 4 and 6 steps."""
+    envs = [make_env(ANT, "mujoco_warp", num_envs) for _ in range(2)]
+    for env in envs:
+        env._limit = 6
+        env.reset()
+        env._elapsed += torch.tensor([4, 2, 0])
+    return envs
+
+
+def test_steps_by_masks_are_those_by_indices_to_the_last_bit():
+    masked, indexed = masked_and_indexed()
+    generator = torch.Generator().manual_seed(1)
+    for step in range(8):
+        actions = actions_for(indexed, generator)
+        found, expected = masked.advance(actions), indexed.step(actions)
+        assert torch.equal(masked.current_obs, expected.obs), step
+        assert torch.equal(found.rewards, expected.rewards)
+        assert torch.equal(found.truncated, expected.truncated)
+        assert torch.equal(found.final_obs[expected.final_ids], expected.final_obs)
+    assert indexed._episode.tolist() == masked._episode.tolist() == [2, 1, 1]
+
+
+def test_masked_steps_keep_their_tensors_where_they_are():
+    env = masked_and_indexed()[0]
+    tensors = [env._actions, env._obs, env._elapsed, env._episode, *env._memory.values()]
+    places = [tensor.data_ptr() for tensor in tensors]
+    saved = env.state_dict()
+    for _ in range(3):
+        env.advance(torch.ones(3, 8))
+    env.load_state_dict(saved)
+    now = [env._actions, env._obs, env._elapsed, env._episode, *env._memory.values()]
+    assert [tensor.data_ptr() for tensor in now] == places
+    assert torch.equal(env._elapsed, torch.tensor([4, 2, 0]))
+
+
+def test_a_restart_leaves_the_other_worlds_as_they_are():
+    env = make_env(ANT, "mujoco_warp", 3)
+    env.reset()
+    env.step(torch.ones(3, 8))
+    worlds = env._worlds
+    before = {name: worlds.fields[name].clone() for name in ("qpos", "qvel")}
+    warm = wp.to_torch(worlds._data.qacc_warmstart).clone()
+    worlds.restart(
+        torch.tensor([1]), before["qpos"][:1] + 1.0, torch.zeros(1, worlds.fields["qvel"].shape[1])
+    )
+    others = torch.tensor([0, 2])
+    for name, values in before.items():
+        assert torch.equal(worlds.fields[name][others], values[others])
+    assert torch.equal(wp.to_torch(worlds._data.qacc_warmstart)[others], warm[others])
+    assert torch.equal(worlds.fields["qpos"][1], before["qpos"][0] + 1.0)
+
+
+@pytest.mark.parametrize("engine", ["mujoco_cpu", "mujoco_warp"])
+def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine):
+    env, healthy = make_env(ANT, engine, 2), make_env(ANT, engine, 2)
+    env.reset(), healthy.reset()
+    state = env.state_dict()
+    state["worlds"]["qvel"][0, 3] = float("nan")
+    last = env.load_state_dict(state)
+    found, expected = env.step(torch.ones(2, 8)), healthy.step(torch.ones(2, 8))
+    assert env.faults == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
+    assert found.terminated.tolist() == [True, False]
+    assert found.rewards[0] == 0.0
+    assert torch.equal(found.final_obs[0], last[0])
+    assert torch.isfinite(found.obs).all()
+    assert torch.equal(found.obs[1], expected.obs[1])
+    assert env._episode.tolist() == [1, 0]
+
+
+def small_room(tmp_path, size):
+    """Ant's model with the room that ``size`` says."""
+    path = tmp_path / "ant.xml"
+    text = (MODELS / "ant.xml").read_text()
+    path.write_text(text.replace("<option", f"<size {size}/>\n  <option", 1))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "fault"), [('nconmax="1"', "contact overflow"), ('njmax="2"', "constraint overflow")]
+)
+def test_what_does_not_fit_in_the_room_is_counted_and_begins_anew(tmp_path, size, fault):
+    env = make_env(ANT, "mujoco_warp", 2, xml_file=small_room(tmp_path, size))
+    env.reset()
+    ended = sum(env.step(torch.zeros(2, 8)).terminated.sum() for _ in range(40))
+    assert env.faults[fault] > 0
+    assert ended == sum(env.faults.values())
+
+
+def test_room_is_measured_with_a_margin_or_as_the_model_says(tmp_path):
+    from rayagi.envs.mujoco_warp.capacity import measured
+
+    found = measured(TASKS[ANT]().load())
+    # An ant on its four feet and its belly has 5 contacts of 4 rows, and 8 joint limits.
+    assert 8 <= found.contacts <= 64
+    assert 28 <= found.constraints <= 128
+    given = measured(TASKS[ANT](xml_file=small_room(tmp_path, 'nconmax="7" njmax="70"')).load())
+    assert (given.contacts, given.constraints) == (7, 70)
+
+
+def test_memory_is_told_before_it_is_taken():
+    from rayagi.envs.mujoco_warp.capacity import measured
+    from rayagi.envs.mujoco_warp.memory import _bytes, bytes_per_world
+
+    worlds = make_env(ANT, "mujoco_warp", 64)._worlds
+    model = TASKS[ANT]().load()
+    told, taken = bytes_per_world(model, measured(model)), _bytes(worlds._data) / 64
+    assert taken <= told <= 2 * taken
+
+
+def test_a_saved_state_goes_on_to_the_last_bit():
+    env, resumed = make_env(ANT, "mujoco_warp", 2), make_env(ANT, "mujoco_warp", 2)
+    env.reset(), resumed.reset()
+    for _ in range(3):
+        env.step(torch.ones(2, 8))
+    resumed.load_state_dict(env.state_dict())
+    for _ in range(3):
+        assert torch.equal(env.step(-torch.ones(2, 8)).obs, resumed.step(-torch.ones(2, 8)).obs)
+
+
+def test_randomised_worlds_are_alike_on_both_engines():
+    ranges = {"mass": [0.5, 2.0], "friction": [0.5, 1.5], "gain": [0.9, 1.1], "damping": [0.5, 2.0]}
+    here, there = (
+        make_env(ANT, engine, 3, converged=True, randomize=ranges) for engine in ("mujoco_warp", "mujoco_cpu")
+    )
+    here.reset(), there.reset()
+    for _ in range(20):
+        found, expected = here.step(torch.ones(3, 8)), there.step(torch.ones(3, 8))
+        assert_near(here._worlds.fields["qpos"], there._worlds.fields["qpos"], 1e-3, "qpos")
+        assert_near(found.obs, expected.obs, 2e-2, "obs")
+    plain = make_env(ANT, "mujoco_warp", 3, converged=True)
+    plain.reset()
+    for _ in range(20):
+        other = plain.step(torch.ones(3, 8))
+    assert (other.obs - found.obs).abs().max() > 1e-2
+
+
+def test_a_model_that_warp_does_not_know_is_refused(tmp_path):
+    path = tmp_path / "ant.xml"
+    path.write_text((MODELS / "ant.xml").read_text().replace('solver="Newton"', 'solver="PGS"'))
+    with pytest.raises(ModelError, match=r"model ant: mujoco_warp: .*PGS.*unsupported"):
+        make_env(ANT, "mujoco_warp", 1, xml_file=str(path))
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "rayagi.envs.tasks.engines.find_spec", lambda name: None if name == "mujoco_warp" else real(name)
+    )
+    factory = make_env_factory(ANT, engine="mujoco_warp")
+    with pytest.raises(
+        EnvironmentOptionError, match=r"needs the package mujoco_warp: pip install 'rayagi\[gpu\]'"
+    ):
+        factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+
+
+def test_uniform_draws_are_alike_on_both_engines():
+    here, there = (make_env(ANT, engine, 2, first=5) for engine in ("mujoco_warp", "mujoco_cpu"))
+    here.reset(), there.reset()
+    np.testing.assert_allclose(
+        here._worlds.fields["qpos"].numpy(), there._worlds.fields["qpos"].numpy(), atol=1e-6
+    )
