@@ -17,6 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rayagi.envs.fused.simulator import Choices, Simulator, action_dim
+
 START: Final = 0
 """Purpose of the numbers that begin an episode; positioned by episode, at step 0."""
 EXPLORE: Final = 1
@@ -80,6 +82,16 @@ def _round(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, 
     z = (z + x * y) & _MASK
     w = (w + y * z) & _MASK
     return x, y, z, w
+
+
+def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: int, step: int) -> Tensor:
+    """Uniformly random choices (N,) int64, or reals of the box (N, dim) float32."""
+    drawn = uniform(word, indices, iteration, step, EXPLORE, action_dim(simulator))
+    actions = simulator.actions
+    if isinstance(actions, Choices):
+        return torch.floor(drawn[:, 0] * actions.count).to(torch.int64)
+    low, high = (torch.tensor(side, device=drawn.device) for side in (actions.low, actions.high))
+    return low + (high - low) * drawn
 
 
 def open_uniform(

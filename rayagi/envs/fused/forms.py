@@ -46,14 +46,14 @@ class Fleet:
 
 @dataclass(slots=True)
 class Steps:
-    """What K steps of N environments gave. D is the size of an observation.
+    """What K steps of N environments gave. D is the size of an observation. Environments are innermost, as in kernels' lanes.
 
     Attributes:
-        obs: after the step; of the new episode where one ended                              (K, N, D) float32
+        obs: after the step; of the new episode where one ended                              (K, D, N) float32
         rewards: of the step                                                                 (K, N) float32
         terminated: the task ended                                                           (K, N) bool
         truncated: the time limit cut the episode, which had not ended                       (K, N) bool
-        final_obs: after the step, before the reset; told only where an episode ended        (K, N, D) float32
+        final_obs: after the step, before the reset; told only where an episode ended        (K, D, N) float32
     """
 
     obs: Tensor
@@ -69,11 +69,31 @@ class Steps:
         """Empty storage."""
         shape = (num_steps, num_envs)
         return cls(
-            torch.zeros((*shape, obs_dim), device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), device=device),
             torch.zeros(shape, device=device),
             torch.zeros(shape, dtype=torch.bool, device=device),
             torch.zeros(shape, dtype=torch.bool, device=device),
-            torch.zeros((*shape, obs_dim), device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), device=device),
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is left of K steps where only the environments' state goes on (the kernels of the MLBench'22 paper, §3.2).
+
+    Attributes:
+        rewards: sum over the steps     (N,) float32
+        ended: episodes that ended      (N,) int32
+    """
+
+    rewards: Tensor
+    ended: Tensor
+
+    @classmethod
+    def allocate(cls, num_envs: int, device: torch.device | str = "cpu") -> Totals:
+        """Empty storage."""
+        return cls(
+            torch.zeros(num_envs, device=device), torch.zeros(num_envs, dtype=torch.int32, device=device)
         )
 
 
@@ -112,7 +132,7 @@ class Form(Protocol):
         ...
 
     def observe(self) -> Tensor:
-        """Observations of the states as they are, (N, D) float32."""
+        """Observations of the states as they are, (D, N) float32."""
         ...
 
     def run(self, actions: Tensor, out: Steps) -> None:
@@ -122,6 +142,10 @@ class Form(Protocol):
             actions: (K, N, dim) float32, clipped to the box here; or choices, (K, N) int64
             out: what is filled; of K steps
         """
+        ...
+
+    def wander(self, iteration: int, num_steps: int, out: Totals) -> None:
+        """K steps with uniformly random actions, drawn in the kernel for EXPLORE at ``iteration`` (draws.random_actions)."""
         ...
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.draws import START, seed_word, uniform
-from rayagi.envs.fused.forms import Fleet, Setting, Steps, check_actions
+from rayagi.envs.fused.draws import START, random_actions, seed_word, uniform
+from rayagi.envs.fused.forms import Fleet, Setting, Steps, Totals, check_actions
 from rayagi.envs.fused.ops import clip
 from rayagi.envs.fused.simulator import Box, Simulator, named
 
@@ -55,29 +55,42 @@ class TorchForm:
         self.fleet.state.copy_(started)
 
     def observe(self) -> Tensor:
-        """(N, D)."""
+        """(D, N)."""
         return observations(self.setting.simulator, self.fleet.state)
 
-    @torch.no_grad()
     def run(self, actions: Tensor, out: Steps) -> None:
         """K steps, each a chain of operations."""
-        setting, fleet = self.setting, self.fleet
-        check_actions(setting, actions, len(out.rewards))
-        word = seed_word(setting.seed)
+        check_actions(self.setting, actions, len(out.rewards))
         for t in range(len(out.rewards)):
-            after = self._advance(
-                setting.simulator,
-                word,
-                setting.limit,
-                self._indices,
-                fleet.state,
-                fleet.elapsed,
-                fleet.episode,
-                actions[t],
-            )
-            fleet.copy_(Fleet(after.state, after.elapsed, after.episode))
+            after = self._step(actions[t])
             for name in ("obs", "rewards", "terminated", "truncated", "final_obs"):
                 getattr(out, name)[t].copy_(getattr(after, name))
+
+    def wander(self, iteration: int, num_steps: int, out: Totals) -> None:
+        """K steps, each a chain of operations."""
+        out.rewards.zero_()
+        out.ended.zero_()
+        word = seed_word(self.setting.seed)
+        for t in range(num_steps):
+            after = self._step(random_actions(self.setting.simulator, word, self._indices, iteration, t))
+            out.rewards += after.rewards
+            out.ended += after.terminated | after.truncated
+
+    @torch.no_grad()
+    def _step(self, actions: Tensor) -> Advanced:
+        setting, fleet = self.setting, self.fleet
+        after = self._advance(
+            setting.simulator,
+            seed_word(setting.seed),
+            setting.limit,
+            self._indices,
+            fleet.state,
+            fleet.elapsed,
+            fleet.episode,
+            actions,
+        )
+        fleet.copy_(Fleet(after.state, after.elapsed, after.episode))
+        return after
 
 
 def advance(
@@ -124,9 +137,9 @@ def started_states(simulator: Simulator, word: int, indices: Tensor, episode: Te
 
 
 def observations(simulator: Simulator, state: Tensor) -> Tensor:
-    """(S, N) to (N, D)."""
+    """(S, N) to (D, N)."""
     seen = simulator.observe(named(simulator, state.unbind(0)))
-    return _stacked(seen, state.shape[1:], state).t().contiguous()
+    return _stacked(seen, state.shape[1:], state)
 
 
 def _stacked(values: Sequence[Any], shape: torch.Size, like: Tensor) -> Tensor:
