@@ -13,7 +13,7 @@ from actors.agent import Agent
 from actors.collecting import CollectTimes, check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
@@ -113,9 +113,13 @@ class DpOnlyProgram:
         )
 
     def _collect(self, iteration: int) -> CollectTimes:
-        """Fill the rollout."""
+        """In one launch on a GPU; in one call where environments on the host act, too; else step by step."""
         if self._device_rollouts is not None:
             return self._device_rollouts.collect(iteration)
+        if isinstance(self.simulator.env, RolloutEnv) and self.context.device.type == "cpu":
+            started = time.perf_counter()
+            self.simulator.fill(self.rollout, self.training.policy.tensors(), iteration)
+            return CollectTimes(simulate_s=time.perf_counter() - started)
         noise = self.training.policy.noise(
             self.rollout.num_steps,
             self.rollout.num_envs,

@@ -15,6 +15,7 @@ from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.envpool_family import EnvPoolTasks
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.families import Family, Place
+from rayagi.envs.fused.family import FusedSimulators
 from rayagi.envs.gymnasium_family import GymnasiumRegistry
 from rayagi.envs.isaac.family import IsaacTasks
 from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
@@ -23,6 +24,7 @@ from rayagi.envs.tasks.family import OwnTasks
 FAMILIES: tuple[Family, ...] = (
     GymnasiumTasks(),
     OwnTasks(),
+    FusedSimulators(),
     IsaacTasks("isaacgym"),
     IsaacTasks("isaaclab"),
     GymnasiumRegistry(),

@@ -1,0 +1,120 @@
+"""Random numbers of fused simulators: the same integers in torch and in every printed language.
+
+PCG-4D (Jarzynski, Olano: Hash Functions for GPU Rendering, JCGT 9(3), 2020): four 32-bit words to four, in 32-bit arithmetic
+that every language and vector unit has. The words are the counter: a number depends on seed, global environment index,
+position (episode, or iteration) and step alone, so the layout does not matter and nothing is stored.
+
+    x = global environment index    y = position    z = 4 * step + purpose    w = word of the seed + block * 0x9E3779B9
+
+Four numbers of 24 bits come of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.simulator import Choices, Simulator, action_dim
+
+START: Final = 0
+"""Purpose of the numbers that begin an episode; positioned by episode, at step 0."""
+EXPLORE: Final = 1
+"""Purpose of the numbers that a policy samples with; positioned by iteration and step of the rollout."""
+MULTIPLIER: Final = 1664525
+INCREMENT: Final = 1013904223
+BLOCK: Final = 0x9E3779B9
+MAX_STEPS: Final = 2**30
+_MASK = 0xFFFFFFFF
+
+
+@cache
+def seed_word(seed: int) -> int:
+    """The 32-bit word that a seed of any size becomes."""
+    x, y, z, w = (seed & _MASK, (seed >> 32) & _MASK, 0x2545F491, 0x6C078965)
+    words = tuple(torch.tensor(one, dtype=torch.int64) for one in (x, y, z, w))
+    return int(pcg4d(*words)[0])
+
+
+def pcg4d(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four words to four; int64 tensors that hold 32-bit unsigned numbers."""
+    x, y, z, w = ((one * MULTIPLIER + INCREMENT) & _MASK for one in (x, y, z, w))
+    x, y, z, w = _round(x, y, z, w)
+    x, y, z, w = (one ^ (one >> 16) for one in (x, y, z, w))
+    return _round(x, y, z, w)
+
+
+def uniform(
+    word: int, indices: Tensor, position: Tensor | int, step: Tensor | int, purpose: int, count: int
+) -> Tensor:
+    """Uniform numbers in [0, 1) with 24 bits.
+
+    Args:
+        word: of the seed
+        indices: global environment indices           int64, broadcast against the next two
+        position: episode or iteration                int64
+        step: below MAX_STEPS                         int64
+        purpose: START or EXPLORE
+        count: numbers of each
+
+    Returns:
+        (..., count) float32.
+    """
+    index, place, at = torch.broadcast_tensors(
+        indices,
+        torch.as_tensor(position, device=indices.device),
+        torch.as_tensor(step, device=indices.device),
+    )
+    x, y, z = index & _MASK, place & _MASK, (at * 4 + purpose) & _MASK
+    blocks = [
+        torch.stack(pcg4d(x, y, z, torch.full_like(x, (word + block * BLOCK) & _MASK)), -1)
+        for block in range(math.ceil(count / 4))
+    ]
+    if not blocks:
+        return torch.zeros((*x.shape, 0), device=indices.device)
+    return (torch.cat(blocks, -1)[..., :count] >> 8).to(torch.float32) * 2.0**-24
+
+
+def _round(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = (x + y * w) & _MASK
+    y = (y + z * x) & _MASK
+    z = (z + x * y) & _MASK
+    w = (w + y * z) & _MASK
+    return x, y, z, w
+
+
+def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: int, step: int) -> Tensor:
+    """Uniformly random choices (N,) int64, or reals of the box (N, dim) float32."""
+    drawn = uniform(word, indices, iteration, step, EXPLORE, action_dim(simulator))
+    actions = simulator.actions
+    if isinstance(actions, Choices):
+        return torch.floor(drawn[:, 0] * actions.count).to(torch.int64)
+    low, high = (torch.tensor(side, device=drawn.device) for side in (actions.low, actions.high))
+    return low + (high - low) * drawn
+
+
+def open_uniform(
+    word: int, indices: Tensor, position: Tensor | int, step: Tensor | int, count: int
+) -> Tensor:
+    """Uniform numbers in (0, 1) with 23 bits, for purpose EXPLORE: neither 0 nor 1, so that logarithms are finite."""
+    closed = uniform(word, indices, position, step, EXPLORE, count)
+    return torch.floor(closed * 2.0**23) * 2.0**-23 + 2.0**-24
+
+
+def exploration_noise(
+    *, seed: int, first_env_index: int, num_envs: int, iteration: int, num_steps: int, dim: int, gumbel: bool
+) -> Tensor:
+    """What a fused kernel samples with: Gumbel or normal noise (Box and Muller), (num_steps, num_envs, dim) float32."""
+    count = dim if gumbel else 2 * math.ceil(dim / 2)
+    indices = torch.arange(first_env_index, first_env_index + num_envs)
+    steps = torch.arange(num_steps).unsqueeze(1)
+    drawn = open_uniform(seed_word(seed), indices, iteration, steps, count)
+    if gumbel:
+        return -torch.log(-torch.log(drawn))
+    radius = torch.sqrt(-2.0 * torch.log(drawn[..., 0::2]))
+    angle = drawn[..., 1::2] * (2.0 * math.pi)
+    pairs = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), -1)
+    return pairs.flatten(-2)[..., :dim]

@@ -1,0 +1,268 @@
+"""Traced values: a graph in static single assignment form, in which equal subexpressions are one node."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from rayagi.envs.fused.errors import SimulatorError
+
+Kind = Literal["real", "truth"]
+
+REAL_OPS: dict[str, int] = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "sqrt": 1, "exp": 1, "log": 1, "sin": 1, "cos": 1, "tan": 1,
+    "tanh": 1, "floor": 1, "minimum": 2, "maximum": 2,
+}  # fmt: skip
+"""Operations of reals that give a real, and how many they take."""
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+"""Of two reals; they give a truth value."""
+LOGIC: dict[str, int] = {"and": 2, "or": 2, "not": 1}
+"""Of truth values."""
+# And ``where`` (a truth value, then two of a kind), ``input`` and ``constant``.
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value. ``args`` are indices of earlier nodes; ``value`` is a constant's, or an input's name."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    value: float | bool | str = 0.0
+    kind: Kind = "real"
+
+
+class Graph:
+    """Nodes in the order in which they were made."""
+
+    def __init__(self, place: str) -> None:
+        """``place``: what is traced, for messages."""
+        self.place = place
+        self.nodes: list[Node] = []
+        self._index: dict[tuple[object, ...], int] = {}
+
+    def input(self, name: str) -> Expr:
+        """A named input."""
+        return self._add(Node("input", (), name))
+
+    def constant(self, value: float) -> Expr:
+        """A number or a truth value that is known now."""
+        if isinstance(value, bool):
+            return self._add(Node("constant", (), value, "truth"))
+        return self._add(Node("constant", (), float(value)))
+
+    def value(self, given: Any) -> Expr:
+        """A given number or expression as an expression of this graph. Raises SimulatorError for anything else."""
+        if isinstance(given, Expr):
+            if given.graph is not self:
+                raise self.error("it uses a value of another function's tracing; keep none in attributes")
+            return given
+        if isinstance(given, (bool, int, float)):
+            return self.constant(given)
+        item = getattr(given, "item", None)  # numpy's scalars, and tensors of one element
+        if item is not None and getattr(given, "ndim", None) == 0:
+            return self.constant(item())
+        raise self.error(
+            f"a {type(given).__name__} is not a real; use numbers and what the function is given"
+        )
+
+    def apply(self, op: str, *given: Any) -> Expr:
+        """An operation's value. Operations of constants are worked out now. Raises SimulatorError for a wrong kind."""
+        args = [self.value(one) for one in given]
+        kind = self._checked_kind(op, args)
+        nodes = [arg.node for arg in args]
+        if all(node.op == "constant" for node in nodes):
+            return self.constant(_folded(op, [node.value for node in nodes]))
+        if op == "where" and nodes[0].op == "constant":
+            return args[1] if nodes[0].value else args[2]
+        return self._add(Node(op, tuple(arg.index for arg in args), kind=kind))
+
+    def error(self, reason: str) -> SimulatorError:
+        """What to raise: it names the user's line."""
+        return SimulatorError(f"{self.place}{_users_line()}", reason)
+
+    def _checked_kind(self, op: str, args: list[Expr]) -> Kind:
+        kinds = [arg.node.kind for arg in args]
+        if op == "where":
+            if kinds[0] != "truth":
+                raise self.error("the first argument of where is a real; compare it with something")
+            if kinds[1] != kinds[2]:
+                raise self.error("where chooses between a real and a truth value; make both of a kind")
+            return kinds[1]
+        if op in LOGIC and "real" in kinds:
+            raise self.error(
+                "&, | and ~ take truth values, and one of these is a real; compare it with something"
+            )
+        if op not in LOGIC and "truth" in kinds:
+            raise self.error(
+                f"{op} takes reals, and one of these is a truth value; write where(condition, 1.0, 0.0)"
+            )
+        return "real" if op in REAL_OPS else "truth"
+
+    def _add(self, node: Node) -> Expr:
+        # 1.0, True and 0.0, -0.0 are equal to Python.
+        value = repr(node.value)
+        key = (node.op, node.args, value)
+        index = self._index.get(key)
+        if index is None:
+            index = self._index[key] = len(self.nodes)
+            self.nodes.append(node)
+        return Expr(self, index)
+
+
+class Expr:
+    """A value of a traced function: what Python's operators do to it becomes a node."""
+
+    __slots__ = ("graph", "index")
+    __array_ufunc__ = None  # numpy's scalars leave their operators to this class
+
+    def __init__(self, graph: Graph, index: int) -> None:
+        self.graph, self.index = graph, index
+
+    @property
+    def node(self) -> Node:
+        """What it is."""
+        return self.graph.nodes[self.index]
+
+    def __add__(self, other: Any) -> Expr:
+        return self.graph.apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return self.graph.apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return self.graph.apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return self.graph.apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return self.graph.apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return self.graph.apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return self.graph.apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return self.graph.apply("div", other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        """As Python's: of the divisor's sign."""
+        quotient = self.graph.apply("floor", self / other)
+        return self - quotient * other
+
+    def __pow__(self, power: Any) -> Expr:
+        if power == 0.5:
+            return self.graph.apply("sqrt", self)
+        if not isinstance(power, (int, float)) or power != int(power) or not 1 <= abs(power) <= 16:
+            raise self.graph.error(
+                f"** {power!r}: powers are whole numbers up to 16, or 0.5; else write exp(p * log(x))"
+            )
+        result = self
+        for bit in bin(abs(int(power)))[3:]:
+            result = result * result
+            result = result * self if bit == "1" else result
+        return result if power > 0 else 1.0 / result
+
+    def __neg__(self) -> Expr:
+        return self.graph.apply("neg", self)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        return self.graph.apply("abs", self)
+
+    def __lt__(self, other: Any) -> Expr:
+        return self.graph.apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return self.graph.apply("le", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return self.graph.apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return self.graph.apply("ge", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return self.graph.apply("eq", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return self.graph.apply("ne", self, other)
+
+    def __and__(self, other: Any) -> Expr:
+        return self.graph.apply("and", self, other)
+
+    def __rand__(self, other: Any) -> Expr:
+        return self.graph.apply("and", other, self)
+
+    def __or__(self, other: Any) -> Expr:
+        return self.graph.apply("or", self, other)
+
+    def __ror__(self, other: Any) -> Expr:
+        return self.graph.apply("or", other, self)
+
+    def __invert__(self) -> Expr:
+        return self.graph.apply("not", self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise self.graph.error(
+            "the function branches on a value that is known only when the simulator runs; instead of if, and, or, not, "
+            "min and max write where(condition, a, b), &, |, ~, minimum and maximum"
+        )
+
+    def __float__(self) -> float:
+        raise self.graph.error(
+            "a function of reals that is not of the dialect (math, numpy?); use those of rayagi.envs.fused.ops"
+        )
+
+    __int__ = __index__ = __round__ = __floor__ = __ceil__ = __float__  # type: ignore[assignment]
+
+    def __iter__(self) -> NoReturn:
+        raise self.graph.error("it unpacks one real; a single reward, truth value or choice is not a tuple")
+
+
+def _folded(op: str, values: list[Any]) -> float | bool:
+    result = FOLD[op](*values)
+    return bool(result) if isinstance(result, bool) else float(result)
+
+
+def _divided(a: float, b: float) -> float:
+    if b == 0.0:
+        return math.nan if a == 0.0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+FOLD: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _divided, "neg": operator.neg, "abs": abs,
+    "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan, "exp": math.exp,
+    "log": lambda x: math.log(x) if x > 0 else (-math.inf if x == 0 else math.nan),
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "tanh": math.tanh, "floor": math.floor,
+    "minimum": min, "maximum": max, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: a and b, "or": lambda a, b: a or b,
+    "not": operator.not_, "where": lambda c, a, b: a if c else b,
+}  # fmt: skip
+"""What each operation does to Python's numbers."""
+
+_OWN_FILES = {
+    str(Path(__file__).with_name(name)) for name in ("expressions.py", "ops.py", "trace.py", "simulator.py")
+}
+
+
+def _users_line() -> str:
+    """Where in the user's file the tracing is: the innermost frame that is not of the dialect itself."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename not in _OWN_FILES:
+            return f", {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,161 @@
+"""What every form of a simulator (torch, C, Warp, JAX, CUDA) takes and gives: N environments, K steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.draws import MAX_STEPS
+from rayagi.envs.fused.simulator import Choices, Simulator, action_dim
+
+NO_LIMIT = MAX_STEPS - 1
+"""In place of a time limit: the longest episode that there is."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Everything that N environments are.
+
+    Attributes:
+        state: reals, in the order of the simulator's names          (S, N) float32
+        elapsed: steps of the running episode                        (N,) int32
+        episode: number of the running episode, from 0               (N,) int32
+    """
+
+    state: Tensor
+    elapsed: Tensor
+    episode: Tensor
+
+    @classmethod
+    def allocate(cls, simulator: Simulator, num_envs: int, device: torch.device | str = "cpu") -> Fleet:
+        """Before the first episode."""
+        return cls(
+            torch.zeros((len(simulator.state), num_envs), device=device),
+            torch.zeros(num_envs, dtype=torch.int32, device=device),
+            torch.full((num_envs,), -1, dtype=torch.int32, device=device),
+        )
+
+    def copy_(self, other: Fleet) -> None:
+        """Take over another's numbers."""
+        for name in ("state", "elapsed", "episode"):
+            getattr(self, name).copy_(getattr(other, name))
+
+
+@dataclass(slots=True)
+class Steps:
+    """What K steps of N environments gave. D is the size of an observation; environments are innermost.
+
+    Attributes:
+        obs: after the step; of the new episode where one ended                              (K, D, N) float32
+        rewards: of the step                                                                 (K, N) float32
+        terminated: the task ended                                                           (K, N) bool
+        truncated: the time limit cut the episode, which had not ended                       (K, N) bool
+        final_obs: after the step, before the reset; told only where an episode ended        (K, D, N) float32
+    """
+
+    obs: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+
+    @classmethod
+    def allocate(
+        cls, num_steps: int, num_envs: int, obs_dim: int, device: torch.device | str = "cpu"
+    ) -> Steps:
+        """Empty storage."""
+        shape = (num_steps, num_envs)
+        return cls(
+            torch.zeros((num_steps, obs_dim, num_envs), device=device),
+            torch.zeros(shape, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), device=device),
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is left of K steps where only the environments' state goes on (the kernels of the MLBench'22 paper, §3.2).
+
+    Attributes:
+        rewards: sum over the steps     (N,) float32
+        ended: episodes that ended      (N,) int32
+    """
+
+    rewards: Tensor
+    ended: Tensor
+
+    @classmethod
+    def allocate(cls, num_envs: int, device: torch.device | str = "cpu") -> Totals:
+        """Empty storage."""
+        return cls(
+            torch.zeros(num_envs, device=device), torch.zeros(num_envs, dtype=torch.int32, device=device)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a form is made for.
+
+    Attributes:
+        simulator: whose functions run
+        num_envs: N
+        first_env_index: the first one's number among all GMIs' environments
+        seed: with the index, what all random numbers come from
+        max_episode_steps: time limit; None: none
+    """
+
+    simulator: Simulator
+    num_envs: int
+    first_env_index: int = 0
+    seed: int = 0
+    max_episode_steps: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """The time limit as a number."""
+        return NO_LIMIT if self.max_episode_steps is None else self.max_episode_steps
+
+
+class Form(Protocol):
+    """One way to run N environments. The first call is ``start``."""
+
+    fleet: Fleet
+    """Where the environments are; on the form's device. May be written between calls."""
+
+    def start(self) -> None:
+        """A new episode everywhere."""
+        ...
+
+    def observe(self) -> Tensor:
+        """Observations of the states as they are, (D, N) float32."""
+        ...
+
+    def run(self, actions: Tensor, out: Steps) -> None:
+        """K steps with auto-reset: what K calls with one step each do.
+
+        Args:
+            actions: (K, N, dim) float32, clipped to the box here; or choices, (K, N) int64
+            out: what is filled; of K steps
+        """
+        ...
+
+    def wander(self, iteration: int, num_steps: int, out: Totals) -> None:
+        """K steps with uniformly random actions, drawn in the kernel for EXPLORE at ``iteration`` (draws.random_actions)."""
+        ...
+
+
+def check_actions(setting: Setting, actions: Tensor, num_steps: int) -> None:
+    """Raise ValueError where actions have another shape or type than they should."""
+    discrete = isinstance(setting.simulator.actions, Choices)
+    shape: tuple[int, ...] = (num_steps, setting.num_envs)
+    shape = shape if discrete else (*shape, action_dim(setting.simulator))
+    dtype = torch.int64 if discrete else torch.float32
+    if actions.shape != shape or actions.dtype != dtype:
+        raise ValueError(
+            f"actions are {tuple(actions.shape)} {actions.dtype}; {setting.simulator.name} takes {shape} {dtype}"
+        )

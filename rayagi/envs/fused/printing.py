@@ -1,0 +1,102 @@
+"""From a traced function to the statements of a language: one table of operations per language.
+
+body = print_function(traced.step, C, {"x": "x[j]", ..., "action0": "a[j]"})
+body.lines      one declaration per operation, in order
+body.outputs    an expression per output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayagi.envs.fused.expressions import COMPARISONS, LOGIC, REAL_OPS, Kind, Node
+from rayagi.envs.fused.trace import Function
+
+
+@dataclass(frozen=True)
+class Language:
+    """How a language writes what a traced function does.
+
+    Attributes:
+        name: for messages
+        operations: a format per operation of expressions.py and for ``where``; arguments are {0}, {1}, {2}
+        declare: a format per kind, with {name} and {value}
+        infinity, not_a_number: constants
+        truths: False and True
+        suffix: what makes a number's literal one of 32 bits
+    """
+
+    name: str
+    operations: Mapping[str, str]
+    declare: Mapping[Kind, str]
+    infinity: str
+    not_a_number: str
+    truths: tuple[str, str]
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        missing = {*REAL_OPS, *COMPARISONS, *LOGIC, "where"} - set(self.operations)
+        if missing:
+            raise ValueError(f"{self.name} has no {', '.join(sorted(missing))}")
+
+    def literal(self, value: float | bool | str) -> str:
+        """A constant."""
+        if isinstance(value, bool):
+            return self.truths[value]
+        number = float(value)
+        if number != number:
+            return self.not_a_number
+        if number in (float("inf"), float("-inf")):
+            return self.infinity if number > 0 else f"(-{self.infinity})"
+        text = f"{number!r}{self.suffix}"
+        return f"({text})" if text.startswith("-") else text
+
+
+INFIX: Mapping[str, str] = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
+}  # fmt: skip
+"""What all languages at hand write alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A function's statements.
+
+    Attributes:
+        lines: declarations, in order
+        outputs: an expression of what is declared, of inputs or of constants, per output
+    """
+
+    lines: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def print_function(
+    function: Function, language: Language, inputs: Mapping[str, str], prefix: str = "t"
+) -> Body:
+    """A function in a language.
+
+    Args:
+        function: what is printed
+        language: its table
+        inputs: an expression for every input
+        prefix: of the names that are declared, so that several functions can stand in one scope
+    """
+    texts: list[str] = []
+    lines: list[str] = []
+    for number, node in enumerate(function.nodes):
+        texts.append(_text(node, number, language, inputs, prefix))
+        if node.op not in ("input", "constant"):
+            value = language.operations[node.op].format(*(texts[arg] for arg in node.args))
+            lines.append(language.declare[node.kind].format(name=texts[number], value=value))
+    return Body(tuple(lines), tuple(texts[index] for index in function.outputs))
+
+
+def _text(node: Node, number: int, language: Language, inputs: Mapping[str, str], prefix: str) -> str:
+    if node.op == "input":
+        return inputs[str(node.value)]
+    if node.op == "constant":
+        return language.literal(node.value)
+    return f"{prefix}{number}"

@@ -1,0 +1,1 @@
+"""The simulators that come with rayagi."""

@@ -1,0 +1,78 @@
+"""Acrobot-v1 of Gymnasium."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayagi.envs.fused.ops import clip, cos, sin, where
+from rayagi.envs.fused.simulator import Choices, Scalar, Simulator, between
+
+
+@dataclass(frozen=True)
+class Acrobot(Simulator):
+    """Two links, of which only the joint between them is driven, to be swung above a line (Sutton 1996), as Gymnasium's
+    Acrobot-v1 with the book's equations: rad, s, N m.
+
+    Reward -1 for every step but the one that reaches the line, where it ends.
+    """
+
+    gravity: float = 9.8
+    dt: float = 0.2
+
+    description = "two links, one joint driven, are swung above a line"
+    state = ("theta1", "theta2", "speed1", "speed2")
+    actions = Choices(3)
+    max_episode_steps = 500
+    num_draws = 4
+
+    def start(self, draws: Sequence[Scalar]) -> Sequence[Scalar]:
+        """All four uniform in +-0.1."""
+        return [between(draw, -0.1, 0.1) for draw in draws]
+
+    def step(self, s: Any, action: Any) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        """One step of Runge and Kutta's fourth order; angles wrapped, speeds limited."""
+        after = self._integrated(tuple(s), action - 1.0)
+        theta1, theta2 = (_wrapped(angle) for angle in after[:2])
+        speed1 = clip(after[2], -4 * math.pi, 4 * math.pi)
+        speed2 = clip(after[3], -9 * math.pi, 9 * math.pi)
+        reached = -cos(theta1) - cos(theta2 + theta1) > 1.0
+        return (theta1, theta2, speed1, speed2), where(reached, 0.0, -1.0), reached
+
+    def observe(self, s: Any) -> Sequence[Scalar]:
+        """cos and sin of both angles, both speeds (rad/s)."""
+        return cos(s.theta1), sin(s.theta1), cos(s.theta2), sin(s.theta2), s.speed1, s.speed2
+
+    def _integrated(self, y: Sequence[Scalar], torque: Scalar) -> Sequence[Scalar]:
+        def moved(slope: Sequence[Scalar], dt: float) -> Sequence[Scalar]:
+            return [value + dt * rate for value, rate in zip(y, slope, strict=True)]
+
+        k1 = self._rates(y, torque)
+        k2 = self._rates(moved(k1, self.dt / 2), torque)
+        k3 = self._rates(moved(k2, self.dt / 2), torque)
+        k4 = self._rates(moved(k3, self.dt), torque)
+        slopes = zip(k1, k2, k3, k4, strict=True)
+        return moved([a + 2.0 * b + 2.0 * c + d for a, b, c, d in slopes], self.dt / 6)
+
+    def _rates(self, y: Sequence[Scalar], torque: Scalar) -> Sequence[Scalar]:
+        """The equations of Sutton and Barto's book; both links 1 m and 1 kg, inertia 1, centre at 0.5 m."""
+        theta1, theta2, speed1, speed2 = y
+        cos2, sin2 = cos(theta2), sin(theta2)
+        d1 = 0.25 + (1.0 + 0.25 + cos2) + 2.0
+        d2 = 0.25 + 0.5 * cos2 + 1.0
+        phi2 = 0.5 * self.gravity * cos(theta1 + theta2 - math.pi / 2)
+        phi1 = (
+            -0.5 * speed2**2 * sin2
+            - speed2 * speed1 * sin2
+            + 1.5 * self.gravity * cos(theta1 - math.pi / 2)
+            + phi2
+        )
+        acc2 = (torque + d2 / d1 * phi1 - 0.5 * speed1**2 * sin2 - phi2) / (1.25 - d2**2 / d1)
+        acc1 = -(d2 * acc2 + phi1) / d1
+        return speed1, speed2, acc1, acc2
+
+
+def _wrapped(angle: Scalar) -> Scalar:
+    return (angle + math.pi) % (2 * math.pi) - math.pi

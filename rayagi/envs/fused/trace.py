@@ -1,0 +1,191 @@
+"""A simulator's functions as graphs: each is called once with expressions instead of numbers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.fused.expressions import Expr, Graph, Kind, Node
+from rayagi.envs.fused.simulator import Box, Choices, Simulator, action_dim, named
+
+MAX_NODES = 100_000
+"""More than that, and no compiler comes to an end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Operations in an order in which each comes after what it needs; only what the outputs need is there.
+
+    Attributes:
+        inputs: names, in the caller's order; each is a real. Those that no output needs have no node.
+        nodes: inputs, constants and operations
+        outputs: index of each output's node
+    """
+
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    def num_operations(self) -> int:
+        """Nodes that are neither inputs nor constants."""
+        return sum(node.op not in ("input", "constant") for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A simulator's three functions.
+
+    Attributes:
+        start: draws to state. Inputs ``draw0``, ...; outputs in the order of the simulator's ``state``
+        step: inputs: the state's names, then ``action0``, ... (in the box already; a choice as 0.0, 1.0, ...);
+            outputs: the next state, reward, terminated (a truth value)
+        observe: state to observation
+    """
+
+    simulator: Simulator
+    start: Function
+    step: Function
+    observe: Function
+
+    @property
+    def obs_dim(self) -> int:
+        """Reals of one observation."""
+        return len(self.observe.outputs)
+
+
+def trace(simulator: Simulator) -> Traced:
+    """Trace a simulator's functions.
+
+    Raises:
+        SimulatorError: one cannot be traced (it branches on a value, say), or returns something else than it should; with
+            the simulator, the function, and the line where that is known.
+    """
+    check_declaration(simulator)
+    names = tuple(simulator.state)
+    reals = tuple(f"action{i}" for i in range(action_dim(simulator)))
+    discrete = isinstance(simulator.actions, Choices)
+
+    def start(*draws: Expr) -> list[Any]:
+        return list(_sized(simulator, "start", "state", simulator.start(draws), len(names)))
+
+    def step(*given: Expr) -> list[Any]:
+        state, actions = named(simulator, given[: len(names)]), given[len(names) :]
+        outcome = simulator.step(state, actions[0] if discrete else tuple(actions))
+        state, reward, terminated = _sized(simulator, "step", "(state, reward, terminated)", outcome, 3)
+        return [*_sized(simulator, "step", "next state", state, len(names)), reward, terminated]
+
+    def observe(*given: Expr) -> list[Any]:
+        return list(
+            _sized(simulator, "observe", "observation", simulator.observe(named(simulator, given)), None)
+        )
+
+    draws = tuple(f"draw{i}" for i in range(simulator.num_draws))
+    return Traced(
+        simulator,
+        start=_traced(simulator, "start", start, draws),
+        step=_traced(simulator, "step", step, (*names, *reals), truths=1),
+        observe=_traced(simulator, "observe", observe, names),
+    )
+
+
+def trace_function(
+    place: str, function: Callable[..., Sequence[Any]], inputs: Sequence[str], truths: int = 0
+) -> Function:
+    """Trace a function of reals. The last ``truths`` of its outputs are truth values, the others reals.
+
+    Raises:
+        SimulatorError: it cannot be traced, or an output is not what it should be.
+    """
+    graph = Graph(place)
+    given = [graph.input(name) for name in inputs]
+    outputs = [graph.value(output) for output in function(*given)]
+    kinds: list[Kind] = ["real"] * (len(outputs) - truths) + ["truth"] * truths
+    for number, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
+        if output.node.kind != kind:
+            raise graph.error(f"output {number} is a {output.node.kind} and should be a {kind}")
+    if len(graph.nodes) > MAX_NODES:
+        raise graph.error(f"it takes {len(graph.nodes)} operations; at most {MAX_NODES} can be compiled")
+    return _needed(graph, tuple(inputs), [output.index for output in outputs])
+
+
+def check_declaration(simulator: Simulator) -> None:
+    """Raise SimulatorError where a simulator's declarations contradict each other."""
+    place = simulator.name
+    names = getattr(simulator, "state", ())
+    if isinstance(names, str) or not names or len(set(names)) != len(names):
+        raise SimulatorError(place, f"state is {names!r}; it must be a tuple of different names")
+    wrong = [name for name in names if not str(name).isidentifier() or str(name).startswith("_")]
+    if wrong:
+        raise SimulatorError(place, f"{wrong[0]!r} in state is not a name that Python takes")
+    actions = getattr(simulator, "actions", None)
+    if isinstance(actions, Choices):
+        if actions.count < 2:
+            raise SimulatorError(place, f"actions are Choices({actions.count}); there must be at least 2")
+    elif not isinstance(actions, Box):
+        raise SimulatorError(place, f"actions is {actions!r}; it must be Choices(n) or Box(low, high)")
+    elif not actions.low or len(actions.low) != len(actions.high) or not _ordered(actions):
+        raise SimulatorError(
+            place, f"{actions} is no box; low and high are tuples of one size, low below high"
+        )
+    draws = getattr(simulator, "num_draws", None)
+    if not isinstance(draws, int) or draws < 0:
+        raise SimulatorError(place, f"num_draws is {draws!r}; it is how many uniform numbers start takes")
+
+
+def _ordered(box: Box) -> bool:
+    return all(low < high for low, high in zip(box.low, box.high, strict=True))
+
+
+def _traced(
+    simulator: Simulator,
+    name: str,
+    function: Callable[..., list[Any]],
+    inputs: tuple[str, ...],
+    truths: int = 0,
+) -> Function:
+    place = f"{simulator.name}.{name}"
+    try:
+        return trace_function(place, function, inputs, truths)
+    except SimulatorError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise SimulatorError(
+            f"{place}, {last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _sized(simulator: Simulator, function: str, what: str, given: Any, size: int | None) -> Sequence[Any]:
+    place = f"{simulator.name}.{function}"
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise SimulatorError(place, f"it returns a {type(given).__name__}, and not its {what} as a tuple")
+    if size is None and not given:
+        raise SimulatorError(place, f"its {what} is empty")
+    if size is not None and len(given) != size:
+        raise SimulatorError(place, f"it returns {len(given)} values for its {what}, which has {size}")
+    return given
+
+
+def _needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Function:
+    """The graph without what no output needs."""
+    live = set(_reached(graph, outputs))
+    kept = [index for index in range(len(graph.nodes)) if index in live]
+    number = {index: new for new, index in enumerate(kept)}
+    nodes = tuple(
+        Node(node.op, tuple(number[arg] for arg in node.args), node.value, node.kind)
+        for node in (graph.nodes[index] for index in kept)
+    )
+    return Function(inputs, nodes, tuple(number[index] for index in outputs))
+
+
+def _reached(graph: Graph, outputs: list[int]) -> Iterator[int]:
+    waiting, seen = list(outputs), set(outputs)
+    while waiting:
+        index = waiting.pop()
+        yield index
+        fresh = set(graph.nodes[index].args) - seen
+        seen |= fresh
+        waiting += fresh
