@@ -1,0 +1,190 @@
+"""The data collection loop, simulation and inference (the paper's Figure 1b), in every form.
+
+Each collects T steps of N environments of CartPole: observations, actions, rewards and ends, with the same policy (4-64-64-2,
+tanh, actions sampled). K of the T steps are in one call from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+from rayagi.envs.fused.c.form import CForm
+from torch import Tensor
+
+from experiments.fusion.settings import Settings
+from rayagi.algorithms.networks import mlp
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.forms import Setting, Steps
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.variants.catalogue import package_missing
+from rayagi.envs.fused.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
+from rayagi.envs.fused.variants.variant import Counts, Work
+
+SIMULATOR = CartPole()
+OBS_DIM, CHOICES = 4, 2
+
+
+class Collector(Protocol):
+    """``collect`` takes K steps; ``wait`` returns when they are done."""
+
+    def collect(self) -> object:
+        """K steps of every environment. Returns what was collected; it may not be there yet."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the device has done them."""
+        ...
+
+    def counts(self) -> Counts:
+        """What the K steps take."""
+        ...
+
+
+def policy(seed: int = 0) -> torch.nn.Sequential:
+    """The policy's network in torch."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = Settings().hidden
+    return mlp(OBS_DIM, hidden, CHOICES, "tanh", output_gain=0.01, generator=generator)
+
+
+def sampled(logits: Tensor) -> Tensor:
+    """Actions by the Gumbel-max trick."""
+    noise = -torch.log(-torch.log(torch.rand_like(logits).clamp_(1e-7, 1 - 1e-7)))
+    return (logits + noise).argmax(-1)
+
+
+class HostCollector:
+    """Environments behind a call, and torch's policy: observations to a batch, actions back, K times."""
+
+    def __init__(self, steps: int, obs: Any, step: Callable[[Tensor], Any], calls: int) -> None:
+        """``step``: actions to the next observations. ``calls``: from Python, that it takes."""
+        self._steps, self._obs, self._step, self._calls = steps, obs, step, calls
+        self._policy = policy()
+
+    @torch.no_grad()
+    def collect(self) -> object:
+        """K steps."""
+        rows = []
+        for _ in range(self._steps):
+            obs = torch.as_tensor(self._obs, dtype=torch.float32)
+            actions = sampled(self._policy(obs))
+            self._obs, rewards, ended = self._step(actions)
+            rows.append((obs, actions, rewards, ended))
+        return rows
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
+
+    def counts(self) -> Counts:
+        """The policy's calls and kernels as torch counts them; the environments' kernels are their own affair."""
+        found = count_calls(self.collect)
+        return Counts(found.api_calls + self._calls * self._steps, found.launches)
+
+
+def gymnasium_loop(num_envs: int, steps: int) -> HostCollector:
+    """N of Gymnasium's environments, stepped one after another."""
+    envs = [gymnasium.make("CartPole-v1") for _ in range(num_envs)]
+    first = np.stack([env.reset(seed=index)[0] for index, env in enumerate(envs)])
+
+    def step(actions: Tensor) -> tuple[Any, Any, Any]:
+        obs, rewards, ended = (
+            np.empty((num_envs, OBS_DIM), np.float32),
+            np.empty(num_envs),
+            np.empty(num_envs, bool),
+        )
+        for index, (env, action) in enumerate(zip(envs, actions.tolist(), strict=True)):
+            obs[index], rewards[index], terminated, truncated, _ = env.step(action)
+            ended[index] = terminated or truncated
+            if ended[index]:
+                obs[index] = env.reset()[0]
+        return obs, rewards, ended
+
+    return HostCollector(steps, first, step, num_envs)
+
+
+def gymnasium_vector(num_envs: int, steps: int) -> HostCollector:
+    """Gymnasium's vector environment, in numpy."""
+    env: Any = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+    def step(actions: Tensor) -> tuple[Any, Any, Any]:
+        obs, rewards, terminated, truncated, _ = env.step(actions.numpy())
+        return obs, rewards, terminated | truncated
+
+    return HostCollector(steps, env.reset(seed=0)[0], step, 1)
+
+
+def envpool_loop(num_envs: int, steps: int, threads: int) -> HostCollector:
+    """EnvPool's environments. Raises KernelError without it."""
+    reason = package_missing("envpool")
+    if reason:
+        raise KernelError("envpool", reason)
+    import envpool
+
+    pool: Any = envpool.make(
+        "CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=threads, seed=0
+    )
+
+    def step(actions: Tensor) -> tuple[Any, Any, Any]:
+        obs, rewards, terminated, truncated, _ = pool.step(actions.numpy())
+        return obs, rewards, terminated | truncated
+
+    return HostCollector(steps, pool.reset()[0], step, 1)
+
+
+def c_unfused(num_envs: int, steps: int, threads: int) -> HostCollector:
+    """The paper's C++: the simulators in compiled code, a step per call, inference in torch."""
+    form = CForm(Setting(SIMULATOR, num_envs, max_episode_steps=SIMULATOR.max_episode_steps), threads)
+    form.start()
+    out = Steps.allocate(1, num_envs, OBS_DIM)
+
+    def step(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        form.run(actions.unsqueeze(0), out)
+        return out.obs[0].t().contiguous(), out.rewards[0].clone(), (out.terminated | out.truncated)[0]
+
+    return HostCollector(steps, form.observe().t().contiguous(), step, 1)
+
+
+class TorchCollector:
+    """Simulator and policy in torch on one device, an operation at a time or a compiled step at a time."""
+
+    def __init__(self, num_envs: int, steps: int, threads: int, *, compiled: bool) -> None:
+        work = Work(simulator=SIMULATOR, num_envs=num_envs, num_threads=threads)
+        # The simulator's step is compiled together with the policy, below.
+        self._stepper = TorchStepper(work, compiled=compiled)
+        self._steps, self._policy, self._compiled = steps, policy(), compiled
+        self._one = torch.compile(self._acted, dynamic=False) if compiled else self._acted
+        standing = self._stepper.get()
+        fleet, totals = standing.fleet, standing.totals
+        self._now = Moved(
+            fleet.state, fleet.elapsed, fleet.episode, standing.copies, totals.rewards, totals.ended
+        )
+
+    def _acted(self, now: Moved) -> tuple[Moved, Tensor, Tensor]:
+        obs = now.state.t().contiguous()
+        actions = sampled(self._policy(obs))
+        before = now._replace(rewards=torch.zeros_like(now.rewards), ended=torch.zeros_like(now.ended))
+        return self._stepper.moved(before, actions.to(torch.float32)), obs, actions
+
+    @torch.no_grad()
+    def collect(self) -> object:
+        """K steps."""
+        rows = []
+        for _ in range(self._steps):
+            self._now, obs, actions = self._one(self._now)
+            rows.append((obs, actions, self._now.rewards, self._now.ended))
+        return rows
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
+
+    def counts(self) -> Counts:
+        """As torch counts them; a compiled step is one call."""
+        if not self._compiled:
+            return count_calls(self.collect)
+        with torch.no_grad():
+            kernels = count_generated(lambda: self._one(self._now))
+        return Counts(self._steps, self._steps * kernels)
