@@ -14,10 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from actors.policy_tensors import PolicyTensors
+
+if TYPE_CHECKING:  # it needs EnvInfo
+    from actors.rollout import Episodes, Rollout
 
 StateDict = dict[str, Any]
 
@@ -98,6 +103,25 @@ class VecEnv(Protocol):
 
     def close(self) -> None:
         """Release threads and simulators."""
+        ...
+
+
+@runtime_checkable
+class RolloutEnv(VecEnv, Protocol):
+    """Environments that act, too: a whole rollout in one call, on the host."""
+
+    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+        """What T steps with the policy give, whose exploration noise is at ``iteration``.
+
+        Args:
+            rollout: filled but for ``log_probs`` and ``running_returns``
+            policy: on the host
+            iteration: position of the noise
+            running: return of each running episode, brought forward    (N,) float64
+
+        Returns:
+            the episodes that ended, in the order of steps and then environments.
+        """
         ...
 
 

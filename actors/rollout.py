@@ -24,6 +24,13 @@ class StepRow(NamedTuple):
     truncated: Tensor
 
 
+class Episodes(NamedTuple):
+    """Undiscounted returns and lengths of episodes that ended, in order."""
+
+    returns: list[float]
+    lengths: list[int]
+
+
 @dataclass(slots=True)
 class Rollout:
     """T steps of N environments, time first. ``outputs`` are the policy's distribution parameters.

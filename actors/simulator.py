@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.protocols import EnvInfo, StateDict, StepResult, VecEnv
+from actors.policy_tensors import PolicyTensors
+from actors.protocols import EnvInfo, RolloutEnv, StateDict, StepResult, VecEnv
+from actors.rollout import Rollout
 
 
 class Simulator:
@@ -48,6 +50,17 @@ class Simulator:
             self._returns[ids] = 0.0
             self._lengths[ids] = 0
         return result
+
+    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int) -> None:
+        """A whole rollout at once, by environments that act, too (RolloutEnv); the same books as step by step."""
+        assert isinstance(self.env, RolloutEnv)
+        returns, lengths = self.env.fill(rollout, policy, iteration, self._returns)
+        self.finished_returns += returns
+        self.finished_lengths += lengths
+        self.obs = rollout.last_obs.clone()
+        ended = rollout.terminated | rollout.truncated
+        since_last = ended.flip(0).to(torch.int64).argmax(0)
+        self._lengths = torch.where(ended.any(0), since_last, self._lengths + rollout.num_steps)
 
     def take_finished(self) -> tuple[list[float], list[int]]:
         """Undiscounted returns and lengths of the episodes that ended since the last call."""

@@ -54,6 +54,7 @@ class ActorCritic(nn.Module):
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
         output_dim = info.action.num_choices if info.action.kind == "discrete" else info.action.dim
+        self.activation = spec.activation
         self.policy = mlp(
             info.obs_dim, spec.hidden, output_dim, spec.activation, output_gain=0.01, generator=generator
         )

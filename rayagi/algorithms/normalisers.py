@@ -28,18 +28,18 @@ def moments_from_state(state: Mapping[str, Any]) -> Moments:
 class ObservationNormaliser:
     """(obs - mean) / std, clipped. Statistics change only between rollouts, so every step of a rollout is seen alike.
 
-    Before the first update it is the identity (clipped).
+    Before the first update it is the identity (clipped). ``shift`` is the mean, ``scale`` 1 / std, (obs_dim,).
     """
 
     def __init__(self, obs_dim: int, clip: float, device: torch.device) -> None:
         self.clip, self.device = clip, device
         self.moments = Moments.empty((obs_dim,))
-        self._shift = torch.zeros(obs_dim, device=device)
-        self._scale = torch.ones(obs_dim, device=device)
+        self.shift = torch.zeros(obs_dim, device=device)
+        self.scale = torch.ones(obs_dim, device=device)
 
     def __call__(self, obs: Tensor) -> Tensor:
         """(..., obs_dim) float32 to the same shape, on the device."""
-        return ((obs.to(self.device) - self._shift) * self._scale).clamp_(-self.clip, self.clip)
+        return ((obs.to(self.device) - self.shift) * self.scale).clamp_(-self.clip, self.clip)
 
     def update(self, batch: Moments) -> None:
         """Take in the moments of a rollout's raw observations, already merged over GMIs."""
@@ -48,8 +48,8 @@ class ObservationNormaliser:
 
     def _refresh(self) -> None:
         if self.moments.count > 0:
-            self._shift = self.moments.mean.float().to(self.device)
-            self._scale = (self.moments.variance() + _EPSILON).rsqrt().float().to(self.device)
+            self.shift = self.moments.mean.float().to(self.device)
+            self.scale = (self.moments.variance() + _EPSILON).rsqrt().float().to(self.device)
 
     def state_dict(self) -> StateDict:
         """Count, mean and M2."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo
+from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
@@ -44,6 +47,20 @@ class NetworkPolicy:
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""
         return self.model.head.mode(outputs)
+
+    def tensors(self) -> PolicyTensors:
+        """Its numbers, for programs other than torch's."""
+        layers = [layer for layer in self.model.policy if isinstance(layer, nn.Linear)]
+        head, seen = self.model.head, self.normaliser
+        return PolicyTensors(
+            weights=tuple(layer.weight.detach() for layer in layers),
+            biases=tuple(layer.bias.detach() for layer in layers),
+            activation=self.model.activation,
+            shift=None if seen is None else seen.shift,
+            scale=None if seen is None else seen.scale,
+            clip=math.inf if seen is None else seen.clip,
+            std=head.log_std.detach().exp() if isinstance(head, GaussianHead) else None,
+        )
 
 
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate
+from actors.collecting import CollectTimes, check_finite, collect, evaluate
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.noise import exploration_noise
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict, VecEnv
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
@@ -82,7 +82,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        times = collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
+        times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
         collected = time.perf_counter()
         metrics = self.trainer.update(self.rollout)
@@ -105,6 +105,14 @@ class DpOnlyProgram:
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _collect(self, iteration: int) -> CollectTimes:
+        """Step by step; in one call where the environments act, too, and the policy is on the host."""
+        if not isinstance(self.simulator.env, RolloutEnv) or self.context.device.type != "cpu":
+            return collect(self.simulator, self.agent, self.rollout, self._noise(iteration))
+        started = time.perf_counter()
+        self.simulator.fill(self.rollout, self.training.policy.tensors(), iteration)
+        return CollectTimes(simulate_s=time.perf_counter() - started)
 
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)

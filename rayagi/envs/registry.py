@@ -14,11 +14,12 @@ from gymnasium.envs.registration import EnvSpec
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.families import Family, Place
+from rayagi.envs.fused.family import FusedSimulators
 from rayagi.envs.gymnasium_family import GymnasiumRegistry
 from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
 from rayagi.envs.tasks.family import OwnTasks
 
-FAMILIES: tuple[Family, ...] = (GymnasiumTasks(), OwnTasks(), GymnasiumRegistry())
+FAMILIES: tuple[Family, ...] = (GymnasiumTasks(), OwnTasks(), FusedSimulators(), GymnasiumRegistry())
 """In the order in which they are asked for an id."""
 ENGINES: tuple[str, ...] = (
     "auto",

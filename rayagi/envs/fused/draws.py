@@ -12,6 +12,7 @@ Four numbers of 24 bits come of a block.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Final
 
 import torch
@@ -30,6 +31,7 @@ MAX_STEPS: Final = 2**30
 _MASK = 0xFFFFFFFF
 
 
+@cache
 def seed_word(seed: int) -> int:
     """The 32-bit word that a seed of any size becomes."""
     x, y, z, w = (seed & _MASK, (seed >> 32) & _MASK, 0x2545F491, 0x6C078965)

@@ -46,7 +46,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Steps:
-    """What K steps of N environments gave. D is the size of an observation. Environments are innermost, as in kernels' lanes.
+    """What K steps of N environments gave. D is the size of an observation; environments are innermost.
 
     Attributes:
         obs: after the step; of the new episode where one ended                              (K, D, N) float32

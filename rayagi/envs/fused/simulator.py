@@ -47,6 +47,8 @@ class Outcome(NamedTuple):
 class Simulator(ABC):
     """Base of simulators. Options are constructor arguments, kept as attributes; the functions are pure."""
 
+    description: ClassVar[str] = ""
+    """What it is, in a few words."""
     state: ClassVar[tuple[str, ...]]
     """Names of the state's reals."""
     actions: Choices | Box

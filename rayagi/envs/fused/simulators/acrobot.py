@@ -22,6 +22,7 @@ class Acrobot(Simulator):
     gravity: float = 9.8
     dt: float = 0.2
 
+    description = "two links, one joint driven, are swung above a line"
     state = ("theta1", "theta2", "speed1", "speed2")
     actions = Choices(3)
     max_episode_steps = 500

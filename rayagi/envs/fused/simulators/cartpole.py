@@ -25,6 +25,7 @@ class CartPole(Simulator):
     force: float = 10.0
     dt: float = 0.02
 
+    description = "a pole on a cart that is pushed left or right"
     state = ("x", "x_dot", "theta", "theta_dot")
     actions = Choices(2)
     max_episode_steps = 500

@@ -24,6 +24,7 @@ class Pendulum(Simulator):
     max_speed: float = 8.0
     dt: float = 0.05
 
+    description = "a rod is swung up by a weak motor"
     state = ("theta", "theta_dot")
     actions = Box((-2.0,), (2.0,))
     max_episode_steps = 200

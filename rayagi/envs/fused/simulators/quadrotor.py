@@ -26,6 +26,7 @@ class Quadrotor(Simulator):
     gravity: float = 9.81
     dt: float = 0.02
 
+    description = "two rotors on a beam fly to a point and hover, in a plane"
     state = ("x", "z", "tilt", "x_dot", "z_dot", "tilt_dot")
     actions = Box((-1.0, -1.0), (1.0, 1.0))
     max_episode_steps = 250

@@ -1,0 +1,1 @@
+"""The C form: what a simulator becomes on a CPU."""

@@ -1,0 +1,114 @@
+/* A policy's multilayer perceptron for a tile: small matrix products blocked for the registers.
+
+Activations are (units, L); weights are packed so that a block of ROWS outputs reads its weights in order:
+(ceil(out / ROWS), in, ROWS). A block holds ROWS x COLUMNS vectors of sums in registers; each input vector that is loaded is used
+ROWS times, each weight COLUMNS times. Every lane adds in the same order however many lanes there are. */
+
+#include <stdlib.h>
+
+#if defined(__AVX512F__)
+#define WIDTH 16
+#define ROWS 6
+#define COLUMNS 4
+#elif defined(__AVX__)
+#define WIDTH 8
+#define ROWS 6
+#define COLUMNS 2
+#else
+#define WIDTH 4
+#define ROWS 4
+#define COLUMNS 4
+#endif
+
+typedef float vector __attribute__((vector_size(4 * WIDTH)));
+
+enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
+
+typedef struct {
+    int64_t layers;        /* linear maps */
+    const int64_t *sizes;  /* (layers + 1): observation, hidden ..., outputs */
+    const float *weights;  /* all layers' packed weights, one after another */
+    const float *biases;   /* all layers', each padded to a multiple of ROWS */
+    int64_t activation;
+    int64_t normalise;     /* whether shift, scale and clip apply */
+    const float *shift;    /* (D) */
+    const float *scale;    /* (D) */
+    float clip;
+    const float *std;      /* (A): of each real */
+} Policy;
+
+int64_t rayagi_rows(void) { return ROWS; }
+
+static int64_t padded(int64_t size) { return (size + ROWS - 1) / ROWS * ROWS; }
+
+#define PRODUCT(NAME, N)                                                                                     \
+    static void NAME(const float *restrict w, const float *restrict b, int64_t in, const float *restrict x, \
+                     float *restrict y) {                                                                    \
+        vector sum[ROWS][N];                                                                                 \
+        _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                               \
+            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) sum[r][c] = (vector){0} + b[r];              \
+        for (int64_t i = 0; i < in; i++, w += ROWS, x += L) {                                                \
+            vector v[N];                                                                                     \
+            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) v[c] = *(const vector *)(x + c * WIDTH);     \
+            _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                           \
+                _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) sum[r][c] += w[r] * v[c];                \
+        }                                                                                                    \
+        _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                               \
+            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) *(vector *)(y + r * L + c * WIDTH) = sum[r][c]; \
+    }
+PRODUCT(product_wide, COLUMNS)
+PRODUCT(product_narrow, 1)
+
+/* y = W x + b. x: (in, L), y: (padded(out), L); the lanes from ``count`` on may be left as they are. */
+static void linear(const float *w, const float *b, int64_t in, int64_t out, int count, const float *x, float *y) {
+    for (int64_t o = 0; o < out; o += ROWS) {
+        int g = 0;
+        for (; g + WIDTH < count; g += COLUMNS * WIDTH) product_wide(w + o * in, b + o, in, x + g, y + o * L + g);
+        for (; g < count; g += WIDTH) product_narrow(w + o * in, b + o, in, x + g, y + o * L + g);
+    }
+}
+
+static void activate(int64_t kind, int64_t units, int count, float *restrict x) {
+    int lanes = count <= WIDTH ? WIDTH : L;
+    for (int64_t u = 0; u < units; u++, x += L) {
+        switch (kind) {
+        case TANH:
+#pragma omp simd
+            for (int j = 0; j < lanes; j++) x[j] = real_tanh(x[j]);
+            break;
+        case ELU:
+#pragma omp simd
+            for (int j = 0; j < lanes; j++) x[j] = x[j] > 0.0f ? x[j] : real_exp(x[j]) - 1.0f;
+            break;
+        case RELU:
+#pragma omp simd
+            for (int j = 0; j < lanes; j++) x[j] = real_max(x[j], 0.0f);
+            break;
+        default:
+#pragma omp simd
+            for (int j = 0; j < lanes; j++) x[j] = x[j] / (1.0f + real_exp(-x[j]));
+        }
+    }
+}
+
+static int64_t widest(const Policy *p) {
+    int64_t most = 0;
+    for (int64_t i = 0; i <= p->layers; i++) most = padded(p->sizes[i]) > most ? padded(p->sizes[i]) : most;
+    return most;
+}
+
+/* Distribution parameters of a tile of observations. a holds the observed (D, L); the result is in a or b, both (widest, L). */
+static float *infer(const Policy *p, int count, float *a, float *b) {
+    const float *w = p->weights, *bias = p->biases;
+    for (int64_t i = 0; i < p->layers; i++) {
+        int64_t in = p->sizes[i], out = p->sizes[i + 1];
+        linear(w, bias, in, out, count, a, b);
+        if (i + 1 < p->layers) activate(p->activation, out, count, b);
+        w += padded(out) * in;
+        bias += padded(out);
+        float *other = a;
+        a = b;
+        b = other;
+    }
+    return a;
+}

@@ -1,0 +1,197 @@
+/* N environments, L at a time: a tile goes through all its steps while it is in the cache. What the compiled program gives:
+S reals of state, A of an action (CHOICES > 0: it is a choice), D of an observation, DRAWS numbers that begin an episode, low
+and high of the actions, and simulator_start, simulator_step, simulator_observe, each (inputs, L) to (outputs, L).
+
+Every tile computes L environments, the last one too, so that an environment's numbers do not depend on where it stands. */
+
+#define DRAW_BLOCKS ((DRAWS + 3) / 4)
+#define ACTION_BLOCKS ((A + 3) / 4)
+
+typedef struct {
+    int64_t n;           /* environments in all: the rows' length */
+    uint32_t first;      /* global index of the first */
+    uint32_t word;       /* of the seed */
+    int32_t limit;       /* of an episode, in steps */
+    float *state;        /* (S, n) */
+    int32_t *elapsed;    /* (n) */
+    int32_t *episode;    /* (n) */
+} Fleet;
+
+typedef struct {
+    float x[S + A][L] __attribute__((aligned(64)));       /* state, then action */
+    float y[S + 2][L] __attribute__((aligned(64)));       /* next state, reward, terminated */
+    float obs[D][L] __attribute__((aligned(64)));
+    int32_t elapsed[L] __attribute__((aligned(64)));
+    uint32_t episode[L] __attribute__((aligned(64)));
+    uint32_t index[L] __attribute__((aligned(64)));
+    int32_t ended[L] __attribute__((aligned(64)));        /* after a step: 0, or 1 terminated, 2 truncated */
+} Tile;
+
+static void tile_load(Tile *t, const Fleet *f, int64_t begin, int count) {
+    memset(t, 0, sizeof *t);
+    for (int i = 0; i < S; i++) memcpy(t->x[i], f->state + i * f->n + begin, count * sizeof(float));
+    memcpy(t->elapsed, f->elapsed + begin, count * sizeof(int32_t));
+    memcpy(t->episode, f->episode + begin, count * sizeof(int32_t));
+    for (int j = 0; j < L; j++) t->index[j] = f->first + (uint32_t)(begin + j);
+}
+
+static void tile_store(const Tile *t, const Fleet *f, int64_t begin, int count) {
+    for (int i = 0; i < S; i++) memcpy(f->state + i * f->n + begin, t->x[i], count * sizeof(float));
+    memcpy(f->elapsed + begin, t->elapsed, count * sizeof(int32_t));
+    memcpy(f->episode + begin, t->episode, count * sizeof(int32_t));
+}
+
+/* Begin an episode in every lane: its number is in t->episode already. */
+static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
+    float draws[4 * DRAW_BLOCKS + 1][L] __attribute__((aligned(64)));
+    float fresh[S][L] __attribute__((aligned(64)));
+    uniform(word, t->index, t->episode, 0, START, DRAW_BLOCKS, draws[0]);
+    simulator_start(draws[0], fresh[0]);
+    for (int i = 0; i < S; i++) {
+#pragma omp simd
+        for (int j = 0; j < L; j++) t->x[i][j] = where[j] ? fresh[i][j] : t->x[i][j];
+    }
+}
+
+/* One step of every lane with the action in x. Returns whether any of the first ``count`` ended; those are not begun anew yet. */
+static int tile_step(Tile *t, int32_t limit, int count) {
+    simulator_step(t->x[0], t->y[0]);
+    memcpy(t->x[0], t->y[0], S * L * sizeof(float));
+#pragma omp simd
+    for (int j = 0; j < L; j++) {
+        int32_t elapsed = t->elapsed[j] + 1, cut = elapsed >= limit ? 2 : 0;
+        t->elapsed[j] = elapsed;
+        t->ended[j] = t->y[S + 1][j] != 0.0f ? 1 : cut;
+    }
+    int32_t any = 0;
+#pragma omp simd reduction(| : any)
+    for (int j = 0; j < L; j++) any |= j < count ? t->ended[j] : 0;
+    return any;
+}
+
+static void tile_renew(Tile *t, uint32_t word) {
+#pragma omp simd
+    for (int j = 0; j < L; j++) {
+        t->elapsed[j] = t->ended[j] ? 0 : t->elapsed[j];
+        t->episode[j] += t->ended[j] ? 1u : 0u;
+    }
+    tile_begin(t, word, t->ended);
+}
+
+static int tile_count(const Fleet *f, int64_t begin) { return f->n - begin < L ? (int)(f->n - begin) : L; }
+
+/* A new episode in environments begin..end; begin is a multiple of L. */
+void rayagi_start(const Fleet *f, int64_t begin, int64_t end) {
+    Tile t;
+    int32_t everywhere[L];
+    for (int j = 0; j < L; j++) everywhere[j] = 1;
+    for (; begin < end; begin += L) {
+        int count = tile_count(f, begin);
+        tile_load(&t, f, begin, count);
+        for (int j = 0; j < L; j++) t.elapsed[j] = 0, t.episode[j] += 1u;
+        tile_begin(&t, f->word, everywhere);
+        tile_store(&t, f, begin, count);
+    }
+}
+
+/* obs: (D, n) */
+void rayagi_observe(const Fleet *f, int64_t begin, int64_t end, float *obs) {
+    Tile t;
+    for (; begin < end; begin += L) {
+        int count = tile_count(f, begin);
+        tile_load(&t, f, begin, count);
+        simulator_observe(t.x[0], t.obs[0]);
+        for (int d = 0; d < D; d++) memcpy(obs + d * f->n + begin, t.obs[d], count * sizeof(float));
+    }
+}
+
+/* Actions of one step into the tile. choices: (n) or reals: (n, A), of the step. */
+static void tile_act(Tile *t, const int64_t *choices, const float *reals, int64_t begin, int count) {
+#if CHOICES
+    (void)reals;
+    for (int j = 0; j < count; j++) t->x[S][j] = (float)choices[begin + j];
+#else
+    (void)choices;
+    for (int i = 0; i < A; i++)
+        for (int j = 0; j < count; j++)
+            t->x[S + i][j] = real_min(real_max(reals[(begin + j) * A + i], low[i]), high[i]);
+#endif
+}
+
+typedef struct {
+    float *obs;           /* (K, D, n) */
+    float *rewards;       /* (K, n) */
+    uint8_t *terminated;  /* (K, n) */
+    uint8_t *truncated;   /* (K, n) */
+    float *final_obs;     /* (K, D, n) */
+} Steps;
+
+/* ``steps`` steps of environments begin..end. Actions: (K, n) choices, or (K, n, A) reals. */
+void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const int64_t *choices, const float *reals,
+                const Steps *out) {
+    Tile t;
+    int64_t n = f->n;
+    for (; begin < end; begin += L) {
+        int count = tile_count(f, begin);
+        tile_load(&t, f, begin, count);
+        for (int64_t k = 0; k < steps; k++) {
+            tile_act(&t, choices + k * n, reals + k * n * A, begin, count);
+            int any = tile_step(&t, f->limit, count);
+            memcpy(out->rewards + k * n + begin, t.y[S], count * sizeof(float));
+            for (int j = 0; j < count; j++) {
+                out->terminated[k * n + begin + j] = t.ended[j] == 1;
+                out->truncated[k * n + begin + j] = t.ended[j] == 2;
+            }
+            simulator_observe(t.x[0], t.obs[0]);
+            if (any) {
+                for (int j = 0; j < count; j++)
+                    if (t.ended[j])
+                        for (int d = 0; d < D; d++) out->final_obs[(k * D + d) * n + begin + j] = t.obs[d][j];
+                tile_renew(&t, f->word);
+                simulator_observe(t.x[0], t.obs[0]);
+            }
+            for (int d = 0; d < D; d++) memcpy(out->obs + (k * D + d) * n + begin, t.obs[d], count * sizeof(float));
+        }
+        tile_store(&t, f, begin, count);
+    }
+}
+
+/* ``steps`` steps with random actions, of which only sums are kept: rewards (n), ended (n). */
+void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, float *rewards,
+                   int32_t *ended) {
+    Tile t;
+    float draws[4 * ACTION_BLOCKS][L] __attribute__((aligned(64)));
+    float sum[L] __attribute__((aligned(64)));
+    int32_t ends[L] __attribute__((aligned(64)));
+    uint32_t position[L] __attribute__((aligned(64)));
+    for (int j = 0; j < L; j++) position[j] = iteration;
+    for (; begin < end; begin += L) {
+        int count = tile_count(f, begin);
+        tile_load(&t, f, begin, count);
+        memset(sum, 0, sizeof sum);
+        memset(ends, 0, sizeof ends);
+        for (int64_t k = 0; k < steps; k++) {
+            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, ACTION_BLOCKS, draws[0]);
+            for (int i = 0; i < A; i++) {
+#pragma omp simd
+                for (int j = 0; j < L; j++) {
+#if CHOICES
+                    t.x[S + i][j] = floorf(draws[i][j] * (float)CHOICES);
+#else
+                    t.x[S + i][j] = low[i] + (high[i] - low[i]) * draws[i][j];
+#endif
+                }
+            }
+            int any = tile_step(&t, f->limit, count);
+#pragma omp simd
+            for (int j = 0; j < L; j++) {
+                sum[j] += t.y[S][j];
+                ends[j] += t.ended[j] ? 1 : 0;
+            }
+            if (any) tile_renew(&t, f->word);
+        }
+        memcpy(rewards + begin, sum, count * sizeof(float));
+        memcpy(ended + begin, ends, count * sizeof(int32_t));
+        tile_store(&t, f, begin, count);
+    }
+}

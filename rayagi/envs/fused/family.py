@@ -1,0 +1,67 @@
+"""Fused simulators as a family of environments: rayagi's, and any class of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from actors.protocols import EnvInfo, VecEnv
+from rayagi.envs.families import Place, time_limit
+from rayagi.envs.fused.catalogue import SIMULATORS, find, make_simulator
+from rayagi.envs.fused.forms import Setting
+from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.simulator import Simulator, action_spec
+from rayagi.envs.fused.trace import trace
+from rayagi.envs.fused.vec_env import FormVecEnv, FusedVecEnv
+
+COMPILED, TORCH = "fused", "fused_torch"
+"""A compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
+
+
+class FusedSimulators:
+    """Implements Family."""
+
+    engines: tuple[str, ...] = (COMPILED, TORCH)
+
+    def ids(self) -> Iterable[str]:
+        """Those of the catalogue."""
+        return SIMULATORS
+
+    def knows(self, env_id: str) -> bool:
+        """Whether the catalogue has it, or it names a Simulator as ``module:Class``."""
+        return find(env_id) is not None
+
+    def description(self, env_id: str) -> str:
+        """The class's own."""
+        return SIMULATORS[env_id].description
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """Trace it."""
+        trace(self._simulator(env_id, kwargs)[0])
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """From the trace."""
+        simulator, limit = self._simulator(env_id, kwargs)
+        return EnvInfo(
+            env_id=env_id,
+            engine=engine,
+            obs_dim=trace(simulator).obs_dim,
+            action=action_spec(simulator),
+            max_episode_steps=limit,
+        )
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> VecEnv:
+        """Compiles the kernel, unless that was done before."""
+        simulator, limit = self._simulator(env_id, kwargs)
+        setting = Setting(simulator, place.num_envs, place.first_env_index, place.seed, limit)
+        info = self.info(env_id, engine, kwargs)
+        if engine == TORCH:
+            return FormVecEnv(info, setting, TorchForm(setting))
+        return FusedVecEnv(info, setting, place.num_threads)
+
+    @staticmethod
+    def _simulator(env_id: str, kwargs: Mapping[str, Any]) -> tuple[Simulator, int | None]:
+        found = find(env_id)
+        usual = None if found is None else found.max_episode_steps
+        limit, options = time_limit(env_id, kwargs, usual)
+        return make_simulator(env_id, options), limit

@@ -1,0 +1,167 @@
+"""FusedRollout: T steps of N environments, the policy included, in one call of a compiled kernel.
+
+What the MLBench'22 paper left to future work (§7): simulation, inference, sampling, reset and storage fused. A tile of
+environments goes through all T steps while its state, its activations and the weights are in the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from actors.policy_tensors import PolicyTensors
+from actors.rollout import Episodes, Rollout
+from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.simulator import Choices
+
+_ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
+
+
+class PolicyPointers(ctypes.Structure):
+    """Policy of policy.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("activation", ctypes.c_int64),
+        ("normalise", ctypes.c_int64),
+        ("shift", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("clip", ctypes.c_float),
+        ("std", ctypes.c_void_p),
+    )
+
+
+class RolloutPointers(ctypes.Structure):
+    """Rollout of rollout.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            "raw_obs", "obs", "outputs", "choices", "reals", "rewards", "terminated", "truncated", "last_obs",
+            "final_obs", "running", "final_returns", "final_lengths",
+        )
+    )  # fmt: skip
+
+
+class FusedRollout:
+    """Fills rollouts from the environments of a C form."""
+
+    def __init__(self, form: CForm) -> None:
+        self.form = form
+        self._rows = int(form.library.rayagi_rows())
+        self._finals: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+        """T steps of every environment. Actions are sampled with ``draws.exploration_noise`` of ``iteration``.
+
+        Args:
+            rollout: every field but ``log_probs`` and ``running_returns`` is filled; on the host
+            policy: on the host
+            iteration: position of the noise
+            running: return of each running episode, taken from and left for the neighbouring rollouts   (N,) float64
+
+        Returns:
+            the episodes that ended, in the order of steps and then environments.
+
+        Raises:
+            ValueError: rollout or policy are not of these environments.
+            MemoryError: no room for the activations.
+        """
+        form = self.form
+        num_steps = rollout.num_steps
+        final_obs, final_returns, final_lengths = self._final_storage(rollout)
+        self._check(rollout, policy)
+        packed, kept = self._packed(policy)
+        discrete = isinstance(form.setting.simulator.actions, Choices)
+        out = RolloutPointers(
+            *(pointer(getattr(rollout, name)) for name in ("raw_obs", "obs", "outputs")),
+            pointer(rollout.actions) if discrete else None,
+            None if discrete else pointer(rollout.actions),
+            *(pointer(getattr(rollout, name)) for name in ("rewards", "terminated", "truncated", "last_obs")),
+            *(pointer(one) for one in (final_obs, running, final_returns, final_lengths)),
+        )
+        fleet, call = form.fleet_pointers(), form.library.rayagi_rollout
+        results = form.on_threads(
+            num_steps,
+            lambda begin, end: call(
+                fleet, begin, end, num_steps, iteration, ctypes.byref(packed), ctypes.byref(out)
+            ),
+        )
+        del kept  # what the pointers led to
+        if any(results):
+            raise MemoryError(
+                f"no memory for the activations of layers {[len(bias) for bias in policy.biases]}"
+            )
+        return self._tell_ends(rollout, final_obs, final_returns, final_lengths)
+
+    def _tell_ends(self, rollout: Rollout, obs: Tensor, returns: Tensor, lengths: Tensor) -> Episodes:
+        steps, ids = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
+        rollout.finals.clear()
+        ended_obs = obs[steps, ids]
+        at, counts = torch.unique_consecutive(steps, return_counts=True)
+        sizes = counts.tolist()
+        for step, some_ids, some_obs in zip(
+            at.tolist(), ids.split(sizes), ended_obs.split(sizes), strict=True
+        ):
+            rollout.finals.append((step, some_ids, some_obs))
+        return Episodes(returns[steps, ids].tolist(), lengths[steps, ids].tolist())
+
+    def _final_storage(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """Touched only where episodes end, so that most of it stays without pages."""
+        shape = rollout.rewards.shape
+        if self._finals is None or self._finals[1].shape != shape:
+            self._finals = (
+                torch.empty((*shape, rollout.raw_obs.shape[-1])),
+                torch.empty(shape, dtype=torch.float64),
+                torch.empty(shape, dtype=torch.int32),
+            )
+        return self._finals
+
+    def _check(self, rollout: Rollout, policy: PolicyTensors) -> None:
+        sizes = [policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)]
+        n, d = self.form.setting.num_envs, self.form.traced.obs_dim
+        wanted = (rollout.num_envs, rollout.raw_obs.shape[-1], rollout.outputs.shape[-1])
+        if (n, d) != wanted[:2] or (sizes[0], sizes[-1]) != wanted[1:]:
+            raise ValueError(
+                f"the environments are {n} with observations of {d}, the policy maps {sizes[0]} to {sizes[-1]}, and the "
+                f"rollout has room for {wanted[0]} with {wanted[1]} and {wanted[2]}"
+            )
+
+    def _packed(self, policy: PolicyTensors) -> tuple[PolicyPointers, list[Tensor]]:
+        """Weights in the order in which the kernel reads them (policy.h), and what has to be kept meanwhile."""
+        sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
+        weights = torch.cat([self._blocks(weight).flatten() for weight in policy.weights])
+        biases = torch.cat([self._padded(bias) for bias in policy.biases])
+        kept = [sizes, weights, biases]
+        vectors = (policy.shift, policy.scale, policy.std)
+        plain = [None if vector is None else vector.detach().contiguous() for vector in vectors]
+        kept += [vector for vector in plain if vector is not None]
+        shift, scale, std = (None if vector is None else pointer(vector) for vector in plain)
+        return (
+            PolicyPointers(
+                len(policy.weights),
+                *(pointer(tensor) for tensor in (sizes, weights, biases)),
+                _ACTIVATIONS[policy.activation],
+                scale is not None,
+                shift,
+                scale,
+                policy.clip,
+                std,
+            ),
+            kept,
+        )
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        """(out, in) to (ceil(out / rows), in, rows)."""
+        padded = self._padded(weight)
+        return padded.view(-1, self._rows, weight.shape[1]).transpose(1, 2)
+
+    def _padded(self, tensor: Tensor) -> Tensor:
+        missing = -len(tensor) % self._rows
+        tensor = tensor.detach()
+        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))]) if missing else tensor
