@@ -97,11 +97,8 @@ def draw_counts(records: Records, path: Path) -> None:
         grid, ("api_calls", "launches"), ("calls from Python to the backend", "kernels"), strict=True
     ):
         for form in COUNTED:
-            points = sorted(
-                (labels["steps"], middle(values, name))
-                for labels, values in records.of("6")
-                if labels["form"] == form
-            )
+            own = [case for case in records.of("6") if case[0]["form"] == form]
+            points = sorted((labels["steps"], middle(values, name)) for labels, values in own)
             axes.plot(*zip(*points, strict=True), marker=".", label=form, color=COLOURS[form])
         axes.set_xscale("log")
         axes.set_yscale("log")

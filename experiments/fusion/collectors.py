@@ -1,7 +1,7 @@
 """The data collection loop, simulation and inference (the paper's Figure 1b), in every form.
 
-Each collects T steps of N environments of CartPole: observations, actions, rewards and ends, with the same policy (4-64-64-2,
-tanh, actions sampled). K of the T steps are in one call from Python.
+Each collects observations, actions, rewards and ends of N environments of CartPole, with the same policy (4-64-64-2, tanh,
+actions sampled), K steps per call.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 import torch
-from rayagi.envs.fused.c.form import CForm
 from torch import Tensor
 
+from actors.policy_tensors import PolicyTensors
+from actors.rollout import Rollout
 from experiments.fusion.settings import Settings
 from rayagi.algorithms.networks import mlp
+from rayagi.envs import make_env_factory
+from rayagi.envs.fused.c.form import CForm
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.forms import Setting, Steps
 from rayagi.envs.fused.simulators.cartpole import CartPole
@@ -188,3 +191,38 @@ class TorchCollector:
         with torch.no_grad():
             kernels = count_generated(lambda: self._one(self._now))
         return Counts(self._steps, self._steps * kernels)
+
+
+class FusedCollector:
+    """rayagi's FusedRollout: simulation, inference, sampling and reset of K steps in one kernel."""
+
+    def __init__(self, num_envs: int, steps: int, threads: int) -> None:
+        factory = make_env_factory("fused/CartPole-v1", engine="fused")
+        self._env: Any = factory(num_envs=num_envs, first_env_index=0, seed=0, num_threads=threads)
+        self._env.reset()
+        self._rollout = Rollout.allocate(steps, num_envs, self._env.info, torch.device("cpu"))
+        layers = [layer for layer in policy() if isinstance(layer, torch.nn.Linear)]
+        self._policy = PolicyTensors(
+            weights=tuple(layer.weight.detach() for layer in layers),
+            biases=tuple(layer.bias.detach() for layer in layers),
+            activation="tanh",
+            shift=None,
+            scale=None,
+            clip=0.0,
+            std=None,
+        )
+        self._running = torch.zeros(num_envs, dtype=torch.float64)
+        self._iteration = 0
+
+    def collect(self) -> object:
+        """K steps."""
+        self._env.fill(self._rollout, self._policy, self._iteration, self._running)
+        self._iteration += 1
+        return self._rollout
+
+    def wait(self) -> None:
+        """All threads are done when ``collect`` returns."""
+
+    def counts(self) -> Counts:
+        """One call and one pass over the environments, in parts where there are threads."""
+        return Counts(1, 1)

@@ -39,8 +39,9 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
     from actors.gmi import GmiContext, GmiIdentity
     from collectives.solo import SoloCommunicator
     from placement.types import Slice
-    from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.program import DpOnlyProgram
     from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+    from rayagi.envs import make_env_factory
 
     torch.set_num_threads(threads)
     names = (
@@ -48,7 +49,7 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
         "learning_rate", "adam_eps", "max_grad_norm",
     )  # fmt: skip
     same = {name: getattr(settings, name) for name in names}
-    env_id = "CartPole" if engine == "fused" else "CartPole-v1"
+    env_id = "fused/CartPole-v1" if engine == "fused" else "CartPole-v1"
     spec = RunSpec(
         env=EnvSpec(id=env_id, engine=engine),
         gmi=GmiSpec(backend="cpu", num_gmis=1, num_envs=settings.num_envs, threads_per_gmi=threads),
@@ -63,9 +64,8 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
         roles=("simulator", "agent", "trainer"),
         task=env_id,
     )
-    program = dp_only_factory(spec)(
-        GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    )
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    program = DpOnlyProgram(spec, make_env_factory(env_id, engine=engine), context)
 
     def iterate() -> float:
         lengths = program.iterate().episode_lengths

@@ -1,7 +1,7 @@
 """Figure 2: throughput of simulators against the number of environments: rayagi's fused ones, and MuJoCo's Ant.
 
-The paper compares XLA's CartPole with Brax; here are four simulators of the dialect in XLA and C, and the task Ant on MuJoCo's
-own engine on all cores, observation, reward and reset included.
+The paper compares XLA's CartPole with Brax; here are four simulators of the dialect in XLA and C, and the task Ant on
+MuJoCo's own engine on all cores, observation, reward and reset included.
 """
 
 from __future__ import annotations
