@@ -50,7 +50,7 @@ ALWAYS float real_tan(float x) {
 }
 ALWAYS float real_exp(float x) {
     float c = real_min(real_max(x, -104.0f), 89.0f), n = floorf(fmaf(c, 1.44269504f, 0.5f));
-    float r = fmaf(n, 1.42860677e-06f, fmaf(n, -0.693145752f, c));
+    float r = fmaf(n, -1.42860677e-06f, fmaf(n, -0.693145752f, c));
     float p = fmaf(r, fmaf(r, fmaf(r, fmaf(r, 0.00138145f, 0.00836878f), 0.04166839f), 0.1666652f), 0.49999993f);
     float y = fmaf(r * r, p, r) + 1.0f;
     int32_t e = (int32_t)n, half = e >> 1; /* 2^e is no float where y * 2^e may be one */
