@@ -101,12 +101,15 @@ class DpOnlyProgram:
                 "iteration_s": iteration_s,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
-                **memory_metrics(self.context.device),
+                **self._memory(),
                 **metrics,
             },
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _memory(self) -> dict[str, float]:
+        return memory_metrics(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments apart from the training ones."""
