@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_anew
+from actors.collecting import CollectTimes, check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
@@ -81,14 +81,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        noise = self.training.policy.noise(
-            self.rollout.num_steps,
-            self.rollout.num_envs,
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            number=iteration,
-        )
-        times = collect(self.simulator, self.agent, self.rollout, noise)
+        times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
         metrics = self.trainer.update(self.rollout)
         iteration_s = time.perf_counter() - started
@@ -107,6 +100,16 @@ class DpOnlyProgram:
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _collect(self, iteration: int) -> CollectTimes:
+        noise = self.training.policy.noise(
+            self.rollout.num_steps,
+            self.rollout.num_envs,
+            seed=self.spec.seed,
+            first_env_index=self.first_env_index,
+            number=iteration,
+        )
+        return collect(self.simulator, self.agent, self.rollout, noise)
 
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)
