@@ -105,7 +105,7 @@ class DpOnlyProgram:
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 **self.simulator.take_faults(),
-                **memory_metrics(self.context.device),
+                **self._memory(),
                 **metrics,
             },
             episode_returns=returns,
@@ -128,6 +128,9 @@ class DpOnlyProgram:
             number=iteration,
         )
         return collect(self.simulator, self.agent, self.rollout, noise)
+
+    def _memory(self) -> dict[str, float]:
+        return memory_metrics(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments apart from the training ones."""

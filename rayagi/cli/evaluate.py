@@ -18,7 +18,8 @@ from actors.collecting import evaluate_anew
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
-from rayagi.envs import make_env_factory, render_env
+from rayagi.envs import RenderingError, make_env_factory, render_env
+from rayagi.envs.isaac.family import OPTIONS as ISAAC
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import usable_cores
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)
+    if arguments.video is not None and spec.env.id.partition("/")[0] in ISAAC:
+        raise RenderingError(spec.env.id, "its simulator runs without a window; leave --video out")
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     result = evaluate_anew(
         make_envs, agent, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()

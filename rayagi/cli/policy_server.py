@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
-from rayagi.run.errors import disk_errors
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback, new_token
 
@@ -17,6 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit code."""
     if arguments.port is None and arguments.unix is None:
         raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
+    given = None if arguments.token_file is None else _read_token(arguments.token_file)
     policy = ServedPolicy(arguments.run, arguments.checkpoint)
     for reason in policy.saved.damaged:
         say(f"{reason}; using {policy.saved.checkpoint}.")
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         unix=arguments.unix,
-        token=_token(arguments),
+        token=given or _token(arguments),
         max_wait_s=arguments.max_wait / 1e3,
         max_rows=arguments.max_rows,
         threads=arguments.threads,
@@ -48,13 +48,7 @@ async def _serve(policy: ServedPolicy, settings: ServerSettings) -> None:
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
-    """What HTTP clients must send.
-
-    Raises:
-        UsageError: the file holds none.
-    """
-    if arguments.token_file is not None:
-        return _read_token(arguments.token_file)
+    """What HTTP clients must send: something new where other hosts reach the server."""
     if arguments.port is None or is_loopback(arguments.host):
         return None
     token = new_token()
@@ -63,8 +57,13 @@ def _token(arguments: argparse.Namespace) -> str | None:
 
 
 def _read_token(path: Path) -> str:
-    with disk_errors(path, "make it readable"):
+    try:
         lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(
+            f"--token-file {path}: {reason}; give a file whose first line is the token"
+        ) from error
     token = lines[0].strip() if lines else ""
     if len(token) < 16:
         raise UsageError(f"--token-file {path}: its first line is the token, of 16 characters at least")

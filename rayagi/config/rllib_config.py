@@ -113,7 +113,7 @@ class GmiConfig(AlgorithmConfig):
 
         Args:
             env: environment id
-            engine: "mujoco_cpu", "gymnasium" or "auto"
+            engine: what runs it, as `rayagi envs` says, or "auto"
             rllib_settings: RLlib's own; ``env_config`` holds keyword arguments for the environment
         """
         super().environment(env, **rllib_settings)

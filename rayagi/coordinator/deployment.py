@@ -14,7 +14,9 @@ from placement.plan import Plan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
 
 START_TIMEOUT_S = 120.0
-"""For a GMI's process to start, for it to enter its slice, and again for its program to be built."""
+"""For a GMI's process to start, and again for it to enter its slice."""
+BUILD_TIMEOUT_S = 1000.0
+"""For its program to be built: simulators on a GPU may compile for minutes the first time."""
 CLOSE_TIMEOUT_S = 5.0
 """For the GMIs to close by themselves."""
 

@@ -19,7 +19,7 @@ from placement.plan import Plan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.deployment import START_TIMEOUT_S, Deployment, deploy
+from rayagi.coordinator.deployment import BUILD_TIMEOUT_S, START_TIMEOUT_S, Deployment, deploy
 from rayagi.monitoring.catalogue import merge
 from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.planning import plan_of
@@ -217,7 +217,7 @@ class Session:
         """
         self._refuse_pending()
         refs = self._open().ask(lambda index, gmi: gmi.build.remote(factory))
-        self._answers(refs, "building another program", START_TIMEOUT_S)
+        self._answers(refs, "building another program", BUILD_TIMEOUT_S)
 
     def state_dict(self) -> StateDict:
         """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
@@ -269,7 +269,7 @@ class Session:
         group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
         factory = self._program_factory()
         refs = group.ask(lambda index, handle: handle.build.remote(factory))
-        group.answers(refs, "building its program", START_TIMEOUT_S)
+        group.answers(refs, "building its program", BUILD_TIMEOUT_S)
 
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
         """What builds each GMI's program."""

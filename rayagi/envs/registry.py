@@ -142,8 +142,8 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
     if name in _TABLE_4_HIDDEN:
         return _TABLE_4_HIDDEN[name]
     spec = gymnasium.registry.get(env_id)
-    is_mujoco = spec is not None and "mujoco" in str(spec.entry_point)
-    return _MUJOCO_HIDDEN if is_mujoco else _SMALL_HIDDEN
+    is_robot = spec is not None and "mujoco" in str(spec.entry_point)
+    return _MUJOCO_HIDDEN if is_robot or env_id.startswith("isaaclab/") else _SMALL_HIDDEN
 
 
 def _family(env_id: str, engine: str) -> Family:

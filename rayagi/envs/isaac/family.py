@@ -50,8 +50,8 @@ class IsaacTasks:
             raise EnvironmentOptionError(
                 env_id, f"python={python} is no program here; give the Python that has {self._engine}"
             )
-        clip = kwargs.get("clip_actions")
-        if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
+        clip = kwargs.get("clip_actions", 1.0)
+        if not isinstance(clip, int | float) or not 0 < clip < math.inf:
             raise EnvironmentOptionError(env_id, f"clip_actions is {clip!r}; it must be greater than 0")
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
@@ -83,15 +83,12 @@ def _asked(env_id: str, engine: str, python: str | None) -> Mapping[str, Any]:
 
 
 def _described(env_id: str, engine: str, about: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EnvInfo:
-    low, high = tuple(about["low"]), tuple(about["high"])
-    clip = kwargs.get("clip_actions")
-    if clip is not None:
-        low, high = (max(-clip, value) for value in low), (min(clip, value) for value in high)
+    clip = kwargs.get("clip_actions", math.inf)
     action = ActionSpec(
         kind="continuous",
         dim=about["action_dim"],
-        low=tuple(map(float, low)),
-        high=tuple(map(float, high)),
+        low=tuple(float(max(-clip, value)) for value in about["low"]),
+        high=tuple(float(min(clip, value)) for value in about["high"]),
     )
     return EnvInfo(
         env_id=env_id,

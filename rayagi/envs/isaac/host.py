@@ -154,7 +154,7 @@ class LabTask:
         return obs["policy"], rewards, terminated, timed_out, None
 
 
-TASKS = {"isaacgym": GymTask, "isaaclab": LabTask}
+TASKS: dict[str, Any] = {"isaacgym": GymTask, "isaaclab": LabTask}
 
 
 class Host:
