@@ -15,16 +15,19 @@ from torch import Tensor
 
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
 
-_UNSTABLE = (
-    mujoco.mjtWarning.mjWARN_BADQPOS,
-    mujoco.mjtWarning.mjWARN_BADQVEL,
-    mujoco.mjtWarning.mjWARN_BADQACC,
-    mujoco.mjtWarning.mjWARN_BADCTRL,
+_UNSTABLE = tuple(
+    int(kind)
+    for kind in (
+        mujoco.mjtWarning.mjWARN_BADQPOS,
+        mujoco.mjtWarning.mjWARN_BADQVEL,
+        mujoco.mjtWarning.mjWARN_BADQACC,
+        mujoco.mjtWarning.mjWARN_BADCTRL,
+    )
 )
 _FAULTS = {
     "unstable": _UNSTABLE,
-    "contact overflow": (mujoco.mjtWarning.mjWARN_CONTACTFULL,),
-    "constraint overflow": (mujoco.mjtWarning.mjWARN_CNSTRFULL,),
+    "contact overflow": (int(mujoco.mjtWarning.mjWARN_CONTACTFULL),),
+    "constraint overflow": (int(mujoco.mjtWarning.mjWARN_CNSTRFULL),),
 }
 
 

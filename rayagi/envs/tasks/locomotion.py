@@ -198,7 +198,7 @@ class RunnerRules(Rules[Runner]):
         # The difference of the distances d and e, from d^2 - e^2 = (d + e)(d - e).
         nearer = ((pose.place - place) * (2.0 * self.target - pose.place - place)).sum(-1)
         progress = nearer / ((state.memory["distance"] + pose.distance) * self.dt)
-        posture = 0.1 * (pose.up > 0.93) + (0.5 / 0.8) * pose.heading.clamp(max=0.8)
+        posture = 0.1 * (pose.up > 0.93).to(self.dtype) + (0.5 / 0.8) * pose.heading.clamp(max=0.8)
         effort = task.action_cost * state.actions.square().sum(-1)
         energy = task.energy_cost * ((state.actions * pose.speeds).abs() * self.strength).sum(-1)
         rewards = progress + task.alive_reward + posture - effort - energy - self.limit_cost(pose.joints)
@@ -242,7 +242,7 @@ class AntRules(RunnerRules):
 
     def limit_cost(self, joints: Tensor) -> Tensor:
         """Per joint at its upper limit."""
-        return 0.1 * (joints > 0.99).sum(-1)
+        return 0.1 * (joints > 0.99).sum(-1, dtype=joints.dtype)
 
 
 _SIDES = ("right", "left")

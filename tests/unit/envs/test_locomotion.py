@@ -116,8 +116,8 @@ def rules_of(task, dtype=torch.float64):
 def state_of(rules, *, place, height, quat, joints, before, action):
     """One world, its joints at these shares of their ranges and at rest."""
     qpos = torch.zeros((1, rules.model.nq), dtype=rules.dtype)
-    qpos[0, :2], qpos[0, 2] = torch.tensor(place), height
-    qpos[0, 3:7] = torch.tensor(quat)
+    qpos[0, :2], qpos[0, 2] = torch.tensor(place, dtype=rules.dtype), height
+    qpos[0, 3:7] = torch.tensor(quat, dtype=rules.dtype)
     qpos[0, 7:] = rules.middle + joints * rules.half
     before = torch.tensor([before], dtype=rules.dtype)
     memory = {"place": before, "distance": torch.linalg.vector_norm(rules.target - before, dim=-1)}
