@@ -61,7 +61,7 @@ _HUMANOID = TaskPreset(
     ppo=PPOSpec(num_epochs=5, gamma=0.97, lr_schedule="kl_adaptive", target_kl=0.03),
     impala=ImpalaSpec(num_epochs=5, gamma=0.97, lr_schedule="kl_adaptive", target_kl=0.03),
 )
-"""rayagi's own Humanoid. Falling takes half a second, 30 steps, so that a short horizon suffices; of two that were tried."""
+"""rayagi's own Humanoid. Falling takes half a second, 30 steps: a short horizon suffices. After three trials."""
 
 _PENDULUM = TaskPreset(
     num_envs=16,
