@@ -83,8 +83,8 @@ _BALL_BALANCE = TaskPreset(
 _ANYMAL = TaskPreset(
     num_envs=256,
     initial_log_std=-1.0,
-    ppo=PPOSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
-    impala=ImpalaSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
+    ppo=PPOSpec(num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.02),
+    impala=ImpalaSpec(num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.02),
 )
 """Steps are cheap beside updates, so few epochs; many robots, since each has one command for long."""
 
