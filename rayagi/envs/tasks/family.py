@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
@@ -34,9 +36,12 @@ class OwnTasks:
         make_task(env_id, options_of(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration."""
+        """From the task's declaration. A user's model is looked at, to say what it lacks before anything starts."""
         limit, options = options_of(env_id, kwargs)
-        return describe(env_id, engine, make_task(env_id, options), limit)
+        task = make_task(env_id, options)
+        if task.xml_file:
+            task.rules(task.load(), device=torch.device("cpu"), dtype=torch.float64)
+        return describe(env_id, engine, task, limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
         """The task's rules around the engine's worlds."""

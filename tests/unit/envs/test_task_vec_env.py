@@ -184,8 +184,9 @@ def test_a_users_model_that_lacks_a_part_is_refused_with_its_file_and_the_part(c
     assert cut in text
     path = tmp_path / "mine.xml"
     path.write_text(text.replace(cut, ""))
-    with pytest.raises(ModelError, match=rf"mine\.xml: {reason}"):
-        make("rayagi/Ant-v0", xml_file=str(path))
+    for use in (make, lambda task, **options: envs.env_info(task, kwargs=options)):
+        with pytest.raises(ModelError, match=rf"mine\.xml: {reason}"):
+            use("rayagi/Ant-v0", xml_file=str(path))
 
 
 def test_a_users_model_that_is_missing_or_no_model_is_refused_with_its_file(tmp_path):
