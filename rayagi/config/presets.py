@@ -73,8 +73,10 @@ _PENDULUM = TaskPreset(
 )
 
 _DRAWER = replace(_MUJOCO, num_envs=64)
+"""rayagi's own FrankaCabinet."""
+
 _CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
-"""A hand that explores widely drops the cube before it has learned anything."""
+"""rayagi's own ShadowHand: one that explores widely drops the cube before it has learned anything."""
 
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
@@ -94,8 +96,6 @@ PRESETS: dict[str, TaskPreset] = {
     "LunarLander-v3": _CLASSIC,
     "rayagi/Ant-v0": _ANT,
     "rayagi/Humanoid-v0": _HUMANOID,
-    "rayagi/Ant-v0": _RUNNERS,
-    "rayagi/Humanoid-v0": _RUNNERS,
     "rayagi/FrankaCabinet-v0": _DRAWER,
     "rayagi/ShadowHand-v0": _CUBE,
 }
