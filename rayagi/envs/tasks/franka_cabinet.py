@@ -138,24 +138,25 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
     def outcome(self, state: State) -> Outcome:
         """See the module."""
         opening = state.fields["qpos"][:, self.drawer].squeeze(-1)
-        sensors = state.fields["sensordata"][:, self.sensors].unflatten(-1, (8, 3))
-        distance = torch.linalg.vector_norm(sensors[:, 0] - sensors[:, 1], dim=-1)
-        near = 2.0 / (1.0 + distance.square()).square()
-        near = torch.where(distance <= 0.02, 2.0 * near, near)
+        # By sensor and axis, the batch last in memory: twice as fast for hundreds.
+        sensors = state.fields["sensordata"][:, self.sensors].T.contiguous().unflatten(0, (8, 3))
+        grasp, handle, fingers = sensors[0], sensors[1], sensors[2:4]
+        squared = (grasp - handle).square().sum(0)
+        near = 2.0 / (1.0 + squared).square()
+        near = torch.where(squared <= 0.02**2, 2.0 * near, near)
 
         # The hand's forward axis against the handle's outward one, its up axis against the handle's.
-        along = (sensors[:, 4:6] * sensors[:, 6:8]).sum(-1)
-        squares = along * along.abs()
-        alignment = squares[:, 1] - squares[:, 0]
+        forward, up = (sensors[4:6] * sensors[6:8]).sum(1)
+        alignment = up * up.abs() - forward * forward.abs()
 
-        height = sensors[:, 2:4, 2] - sensors[:, 1:2, 2]
-        straddles = (height[:, 0] > 0.0) & (height[:, 1] < 0.0)
-        grip = 0.125 + 5.0 * (2 * 0.04 - height.abs().sum(-1))
+        left, right = fingers[:, 2] - handle[2]
+        straddles = (left > 0.0) & (right < 0.0)
+        grip = 0.125 + 5.0 * (2 * 0.04 - (left - right))  # of their distances, as one is above and one below
         pull = 7.5 * opening
         bonus = 0.5 * (opening > 0.01)
         with_handle = grip + 0.5 * pull + 0.5 * (opening > 0.2) + 1.0 * (opening > _OPEN)
         effort = 0.01 * state.actions.square().sum(-1)
         rewards = near + 0.25 * alignment + pull + bonus + straddles * with_handle - effort
 
-        past = (sensors[:, 2:4, 0] < sensors[:, 1:2, 0] - _PAST_HANDLE).any(-1)
+        past = fingers[:, 0].amin(0) < handle[0] - _PAST_HANDLE
         return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN)

@@ -45,7 +45,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.rotations import angle, conjugate, from_axis_angle, multiply, rotate
+from rayagi.envs.tasks.rotations import angle_between, conjugate, from_axis_angle, multiply, rotate
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
 
 _COUPLED = ("FF", "MF", "RF", "LF")
@@ -177,7 +177,7 @@ class ShadowHandRules(Rules[ShadowHand]):
         """See the module."""
         pose, goal = self._pose(state), state.memory["goal"]
         away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
-        error = angle(multiply(pose[:, 3:], conjugate(goal)))
+        error = angle_between(pose[:, 3:], goal)
         reached = error <= _REACHED
         effort = 0.0002 * state.actions.square().sum(-1)
         rewards = 1.0 / (error + 0.1) - 10.0 * away - effort + 250.0 * reached
