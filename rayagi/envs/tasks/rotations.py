@@ -52,11 +52,6 @@ def matrix(q: Tensor) -> Tensor:
     return torch.stack(entries, 0).movedim(0, -1).unflatten(-1, (3, 3))
 
 
-def angle(q: Tensor) -> Tensor:
-    """The angle of a rotation, (...), radians in [0, pi]."""
-    return 2.0 * torch.atan2(torch.linalg.vector_norm(q[..., 1:], dim=-1), q[..., 0].abs())
-
-
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
     """The angle of the rotation from one unit quaternion to another, (...), radians in [0, pi]: of their chords."""
     near, far = torch.linalg.vector_norm(a - b, dim=-1), torch.linalg.vector_norm(a + b, dim=-1)
