@@ -55,7 +55,7 @@ def episodes(saved: SavedPolicy, num_worlds: int, act: Callable[[Tensor], Tensor
     return [course[world, : int(length[world])] for world in range(num_worlds)]
 
 
-def drawer(courses: list[NDArray[Any]]) -> dict[str, float]:
+def drawer(courses: list[NDArray[Any]]) -> dict[str, float | None]:
     """How far the drawers came out."""
     openings = [course[:, 1 + _OPENING] for course in courses]
     widest = np.array([opening.max() for opening in openings])
@@ -69,11 +69,11 @@ def drawer(courses: list[NDArray[Any]]) -> dict[str, float]:
         "share_opened_0.2_m": float((widest > 0.2).mean()),
         "share_opened_0.35_m": float((widest > 0.35).mean()),
         "share_ended_open_0.39_m": float((widest > 0.39).mean()),
-        "seconds_to_0.2_m_median": float(np.median(first) * _STEP_S) if first else float("nan"),
+        "seconds_to_0.2_m_median": float(np.median(first) * _STEP_S) if first else None,
     }
 
 
-def cube(courses: list[NDArray[Any]], limit: int) -> dict[str, float]:
+def cube(courses: list[NDArray[Any]], limit: int) -> dict[str, float | None]:
     """How long the cubes were kept, and how many goals they reached."""
     lengths = np.array([len(course) for course in courses])
     goals = np.array([(course[:, 0] > _GOAL_BONUS).sum() for course in courses])
@@ -85,7 +85,7 @@ def cube(courses: list[NDArray[Any]], limit: int) -> dict[str, float]:
         "goals_per_episode_mean": float(goals.mean()),
         "goals_per_episode_most": int(goals.max()),
         "share_with_a_goal": float((goals > 0).mean()),
-        "seconds_per_goal": float(lengths.sum() * _STEP_S / goals.sum()) if goals.sum() else float("inf"),
+        "seconds_per_goal": float(lengths.sum() * _STEP_S / goals.sum()) if goals.sum() else None,
         "angle_to_the_goal_rad_mean": float(np.mean(np.concatenate(turns))),
     }
 

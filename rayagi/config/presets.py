@@ -89,8 +89,10 @@ _ANYMAL = TaskPreset(
 """Steps are cheap beside updates, so few epochs; many robots, since each has one command for long."""
 
 _DRAWER = replace(_MUJOCO, num_envs=64)
+"""rayagi's own FrankaCabinet."""
+
 _CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
-"""A hand that explores widely drops the cube before it has learned anything."""
+"""rayagi's own ShadowHand: one that explores widely drops the cube before it has learned anything."""
 
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,

@@ -97,18 +97,14 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         self, task: FrankaCabinet, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(task, model, device=device, dtype=dtype)
-        joints = [model.joint(name) for name in (*_JOINTS, "drawer")]
-        self.positions = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
-        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
-        self.actuators = torch.tensor([model.actuator(name).id for name in _JOINTS], device=device)
-        self.sensors = self.sensor(*_SENSORS)
-        self.low, self.high = (self.constant([float(joint.range[k]) for joint in joints[:9]]) for k in (0, 1))
+        self.positions, self.speeds = self.joint(*_JOINTS)
+        self.drawer, self.drawer_speed = self.joint("drawer")
+        self.actuators, self.sensors = self.actuator(*_JOINTS), self.sensor(*_SENSORS)
+        ranges = [model.joint(name).range for name in _JOINTS]
+        self.low, self.high = (self.constant([float(limits[k]) for limits in ranges]) for k in (0, 1))
         # Of an action: the fingers are told to move at a tenth of the arm's speed.
         self.stride = self.constant([1.0] * 7 + [0.1] * 2) * (task.action_scale * self.dt)
-        # The observation's first twenty numbers are linear in the joints: (x - offset) * scale.
-        ones = torch.ones_like(self.low)
-        self.offset = torch.cat(((self.high + self.low) / 2, 0.0 * ones))
-        self.scale = torch.cat((2.0 / (self.high - self.low), 0.1 * ones))
+        self.middle, self.half = (self.high + self.low) / 2, (self.high - self.low) / 2
         self.qpos0 = self.constant(model.qpos0)
         self.begin = self.constant(_START)
 
@@ -116,44 +112,51 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         """The arm near its usual place, the drawer shut."""
         noise = (2.0 * draws - 1.0) * self.task.start_noise
         joints = torch.minimum(torch.maximum(self.begin + noise, self.low), self.high)
-        qpos = self.qpos0.repeat(len(draws), 1).index_copy(1, self.positions[:9], joints)
+        qpos = self.qpos0.repeat(len(draws), 1)
+        qpos[:, self.positions] = joints
         return Start(qpos, draws.new_zeros((len(draws), self.model.nv)), {"targets": joints})
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Positions for the joints' drives to go to."""
         targets = state.memory["targets"] + self.stride * state.actions
         targets = torch.minimum(torch.maximum(targets, self.low), self.high)
-        controls = targets.new_zeros((len(targets), self.model.nu))
-        return controls.index_copy(1, self.actuators, targets), {"targets": targets}
+        return self.told(self.actuators, targets), {"targets": targets}
 
     def observe(self, state: State) -> Tensor:
         """See the module."""
-        qpos = state.fields["qpos"][:, self.positions]
-        qvel = state.fields["qvel"][:, self.speeds]
-        places = state.fields["sensordata"][:, self.sensors[:6]]
-        joints = (torch.cat((qpos[:, :9], qvel[:, :9]), -1) - self.offset) * self.scale
-        return torch.cat((joints, places[:, 3:] - places[:, :3], qpos[:, 9:], qvel[:, 9:]), -1)
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        places = state.fields["sensordata"][:, self.sensors]
+        parts = (
+            (qpos[:, self.positions] - self.middle) / self.half,
+            0.1 * qvel[:, self.speeds],
+            places[:, 3:6] - places[:, :3],
+            qpos[:, self.drawer],
+            qvel[:, self.drawer_speed],
+        )
+        return torch.cat(parts, -1)
 
     def outcome(self, state: State) -> Outcome:
         """See the module."""
-        opening = state.fields["qpos"][:, self.positions[9]]
-        sensors = state.fields["sensordata"][:, self.sensors].unflatten(-1, (8, 3))
-        distance = torch.linalg.vector_norm(sensors[:, 0] - sensors[:, 1], dim=-1)
-        near = 2.0 / (1.0 + distance.square()).square()
-        near = torch.where(distance <= 0.02, 2.0 * near, near)
+        opening = state.fields["qpos"][:, self.drawer].squeeze(-1)
+        # By sensor and axis, the batch last in memory: twice as fast for hundreds.
+        sensors = state.fields["sensordata"][:, self.sensors].T.contiguous().unflatten(0, (8, 3))
+        grasp, handle, fingers = sensors[0], sensors[1], sensors[2:4]
+        squared = (grasp - handle).square().sum(0)
+        near = 2.0 / (1.0 + squared).square()
+        near = torch.where(squared <= 0.02**2, 2.0 * near, near)
 
         # The hand's forward axis against the handle's outward one, its up axis against the handle's.
-        along = (sensors[:, 4:6] * sensors[:, 6:8]).sum(-1)
-        alignment = (along * along.abs())[:, 1] - (along * along.abs())[:, 0]
+        forward, up = (sensors[4:6] * sensors[6:8]).sum(1)
+        alignment = up * up.abs() - forward * forward.abs()
 
-        height = sensors[:, 2:4, 2] - sensors[:, 1:2, 2]
-        straddles = (height[:, 0] > 0.0) & (height[:, 1] < 0.0)
-        grip = 0.125 + 5.0 * (2 * 0.04 - height.abs().sum(-1))
+        left, right = fingers[:, 2] - handle[2]
+        straddles = (left > 0.0) & (right < 0.0)
+        grip = 0.125 + 5.0 * (2 * 0.04 - (left - right))  # of their distances, as one is above and one below
         pull = 7.5 * opening
         bonus = 0.5 * (opening > 0.01)
         with_handle = grip + 0.5 * pull + 0.5 * (opening > 0.2) + 1.0 * (opening > _OPEN)
         effort = 0.01 * state.actions.square().sum(-1)
         rewards = near + 0.25 * alignment + pull + bonus + straddles * with_handle - effort
 
-        past = (sensors[:, 2:4, 0] < sensors[:, 1:2, 0] - _PAST_HANDLE).any(-1)
+        past = fingers[:, 0].amin(0) < handle[0] - _PAST_HANDLE
         return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """a b: the rotation b, then a."""
-    aw, ax, ay, az = a.unbind(-1)
-    bw, bx, by, bz = b.unbind(-1)
+    # The batch last in memory, as in ``matrix``.
+    aw, ax, ay, az = a.movedim(-1, 0).contiguous()
+    bw, bx, by, bz = b.movedim(-1, 0).contiguous()
     return torch.stack(
         (
             aw * bw - ax * bx - ay * by - az * bz,
@@ -17,8 +18,8 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
             aw * by - ax * bz + ay * bw + az * bx,
             aw * bz + ax * by - ay * bx + az * bw,
         ),
-        -1,
-    )
+        0,
+    ).movedim(0, -1)
 
 
 def conjugate(q: Tensor) -> Tensor:
@@ -51,9 +52,10 @@ def matrix(q: Tensor) -> Tensor:
     return torch.stack(entries, 0).movedim(0, -1).unflatten(-1, (3, 3))
 
 
-def angle(q: Tensor) -> Tensor:
-    """The angle of a rotation, (...), radians in [0, pi]."""
-    return 2.0 * torch.atan2(torch.linalg.vector_norm(q[..., 1:], dim=-1), q[..., 0].abs())
+def angle_between(a: Tensor, b: Tensor) -> Tensor:
+    """The angle of the rotation from one unit quaternion to another, (...), radians in [0, pi]: of their chords."""
+    near, far = torch.linalg.vector_norm(a - b, dim=-1), torch.linalg.vector_norm(a + b, dim=-1)
+    return 4.0 * torch.atan2(torch.minimum(near, far), torch.maximum(near, far))
 
 
 def yaw(q: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.rotations import angle, conjugate, from_axis_angle, multiply, rotate
+from rayagi.envs.tasks.rotations import angle_between, conjugate, from_axis_angle, multiply, rotate
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
 
 _COUPLED = ("FF", "MF", "RF", "LF")
@@ -108,14 +108,12 @@ class ShadowHandRules(Rules[ShadowHand]):
         self, task: ShadowHand, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(task, model, device=device, dtype=dtype)
-        joints = [model.joint(name) for name in _JOINTS]
-        self.positions = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
-        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
-        self.actuators = torch.tensor([model.actuator(name).id for name in _DRIVEN], device=device)
-        self.sensors = self.sensor(*_SENSORS)
+        self.positions, self.speeds = self.joint(*_JOINTS)
+        self.actuators, self.sensors = self.actuator(*_DRIVEN), self.sensor(*_SENSORS)
         cube = model.joint("object")
         self.cube, self.cube_speed = int(cube.qposadr[0]), int(cube.dofadr[0])
-        self.low, self.high = (self.constant([float(joint.range[k]) for joint in joints]) for k in (0, 1))
+        ranges = [model.joint(name).range for name in _JOINTS]
+        self.low, self.high = (self.constant([float(limits[k]) for limits in ranges]) for k in (0, 1))
         self.middle, self.half = (self.high + self.low) / 2, (self.high - self.low) / 2
         driven = [_JOINTS.index(name) for name in _DRIVEN]
         self.driven_middle, self.driven_half = self.middle[driven], self.half[driven]
@@ -139,7 +137,7 @@ class ShadowHandRules(Rules[ShadowHand]):
         """The hand nearly straight, the cube above the palm, turned somehow; some goal."""
         qpos = self.qpos0.repeat(len(draws), 1)
         spread = self.task.joint_noise * (self.low + (self.high - self.low) * draws[:, :24])
-        qpos = qpos.index_copy(1, self.positions, spread[:, self.drawn])
+        qpos[:, self.positions] = spread[:, self.drawn]
         qpos[:, self.cube : self.cube + 3] += self.task.place_noise * (2.0 * draws[:, 24:27] - 1.0)
         qpos[:, self.cube + 3 : self.cube + 7] = self._turn(draws[:, 27:29])
         return Start(
@@ -149,8 +147,7 @@ class ShadowHandRules(Rules[ShadowHand]):
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Positions for the drives to go to."""
         targets = self.driven_middle + self.driven_half * state.actions
-        controls = targets.new_zeros((len(targets), self.model.nu))
-        return controls.index_copy(1, self.actuators, targets), {}
+        return self.told(self.actuators, targets), {}
 
     def _pose(self, state: State) -> Tensor:
         """The cube's place and orientation, (N, 7)."""
@@ -159,12 +156,12 @@ class ShadowHandRules(Rules[ShadowHand]):
     def observe(self, state: State) -> Tensor:
         """See the module."""
         fields, pose, goal = state.fields, self._pose(state), state.memory["goal"]
-        torques = fields["qfrc_actuator"] + fields["qfrc_constraint"]
+        torques = fields["qfrc_actuator"][:, self.speeds] + fields["qfrc_constraint"][:, self.speeds]
         spin = fields["qvel"][:, self.cube_speed + 3 : self.cube_speed + 6]  # in the cube's own frame
         parts = (
             (fields["qpos"][:, self.positions] - self.middle) / self.half,
             0.2 * fields["qvel"][:, self.speeds],
-            10.0 * torques[:, self.speeds],
+            10.0 * torques,
             pose,
             fields["qvel"][:, self.cube_speed : self.cube_speed + 3],
             0.2 * rotate(pose[:, 3:], spin),
@@ -180,7 +177,7 @@ class ShadowHandRules(Rules[ShadowHand]):
         """See the module."""
         pose, goal = self._pose(state), state.memory["goal"]
         away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
-        error = angle(multiply(pose[:, 3:], conjugate(goal)))
+        error = angle_between(pose[:, 3:], goal)
         reached = error <= _REACHED
         effort = 0.0002 * state.actions.square().sum(-1)
         rewards = 1.0 / (error + 0.1) - 10.0 * away - effort + 250.0 * reached

@@ -80,10 +80,11 @@ class TaskVecEnv:
         self._elapsed += 1
         self._actions = actions.detach().to(worlds.device, worlds.dtype).clamp(-1.0, 1.0)
         self._check_finite(actions)
-        controls, changed = rules.control(self._state())
+        state = self._state()
+        controls, changed = rules.control(state)
         self._memory |= changed
         broken = worlds.step(controls, self._task.frame_skip)
-        state = self._state()
+        state = self._state(draws=state.draws)
         outcome = rules.outcome(state)
         self._memory |= outcome.memory
         obs = rules.observe(state)
@@ -107,14 +108,19 @@ class TaskVecEnv:
             final_obs=final_obs.to("cpu", torch.float32),
         )
 
-    def _state(self, ids: Tensor | None = None) -> State:
-        """What the task sees, of all worlds or of some; of all, changes of the memory show in it."""
+    def _state(self, ids: Tensor | None = None, draws: Tensor | None = None) -> State:
+        """What the task sees, of all worlds or of some; of all, changes of the memory show in it.
+
+        ``draws``: the step's, where they are known already; they are costly.
+        """
         fields, memory, actions = self._worlds.fields, self._memory, self._actions
         if ids is not None:
             fields = {name: values[ids] for name, values in fields.items()}
             memory = {name: values[ids] for name, values in memory.items()}
             actions = actions[ids]
-        return State(fields, memory, actions, self._draws(ids, self._task.num_step_draws))
+        if draws is None:
+            draws = self._draws(ids, self._task.num_step_draws)
+        return State(fields, memory, actions, draws)
 
     def _draws(self, ids: Tensor | None, count: int, *, start: bool = False) -> Tensor:
         if not count:

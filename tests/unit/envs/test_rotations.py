@@ -48,8 +48,19 @@ def test_a_turn_around_one_axis_is_that_angle(degrees):
     }
     assert float(rotations.yaw(around["z"])) == pytest.approx(np.radians(degrees))
     assert float(rotations.roll(around["x"])) == pytest.approx(np.radians(degrees))
-    assert float(rotations.angle(around["y"])) == pytest.approx(abs(np.radians(degrees)))
-    assert float(rotations.angle(-around["y"])) == pytest.approx(abs(np.radians(degrees)))
+    unturned = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    for turn in (around["y"], -around["y"]):
+        assert float(rotations.angle_between(turn, unturned)) == pytest.approx(abs(np.radians(degrees)))
+
+
+def test_the_angle_between_two_rotations_is_that_of_what_turns_one_into_the_other():
+    inverses, between = rotations.conjugate(OTHERS), np.zeros((20, 4))
+    for row, one, other in zip(between, QUATS.numpy(), inverses.numpy(), strict=True):
+        mujoco.mju_mulQuat(row, one, other)
+    want = 2.0 * np.arccos(np.abs(between[:, 0]).clip(max=1.0))
+    np.testing.assert_allclose(rotations.angle_between(QUATS, OTHERS), want, atol=1e-12)
+    np.testing.assert_allclose(rotations.angle_between(QUATS, -OTHERS), want, atol=1e-12)
+    assert rotations.angle_between(QUATS, QUATS).abs().max() == 0.0
 
 
 def test_uniform_rotations_are_unit_and_favour_no_direction():
