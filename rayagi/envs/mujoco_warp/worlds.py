@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import Any
 
 import mujoco
@@ -69,15 +70,17 @@ class WarpWorlds:
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._streams: dict[int, Any] = {}
+        here = {field.name for field in fields(mjw.Model)}  # what is not in it, the engine does not read
+        own = {name: values for name, values in varied.items() if name in here}
         with self._here():
             try:
-                self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(varied, num_worlds))
+                self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(own, num_worlds))
                 self._data = mjw.make_data(
                     model, nworld=num_worlds, nconmax=capacity.contacts, njmax=capacity.constraints
                 )
             except (NotImplementedError, ValueError) as error:
                 raise ModelError(_name(model), f"mujoco_warp: {error}") from error
-            for name, values in varied.items():
+            for name, values in own.items():
                 target = wp.to_torch(getattr(self._model, name))
                 target.copy_(torch.from_numpy(np.asarray(values)).view(target.shape))
         options = self._model.opt

@@ -119,23 +119,6 @@ def test_a_restart_leaves_the_other_worlds_as_they_are():
     assert torch.equal(worlds.fields["qpos"][1], before["qpos"][0] + 1.0)
 
 
-@pytest.mark.parametrize("engine", ["mujoco_cpu", "mujoco_warp"])
-def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine):
-    env, healthy = make_env(ANT, engine, 2), make_env(ANT, engine, 2)
-    env.reset(), healthy.reset()
-    state = env.state_dict()
-    state["worlds"]["qvel"][0, 3] = float("nan")
-    last = env.load_state_dict(state)
-    found, expected = env.step(torch.ones(2, 8)), healthy.step(torch.ones(2, 8))
-    assert env.faults == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
-    assert found.terminated.tolist() == [True, False]
-    assert found.rewards[0] == 0.0
-    assert torch.equal(found.final_obs[0], last[0])
-    assert torch.isfinite(found.obs).all()
-    assert torch.equal(found.obs[1], expected.obs[1])
-    assert env._episode.tolist() == [1, 0]
-
-
 def small_room(tmp_path, size):
     """Ant's model with the room that ``size`` says."""
     path = tmp_path / "ant.xml"
