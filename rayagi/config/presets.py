@@ -52,6 +52,14 @@ _MUJOCO = TaskPreset(
 )
 """Robots of MuJoCo. Chosen by a few single trials on Ant-v5 and HalfCheetah-v5 (experiments/learning/README.md)."""
 
+_RUNNERS = TaskPreset(
+    num_envs=64,
+    initial_log_std=-1.0,
+    ppo=PPOSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
+    impala=ImpalaSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
+)
+"""rayagi's own running robots (experiments/tasks/README.md)."""
+
 _PENDULUM = TaskPreset(
     num_envs=16,
     hidden=(64, 64),
@@ -77,6 +85,8 @@ PRESETS: dict[str, TaskPreset] = {
     "Acrobot-v1": _CLASSIC,
     "MountainCar-v0": _CLASSIC,
     "LunarLander-v3": _CLASSIC,
+    "rayagi/Ant-v0": _RUNNERS,
+    "rayagi/Humanoid-v0": _RUNNERS,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 

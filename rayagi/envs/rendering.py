@@ -11,6 +11,8 @@ import gymnasium
 
 from rayagi.envs.errors import RenderingError
 from rayagi.envs.gymnasium_adapter import make_one
+from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.drawn import DrawnTask
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
 _GL_ADVICE = (
@@ -20,16 +22,22 @@ _GL_ADVICE = (
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
-    """Gymnasium's own environment with ``render_mode="rgb_array"``; it steps as what rayagi trains on does.
+    """One environment with ``render_mode="rgb_array"``, rayagi's own or Gymnasium's; it steps as what rayagi trains on does.
 
     Observations are flat vectors, as policies get them. One frame is drawn on the spot, so that a machine
     that cannot draw says so before an episode has run. Without a display, MUJOCO_GL becomes egl unless set.
 
     Raises:
         RenderingError: the environment has no frames, or this machine cannot draw them.
+        EnvError: it cannot be made.
     """
     _choose_gl(env_id)
-    env = make_one(env_id, {**(kwargs or {}), "render_mode": "rgb_array"})
+    options = dict(kwargs or {})
+    env = (
+        DrawnTask(env_id, options)
+        if env_id in TASKS
+        else make_one(env_id, {**options, "render_mode": "rgb_array"})
+    )
     advice = _GL_ADVICE if hasattr(env.unwrapped, "mujoco_renderer") else ""
     try:
         if env.unwrapped.render_mode != "rgb_array":

@@ -22,6 +22,7 @@ from rayagi.run.measures import first_non_finite
 pytestmark = pytest.mark.cluster
 
 TASK = "InvertedPendulum-v5"
+OWN_TASK = "rayagi/Ant-v0"
 SMALL = ["--gmis", "1", "--num-envs", "8", "--set", "ppo.rollout_length=16", "--set", "ppo.num_minibatches=2"]
 TIMEOUT_S = 180
 
@@ -100,8 +101,8 @@ def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environme
 
 
 def test_a_resumed_run_learns_exactly_what_an_uninterrupted_one_does(tmp_path, environment):
-    whole = rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "12", "--name", "whole")
-    first = rayagi(tmp_path, environment, "train", TASK, *SMALL, "--iterations", "7", "--name", "parts")
+    whole = rayagi(tmp_path, environment, "train", OWN_TASK, *SMALL, "--iterations", "12", "--name", "whole")
+    first = rayagi(tmp_path, environment, "train", OWN_TASK, *SMALL, "--iterations", "7", "--name", "parts")
     second = rayagi(tmp_path, environment, "train", "--resume", "runs/parts", "--iterations", "12")
     assert [code for code, _, _ in (whole, first, second)] == [0, 0, 0], second
     measured = (

@@ -7,12 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.tasks.locomotion import Ant
+from rayagi.envs.tasks.locomotion import Ant, Humanoid
 from rayagi.envs.tasks.randomisation import check_randomize
 from rayagi.envs.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
+    "rayagi/Humanoid-v0": Humanoid,
 }
 
 

@@ -30,7 +30,8 @@ def uniform(seed: int, worlds: Tensor, episodes: Tensor, steps: Tensor | int, co
     """
     state = _mixed(worlds * _WEYL + _signed(seed))
     state = _mixed(state + (episodes + 1) * _WEYL)
-    state = _mixed(state + (steps + 2) * _WEYL)
+    moved = (steps + 2) * _WEYL
+    state = _mixed(state + (_signed(moved) if isinstance(moved, int) else moved))
     counter = torch.arange(1, count + 1, device=worlds.device)
     bits = _shifted(_mixed(state.unsqueeze(-1) + counter * _WEYL), 40)
     return bits.to(torch.float32) * 2.0**-24

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
@@ -32,18 +34,21 @@ class OwnTasks:
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Make the task, not its model."""
-        make_task(env_id, time_limit(env_id, kwargs, None)[1])
+        make_task(env_id, options_of(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration; says if the engine is not installed."""
+        """From the task's declaration; a user's own model is looked at, so that what it lacks is said before anything starts."""
         check_installed(env_id, engine)
-        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
-        return describe(env_id, engine, make_task(env_id, options), limit)
+        limit, options = options_of(env_id, kwargs)
+        task = make_task(env_id, options)
+        if task.xml_file:
+            task.rules(task.load(), device=torch.device("cpu"), dtype=torch.float64)
+        return describe(env_id, engine, task, limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> TaskVecEnv:
         """The task's rules around the engine's worlds."""
         check_installed(env_id, engine)
-        limit, options = time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+        limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()
         worlds = make_worlds(engine, model, task.fields, place, task.randomize)
@@ -55,3 +60,8 @@ class OwnTasks:
             first_env_index=place.first_env_index,
             seed=place.seed,
         )
+
+
+def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    """The time limit, usual or asked for, and the task's own options."""
+    return time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)

@@ -1,7 +1,43 @@
-"""Running robots paid for progress towards a far target: Ant (IsaacGymEnvs' ``ant.py``)."""
+"""Robots paid for running to a far target: Ant and Humanoid of GMI-DRL (ATC'25) Table 4.
+
+The counterparts are ``ant.py`` and ``humanoid.py`` of IsaacGymEnvs 1.5.1: same sizes, order, scales, reward terms, weights,
+ends and resets, but for what follows. The target is 1000 m ahead, at (1000, 0) m. u(q) is a joint's position scaled to
+[-1, 1] by its limits.
+
+| observation, in this order | unit | Ant | Humanoid | difference |
+|---|---|---|---|---|
+| height of the torso | m | 1 | 1 | |
+| velocity of the torso, in its frame | m/s | 3 | 3 | |
+| angular velocity of the torso, in its frame | rad/s | 3 | 3, x 0.25 | |
+| yaw, roll | rad | 2 | 2 | within (-pi, pi]; Ant's there within [0, 2 pi), with a jump at "ahead" |
+| direction of the target minus yaw | rad | 1 | 1 | in the ground plane; there from x and z: always nearly -yaw |
+| up: z of the torso's z axis | 1 | 1 | 1 | |
+| heading: cosine between the torso's x axis, laid on the ground, and the target; shorter where it is tilted | 1 | 1 | 1 | |
+| u(q) of every joint | 1 | 8 | 21 | the robot is symmetric here: two of Ant's ankles have the other sign there |
+| speeds of the joints | rad/s | 8, x 0.2 | 21, x 0.1 | |
+| torques at the joints: motor, spring and damper | N m | - | 21, x 0.01 | there with limits' forces |
+| force, torque of each foot on its leg, in the foot's frame | N, N m | 24, x 0.1 | 12, x 0.01 | there net |
+| action of the step before | 1 | 8 | 21 | |
+
+| reward | Ant | Humanoid |
+|---|---|---|
+| metres nearer to the target, per second | 1 | 1 |
+| for not having fallen | 0.5 | 2 |
+| upright: up > 0.93 | 0.1 | 0.1 |
+| heading: full above 0.8, below in proportion | 0.5 | 0.5 |
+| sum of squared actions | -0.005 | -0.01 |
+| sum of abs(action x scaled speed) x strength | -0.05 | -0.05 |
+| joints at their limits | -0.1 each with u > 0.99 | -0.25 x sum of strength x (abs(u) - 0.98) / 0.02 where positive |
+| fallen, torso below 0.31 m or 0.8 m: instead of all this, and the end | -2 | -1 |
+
+A motor's strength is its gear over the largest one's, 1 for all of Ant's. An action is a torque as a share of the gear, N m.
+Episodes last 1000 steps of 1/60 s. The step's progress is computed without subtracting distances near 1000 m, which in
+float32 would cost half its digits. Robots do not touch themselves here; the reference's Humanoid does.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,21 +46,175 @@ import mujoco
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.rotations import roll, rotate, rotate_back, yaw
+from rayagi.envs.errors import ModelError
+from rayagi.envs.tasks.rotations import matrix
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
 
-_LEGS = ("front_left", "front_right", "back_left", "back_right")
-_JOINTS = tuple(f"{leg}_{joint}" for leg in _LEGS for joint in ("hip", "ankle"))
-_FEET = tuple(f"{leg}_foot_{kind}" for leg in _LEGS for kind in ("force", "torque"))
+_TARGET = (1000.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ant(Task):
-    """A four-legged robot runs along x."""
+class Runner(Task):
+    """A robot with a free torso that runs."""
 
     frame_skip: int = 2
     reset_noise: float = 0.2
-    """Half width of the uniform noise on the joints' positions, rad; on their speeds half of it, rad/s."""
+    """Half width of the uniform noise on the joints' positions at a start, rad; on their speeds half of it, rad/s."""
+
+    joints: ClassVar[tuple[str, ...]] = ()
+    """The driven ones, in the order of actions; their motors have the same names."""
+    feet: ClassVar[tuple[str, ...]] = ()
+    turn_scale: ClassVar[float] = 1.0
+    speed_scale: ClassVar[float]
+    force_scale: ClassVar[float]
+    alive_reward: ClassVar[float]
+    fallen_reward: ClassVar[float]
+    least_height: ClassVar[float]
+    action_cost: ClassVar[float]
+    energy_cost: ClassVar[float] = 0.05
+
+
+def _parts(joints: tuple[str, ...], feet: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """What a model must hold."""
+    return {"joint": ("root", *joints), "actuator": joints, "sensor": _wrenches(feet)}
+
+
+def _wrenches(feet: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{foot}_{kind}" for foot in feet for kind in ("force", "torque"))
+
+
+@dataclass(slots=True)
+class _Pose:
+    """What both reward and observation need.
+
+    Attributes:
+        place: of the torso on the ground, m         (N, 2)
+        distance: from there to the target, m        (N,)
+        frame: the torso's axes, as columns          (N, 3, 3)
+        direction: of the target, rad                (N,)
+        up, heading: see above                       (N,)
+        joints: u(q)                                 (N, joints)
+        speeds: scaled                               (N, joints)
+    """
+
+    place: Tensor
+    distance: Tensor
+    frame: Tensor
+    direction: Tensor
+    up: Tensor
+    heading: Tensor
+    joints: Tensor
+    speeds: Tensor
+
+
+class RunnerRules(Rules[Runner]):
+    """What runners share. Memory: ``place`` (N, 2) and ``distance`` (N,) before the step, as in ``_Pose``."""
+
+    def __init__(
+        self, task: Runner, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(task, model, device=device, dtype=dtype)
+        root = model.joint("root")
+        if root.type[0] != mujoco.mjtJoint.mjJNT_FREE:
+            raise ModelError(str(task.path), "its joint root must be a free joint")
+        self.torso, self.torso_speed = int(root.qposadr[0]), int(root.dofadr[0])
+        self.positions, self.speeds = self.joint(*task.joints)
+        self.motors = self.actuator(*task.joints)
+        self.feet = self.sensor(*_wrenches(task.feet))
+        limits = self.constant([model.joint(name).range.tolist() for name in task.joints])
+        self.low, self.high = limits.unbind(-1)
+        self.middle, self.half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        gears = self.constant([float(model.actuator(name).gear[0]) for name in task.joints])
+        self.strength = gears / gears.max()
+        self.qpos0 = self.constant(model.qpos0)
+        self.target = self.constant(_TARGET)
+
+    def start(self, draws: Tensor) -> Start:
+        """Upright and at rest, but for noise on the joints, within their limits."""
+        noise = (2.0 * draws - 1.0) * self.task.reset_noise
+        turned, sped = noise.chunk(2, -1)
+        qpos = self.qpos0.repeat(len(draws), 1)
+        qpos[:, self.positions] = torch.clamp(qpos[:, self.positions] + turned, self.low, self.high)
+        qvel = draws.new_zeros((len(draws), self.model.nv))
+        qvel[:, self.speeds] = 0.5 * sped
+        place = qpos[:, self.torso : self.torso + 2].clone()
+        distance = torch.linalg.vector_norm(self.target - place, dim=-1)
+        return Start(qpos, qvel, {"place": place, "distance": distance})
+
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """Torques, as shares of the motors' gears."""
+        return self.told(self.motors, state.actions), {}
+
+    def pose(self, state: State) -> _Pose:
+        """Where the robot is and how it stands."""
+        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
+        place = qpos[:, self.torso : self.torso + 2].clone()
+        to_target = self.target - place
+        distance = torch.linalg.vector_norm(to_target, dim=-1)
+        frame = matrix(qpos[:, self.torso + 3 : self.torso + 7])
+        return _Pose(
+            place=place,
+            distance=distance,
+            frame=frame,
+            direction=torch.atan2(to_target[:, 1], to_target[:, 0]),
+            up=frame[:, 2, 2],
+            heading=(frame[:, :2, 0] * to_target).sum(-1) / distance,
+            joints=(qpos[:, self.positions] - self.middle) / self.half,
+            speeds=self.task.speed_scale * qvel[:, self.speeds],
+        )
+
+    def observe(self, state: State) -> Tensor:
+        """The table above."""
+        pose, task, at = self.once(state, self.pose), self.task, self.torso_speed
+        qpos, qvel, frame = state.fields["qpos"], state.fields["qvel"], pose.frame
+        yaw = torch.atan2(frame[:, 1, 0], frame[:, 0, 0])
+        roll = torch.atan2(frame[:, 2, 1], frame[:, 2, 2])
+        velocity = (frame * qvel[:, at : at + 3].unsqueeze(-1)).sum(1)
+        posture = torch.stack((yaw, roll, pose.direction - yaw, pose.up, pose.heading), -1)
+        parts = (
+            qpos[:, self.torso + 2 : self.torso + 3],
+            velocity,
+            task.turn_scale * qvel[:, at + 3 : at + 6],
+            posture,
+            pose.joints,
+            pose.speeds,
+            *self.torques(state),
+            task.force_scale * state.fields["sensordata"][:, self.feet],
+            state.actions,
+        )
+        return torch.cat(parts, -1)
+
+    def torques(self, state: State) -> tuple[Tensor, ...]:
+        """What it feels at its joints, scaled; nothing by default."""
+        return ()
+
+    @abstractmethod
+    def limit_cost(self, joints: Tensor) -> Tensor:
+        """Of joints, u(q), at their limits (N,)."""
+
+    def outcome(self, state: State) -> Outcome:
+        """The second table above."""
+        pose, task, place = self.once(state, self.pose), self.task, state.memory["place"]
+        # The difference of the distances d and e, from d^2 - e^2 = (d + e)(d - e).
+        nearer = ((pose.place - place) * (2.0 * self.target - pose.place - place)).sum(-1)
+        progress = nearer / ((state.memory["distance"] + pose.distance) * self.dt)
+        posture = 0.1 * (pose.up > 0.93).to(self.dtype) + (0.5 / 0.8) * pose.heading.clamp(max=0.8)
+        effort = task.action_cost * state.actions.square().sum(-1)
+        energy = task.energy_cost * ((state.actions * pose.speeds).abs() * self.strength).sum(-1)
+        rewards = progress + task.alive_reward + posture - effort - energy - self.limit_cost(pose.joints)
+        fallen = state.fields["qpos"][:, self.torso + 2] < task.least_height
+        memory = {"place": pose.place, "distance": pose.distance}
+        return Outcome(rewards.masked_fill(fallen, task.fallen_reward), fallen, memory)
+
+
+_LEGS = ("front_left", "front_right", "back_left", "back_right")
+_ANT_JOINTS = tuple(f"{leg}_{joint}" for leg in _LEGS for joint in ("hip", "ankle"))
+_ANT_FEET = tuple(f"{leg}_foot" for leg in _LEGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ant(Runner):
+    """A ball with four legs of two joints each. It starts at 0.5 m, not 0.44 m, where a bent leg would be in the floor."""
 
     description: ClassVar[str] = "a four-legged robot runs to a far target"
     model_file: ClassVar[str] = "ant.xml"
@@ -32,97 +222,76 @@ class Ant(Task):
     obs_dim: ClassVar[int] = 60
     fields: ClassVar[tuple[str, ...]] = ("sensordata",)
     num_start_draws: ClassVar[int] = 16
-    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "body": ("torso",),
-        "joint": _JOINTS,
-        "actuator": _JOINTS,
-        "sensor": _FEET,
-    }
+    joints: ClassVar[tuple[str, ...]] = _ANT_JOINTS
+    feet: ClassVar[tuple[str, ...]] = _ANT_FEET
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = _parts(_ANT_JOINTS, _ANT_FEET)
+    speed_scale: ClassVar[float] = 0.2
+    force_scale: ClassVar[float] = 0.1
+    alive_reward: ClassVar[float] = 0.5
+    fallen_reward: ClassVar[float] = -2.0
+    least_height: ClassVar[float] = 0.31
+    action_cost: ClassVar[float] = 0.005
 
     def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> AntRules:
         """Bound to a model."""
         return AntRules(self, model, device=device, dtype=dtype)
 
 
-class AntRules(Rules[Ant]):
-    """Ant's functions. Memory: ``distance``, metres to the target before the step, (N,)."""
+class AntRules(RunnerRules):
+    """Ant's functions."""
 
-    def __init__(self, task: Ant, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(task, model, device=device, dtype=dtype)
-        joints = [model.joint(name) for name in _JOINTS]
-        low, high = (self.constant([float(j.range[k]) for j in joints]) for k in (0, 1))
-        self.middle, self.half = (high + low) / 2, (high - low) / 2
-        self.feet = self.sensor(*_FEET)
-        self.qpos0 = self.constant(model.qpos0)
-        self.qpos0[7:] = torch.minimum(torch.maximum(self.qpos0[7:], low), high)
-        self.target = self.constant([1000.0, 0.0])
-        self.up, self.forward = self.constant([0.0, 0.0, 1.0]), self.constant([1.0, 0.0, 0.0])
+    def limit_cost(self, joints: Tensor) -> Tensor:
+        """Per joint at its upper limit."""
+        return 0.1 * (joints > 0.99).sum(-1, dtype=joints.dtype)
 
-    def start(self, draws: Tensor) -> Start:
-        """Noise on the joints."""
-        noise = (2.0 * draws - 1.0) * self.task.reset_noise
-        qpos = self.qpos0.repeat(len(draws), 1)
-        low, high = self.middle - self.half, self.middle + self.half
-        qpos[:, 7:] = torch.minimum(torch.maximum(qpos[:, 7:] + noise[:, :8], low), high)
-        qvel = draws.new_zeros((len(draws), self.model.nv))
-        qvel[:, 6:] = 0.5 * noise[:, 8:]
-        return Start(qpos, qvel, {"distance": self._distance(qpos)})
 
-    def _distance(self, qpos: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(self.target - qpos[:, :2], dim=-1)
+_SIDES = ("right", "left")
+_LEG = ("hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x")
+_ARM = ("shoulder_1", "shoulder_2", "elbow")
+_HUMANOID_JOINTS = (
+    *("abdomen_z", "abdomen_y", "abdomen_x"),
+    *(f"{side}_{joint}" for side in _SIDES for joint in _LEG),
+    *(f"{side}_{joint}" for side in _SIDES for joint in _ARM),
+)
+_HUMANOID_FEET = tuple(f"{side}_foot" for side in _SIDES)
 
-    def control(self, state: State) -> tuple[Tensor, Memory]:
-        """Torques, as shares of the motors' gear."""
-        return state.actions, {"distance": self._distance(state.fields["qpos"])}
 
-    def _joints(self, state: State) -> tuple[Tensor, Tensor]:
-        """Positions scaled to [-1, 1] by their limits, and speeds."""
-        return (state.fields["qpos"][:, 7:] - self.middle) / self.half, state.fields["qvel"][:, 6:]
+@dataclass(frozen=True, kw_only=True)
+class Humanoid(Runner):
+    """A person-like robot of 21 motors, 1.5 m tall."""
 
-    def _projections(self, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """How upright, how much the body points to the target, and the angle to it."""
-        qpos = state.fields["qpos"]
-        quat = qpos[:, 3:7]
-        up = rotate(quat, self.up.expand(len(qpos), 3))[:, 2]
-        to_target = self.target - qpos[:, :2]
-        angle = torch.atan2(to_target[:, 1], to_target[:, 0])
-        ahead = rotate(quat, self.forward.expand(len(qpos), 3))[:, :2]
-        heading = (ahead * to_target).sum(-1) / torch.linalg.vector_norm(to_target, dim=-1)
-        return up, heading, angle
+    description: ClassVar[str] = "a two-legged robot with 21 motors runs to a far target"
+    model_file: ClassVar[str] = "humanoid.xml"
+    action_dim: ClassVar[int] = 21
+    obs_dim: ClassVar[int] = 108
+    fields: ClassVar[tuple[str, ...]] = ("sensordata", "qfrc_actuator", "qfrc_passive")
+    num_start_draws: ClassVar[int] = 42
+    joints: ClassVar[tuple[str, ...]] = _HUMANOID_JOINTS
+    feet: ClassVar[tuple[str, ...]] = _HUMANOID_FEET
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = _parts(_HUMANOID_JOINTS, _HUMANOID_FEET)
+    turn_scale: ClassVar[float] = 0.25
+    speed_scale: ClassVar[float] = 0.1
+    force_scale: ClassVar[float] = 0.01
+    alive_reward: ClassVar[float] = 2.0
+    fallen_reward: ClassVar[float] = -1.0
+    least_height: ClassVar[float] = 0.8
+    action_cost: ClassVar[float] = 0.01
 
-    def observe(self, state: State) -> Tensor:
-        """Height 1, velocity in the body's frame 3, angular velocity 3, yaw, roll, angle to target, up, heading, joints
-        8, 0.1 speeds 8, 0.1 feet forces and torques 24, actions 8.
-        """
-        qpos, qvel = state.fields["qpos"], state.fields["qvel"]
-        quat = qpos[:, 3:7]
-        scaled, speeds = self._joints(state)
-        up, heading, angle = self._projections(state)
-        turn = yaw(quat)
-        single = torch.stack((turn, roll(quat), angle - turn, up, heading), -1)
-        feet = 0.1 * state.fields["sensordata"][:, self.feet]
-        velocity = rotate_back(quat, qvel[:, :3])
-        parts = (
-            qpos[:, 2:3],
-            velocity,
-            qvel[:, 3:6],
-            single,
-            scaled,
-            0.2 * speeds,
-            feet,
-            state.actions,
-        )
-        return torch.cat(parts, -1)
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> HumanoidRules:
+        """Bound to a model."""
+        return HumanoidRules(self, model, device=device, dtype=dtype)
 
-    def outcome(self, state: State) -> Outcome:
-        """Progress and posture, less effort; ends when it falls."""
-        qpos = state.fields["qpos"]
-        scaled, speeds = self._joints(state)
-        up, heading, _ = self._projections(state)
-        progress = (state.memory["distance"] - self._distance(qpos)) / self.dt
-        heading_reward = torch.where(heading > 0.8, 0.5, 0.5 * heading / 0.8)
-        effort = 0.005 * state.actions.square().sum(-1) + 0.05 * (state.actions * 0.2 * speeds).abs().sum(-1)
-        at_limit = 0.1 * (scaled > 0.99).sum(-1)
-        rewards = progress + 0.5 + 0.1 * (up > 0.93) + heading_reward - effort - at_limit
-        fallen = qpos[:, 2] < 0.31
-        return Outcome(torch.where(fallen, -1.0, rewards), fallen)
+
+class HumanoidRules(RunnerRules):
+    """Humanoid's functions."""
+
+    def torques(self, state: State) -> tuple[Tensor, ...]:
+        """Of motors, springs and dampers."""
+        fields, columns = state.fields, self.speeds
+        total = fields["qfrc_actuator"][:, columns] + fields["qfrc_passive"][:, columns]
+        return (self.task.force_scale * total,)
+
+    def limit_cost(self, joints: Tensor) -> Tensor:
+        """Growing within the last hundredth of the range at each end; 0.25 at the limit of the strongest joint."""
+        beyond = (joints.abs() - 0.98).clamp(min=0.0)
+        return (0.25 / 0.02) * (beyond * self.strength).sum(-1)

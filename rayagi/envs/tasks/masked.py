@@ -90,9 +90,10 @@ class MaskedTaskVecEnv(TaskVecEnv):
         self._remember(changed)
         broken = worlds.step(controls, self._task.frame_skip)
         assert broken is not None
-        outcome = rules.outcome(self._state())
+        state = self._state()
+        outcome = rules.outcome(state)
         self._remember(outcome.memory)
-        seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(self._state()))
+        seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
         rewards = outcome.rewards.masked_fill(broken, 0.0)
         terminated, truncated = outcome.terminated | broken, self._elapsed >= self._limit
         done = terminated | truncated

@@ -38,6 +38,25 @@ def rotate_back(q: Tensor, v: Tensor) -> Tensor:
     return rotate(conjugate(q), v)
 
 
+def matrix(q: Tensor) -> Tensor:
+    """The rotation as a matrix, (..., 3, 3): its columns are the body's axes in the world's frame."""
+    _, wx, wy, wz, _, xx, xy, xz, _, _, yy, yz, _, _, _, zz = (
+        ((2.0 * q).unsqueeze(-1) * q.unsqueeze(-2)).flatten(-2).unbind(-1)
+    )
+    entries = (
+        1.0 - (yy + zz),
+        xy - wz,
+        xz + wy,
+        xy + wz,
+        1.0 - (xx + zz),
+        yz - wx,
+        xz - wy,
+        yz + wx,
+        1.0 - (xx + yy),
+    )
+    return torch.stack(entries, -1).unflatten(-1, (3, 3))
+
+
 def angle(q: Tensor) -> Tensor:
     """The angle of a rotation, (...), radians in [0, pi]."""
     return 2.0 * torch.atan2(torch.linalg.vector_norm(q[..., 1:], dim=-1), q[..., 0].abs())

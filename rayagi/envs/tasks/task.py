@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import mujoco
 import torch
@@ -17,6 +17,8 @@ from rayagi.envs.errors import ModelError
 
 MODELS = Path(__file__).parent / "models"
 
+Columns = slice | Tensor
+"""Columns of a field: a slice where they lie one after the other, which needs no copy, else their indices."""
 Memory = dict[str, Tensor]
 """A task's own tensors by name, (N, ...) each: what it must remember between steps."""
 
@@ -31,12 +33,14 @@ class State:
         memory: the task's own tensors
         actions: what the policy did last, clipped to [-1, 1]; zero in a new episode   (N, action_dim)
         draws: uniform numbers in [0, 1) of this step                                  (N, num_step_draws)
+        seen: what ``Rules.once`` has worked out
     """
 
     fields: Mapping[str, Tensor]
     memory: Memory
     actions: Tensor
     draws: Tensor
+    seen: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,13 +87,18 @@ class Task(ABC):
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
 
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+        return Path(os.path.expanduser(self.xml_file)) if self.xml_file else MODELS / self.model_file
+
     def load(self) -> mujoco.MjModel:
         """Compile the model.
 
         Raises:
             ModelError: there is no such file, MuJoCo refuses it, or a part is missing.
         """
-        path = Path(os.path.expanduser(self.xml_file)) if self.xml_file else MODELS / self.model_file
+        path = self.path
         if not path.is_file():
             raise ModelError(str(path), "there is no such file")
         try:
@@ -125,6 +134,7 @@ def _count(model: mujoco.MjModel, kind: str) -> int:
 
 
 TaskT = TypeVar("TaskT", bound=Task)
+Seen = TypeVar("Seen")
 
 
 class Rules(ABC, Generic[TaskT]):
@@ -143,13 +153,41 @@ class Rules(ABC, Generic[TaskT]):
         """Numbers as a tensor of this device and real type."""
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)
 
-    def sensor(self, *names: str) -> Tensor:
-        """Where the named sensors' values are in ``sensordata``, one after the other: indices, (size,) int64."""
-        places: list[int] = []
-        for name in names:
-            sensor = self.model.sensor(name)
-            places += range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
+    def sensor(self, *names: str) -> Columns:
+        """Where the named sensors' values are in ``sensordata``, one after the other."""
+        sensors = [self.model.sensor(name) for name in names]
+        return self._columns([(int(sensor.adr[0]), int(sensor.dim[0])) for sensor in sensors])
+
+    def joint(self, *names: str) -> tuple[Columns, Columns]:
+        """Where the named joints, of one degree of freedom each, are in ``qpos`` and in ``qvel``."""
+        joints = [self.model.joint(name) for name in names]
+        positions = [(int(joint.qposadr[0]), 1) for joint in joints]
+        return self._columns(positions), self._columns([(int(joint.dofadr[0]), 1) for joint in joints])
+
+    def actuator(self, *names: str) -> Columns:
+        """Where the named actuators are among the controls."""
+        return self._columns([(int(self.model.actuator(name).id), 1) for name in names])
+
+    def _columns(self, runs: Sequence[tuple[int, int]]) -> Columns:
+        """Columns from (first, number) each."""
+        places = [first + k for first, number in runs for k in range(number)]
+        if places == list(range(places[0], places[0] + len(places))):
+            return slice(places[0], places[0] + len(places))
         return torch.tensor(places, device=self.device)
+
+    def told(self, columns: Columns, values: Tensor) -> Tensor:
+        """Controls (N, nu): ``values`` (N, size) in these columns, zero in others that a user's model may have."""
+        if isinstance(columns, slice) and columns == slice(0, self.model.nu):
+            return values
+        controls = values.new_zeros((len(values), self.model.nu))
+        controls[:, columns] = values
+        return controls
+
+    def once(self, state: State, what: Callable[[State], Seen]) -> Seen:
+        """``what(state)``, worked out once for outcome and observation; it must not read the memory."""
+        if what.__name__ not in state.seen:
+            state.seen[what.__name__] = what(state)
+        return cast("Seen", state.seen[what.__name__])
 
     @abstractmethod
     def start(self, draws: Tensor) -> Start:

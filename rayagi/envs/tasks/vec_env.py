@@ -58,6 +58,11 @@ class TaskVecEnv:
         """How many times what went wrong, since the beginning: see Worlds."""
         return self._worlds.faults
 
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """The worlds' state, live: see Worlds."""
+        return self._worlds.fields
+
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         everything = torch.arange(self.num_envs, device=self._worlds.device)
@@ -78,9 +83,10 @@ class TaskVecEnv:
         controls, changed = rules.control(self._state())
         self._memory |= changed
         broken = worlds.step(controls, self._task.frame_skip)
-        outcome = rules.outcome(self._state())
+        state = self._state()
+        outcome = rules.outcome(state)
         self._memory |= outcome.memory
-        obs = rules.observe(self._state())
+        obs = rules.observe(state)
         rewards, terminated = outcome.rewards, outcome.terminated
         if broken is not None:
             rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
@@ -102,7 +108,7 @@ class TaskVecEnv:
         )
 
     def _state(self, ids: Tensor | None = None) -> State:
-        """What the task sees, of all worlds or of some."""
+        """What the task sees, of all worlds or of some; of all, changes of the memory show in it."""
         fields, memory, actions = self._worlds.fields, self._memory, self._actions
         if ids is not None:
             fields = {name: values[ids] for name, values in fields.items()}
@@ -111,9 +117,9 @@ class TaskVecEnv:
         return State(fields, memory, actions, self._draws(ids, self._task.num_step_draws))
 
     def _draws(self, ids: Tensor | None, count: int, *, start: bool = False) -> Tensor:
-        rows = slice(None) if ids is None else ids
         if not count:
-            return self._actions.new_zeros((len(self._indices[rows]), 0))
+            return self._actions.new_empty((self.num_envs if ids is None else len(ids), 0))
+        rows = slice(None) if ids is None else ids
         steps = START if start else self._elapsed[rows]
         draws = uniform(self._seed, self._indices[rows], self._episode[rows], steps, count)
         return draws.to(self._worlds.dtype)

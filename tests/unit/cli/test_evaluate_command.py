@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
     # Both tasks give one point for each step that the pole stands, CartPole also for the one in which it falls.
     assert num_frames - 1 <= film_return <= num_frames
     assert len(imageio.imread(tmp_path / "out.gif")) == num_frames
+
+
+def test_an_episode_of_our_own_task_is_filmed(tmp_path, monkeypatch):
+    import imageio.v3 as imageio
+
+    monkeypatch.chdir(tmp_path)
+    spec, shared = saved_run("rayagi/Ant-v0")
+    spec = replace(spec, env=replace(spec.env, kwargs={"max_episode_steps": 6}))
+    agent = Agent(load_policy(shared, spec, env_info("rayagi/Ant-v0")))
+    try:
+        num_frames, _ = film(spec, agent, tmp_path / "out.mp4", seed=0)
+    except RenderingError as error:
+        pytest.skip(f"this machine cannot draw: {error}")
+    frames = imageio.imread(tmp_path / "out.mp4", plugin="FFMPEG")
+    assert (num_frames, frames.shape) == (6, (6, 480, 640, 3))
 
 
 def test_a_film_that_was_not_written_is_a_failure(tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""The six tasks: do they learn, and how fast do they step?"""

@@ -1,0 +1,159 @@
+"""How much of the raw engine's stepping rate is left to each task, with observation, reward and reset?
+
+    python -m experiments.tasks.speed --num-envs 256 --threads 1 2
+
+Raw is ``mujoco.batch.Batch.step`` alone, from the same states with the same controls as the task's worlds have in that step:
+a first pass records them, later ones take turns, a raw step and a step of the task. Random actions, so that worlds fall
+and begin anew more often than under a policy. Writes results/speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+from experiments.origin import origin
+from rayagi.envs.families import Place
+from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
+from rayagi.envs.tasks.catalogue import TASKS, make_task
+from rayagi.envs.tasks.engines import make_worlds
+from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+from rayagi.envs.tasks.worlds import Worlds
+
+HERE = Path(__file__).parent
+_WARM_UP = 10
+"""Steps before the timed ones, so that the robots have reached the floor."""
+
+
+class Recorded:
+    """Implements Worlds: keeps every step's state before it and its controls."""
+
+    def __init__(self, worlds: Worlds) -> None:
+        self._worlds = worlds
+        self.num_worlds, self.device, self.dtype = worlds.num_worlds, worlds.device, worlds.dtype
+        self.fields, self.faults = worlds.fields, worlds.faults
+        self.steps: list[dict[str, Any]] = []
+
+    def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
+        """Note, and pass on."""
+        self.steps.append(self._worlds.state_dict() | {"ctrl": controls.numpy().copy()})
+        return self._worlds.step(controls, num_substeps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worlds, name)
+
+
+class Timed:
+    """A task and a raw batch side by side."""
+
+    def __init__(self, env_id: str, num_envs: int, num_threads: int, num_steps: int) -> None:
+        self.task = make_task(env_id, {})
+        self.model = self.task.load()
+        self.info = describe(env_id, "mujoco_cpu", self.task, self.task.max_episode_steps)
+        self.place = Place(num_envs, 0, 0, num_threads)
+        generator = torch.Generator().manual_seed(0)
+        size = (_WARM_UP + num_steps, num_envs, self.task.action_dim)
+        self.actions = 2.0 * torch.rand(size, generator=generator) - 1.0
+        recorded = Recorded(self._worlds())
+        self._run(self._env(recorded))
+        self.steps = recorded.steps
+        self.raw = Batch(self.model, num_envs, num_threads)
+        for name in self.task.fields:
+            self.raw.bind(name)  # so that it writes what the task's worlds write
+
+    def _worlds(self) -> Worlds:
+        return make_worlds("mujoco_cpu", self.model, self.task.fields, self.place)
+
+    def _env(self, worlds: Any) -> TaskVecEnv:
+        rules = self.task.rules(self.model, device=worlds.device, dtype=worlds.dtype)
+        env = TaskVecEnv(self.info, rules, worlds)
+        env.reset()
+        return env
+
+    def _run(self, env: TaskVecEnv) -> int:
+        ended = sum(len(env.step(actions).final_ids) for actions in self.actions)
+        env.close()
+        return ended
+
+    def repeat(self) -> Mapping[str, float]:
+        """Seconds of all raw steps and of all the task's steps, and how many episodes ended."""
+        env = self._env(self._worlds())
+        seconds = {"raw": 0.0, "task": 0.0, "ended": 0.0}
+        state = {name: self.raw.bind(name) for name in STATE_FIELDS}
+        for number, (actions, before) in enumerate(zip(self.actions, self.steps, strict=True)):
+            for name, view in state.items():
+                view[...] = np.asarray(before[name]).reshape(view.shape)
+            begun = time.perf_counter()
+            self.raw.step(nstep=self.task.frame_skip)
+            between = time.perf_counter()
+            step = env.step(actions)
+            done = time.perf_counter()
+            if number >= _WARM_UP:
+                seconds["raw"] += between - begun
+                seconds["task"] += done - between
+                seconds["ended"] += len(step.final_ids)
+        env.close()
+        return seconds
+
+
+def measure(env_id: str, num_envs: int, num_threads: int, num_steps: int, repeats: int) -> dict[str, Any]:
+    """One line of the table."""
+    timed = Timed(env_id, num_envs, num_threads, num_steps)
+    rows = [timed.repeat() for _ in range(repeats)]
+    shares = [row["raw"] / row["task"] for row in rows]
+    steps = num_envs * num_steps
+    return {
+        "task": env_id,
+        "num_envs": num_envs,
+        "threads": num_threads,
+        "share_median": statistics.median(shares),
+        "share_least": min(shares),
+        "share_most": max(shares),
+        "raw_env_steps_per_s": steps / statistics.median(row["raw"] for row in rows),
+        "task_env_steps_per_s": steps / statistics.median(row["task"] for row in rows),
+        "episodes_ended_per_step": rows[0]["ended"] / num_steps,
+        "repeats": repeats,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[256])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "speed.json")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"origin": origin(), "steps": given.steps, "rows": []}
+    for env_id in given.tasks:
+        for num_envs in given.num_envs:
+            for threads in given.threads:
+                row = measure(env_id, num_envs, threads, given.steps, given.repeats)
+                report["rows"].append(row)
+                print(
+                    f"{env_id} N={num_envs} threads={threads}: {row['share_median']:.3f} of raw "
+                    f"[{row['share_least']:.3f}, {row['share_most']:.3f}], "
+                    f"{row['task_env_steps_per_s']:,.0f} env steps/s, "
+                    f"{row['episodes_ended_per_step']:.1f} episodes end per step",
+                    flush=True,
+                )
+                given.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
