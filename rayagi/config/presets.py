@@ -69,6 +69,22 @@ _PENDULUM = TaskPreset(
     impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
 )
 
+_BALL_BALANCE = TaskPreset(
+    num_envs=128,
+    initial_log_std=-1.6,
+    ppo=PPOSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
+    impala=ImpalaSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
+)
+"""Little noise: an action of 1 is 20 rad/s (experiments/tasks/README.md has the run with more)."""
+
+_ANYMAL = TaskPreset(
+    num_envs=256,
+    initial_log_std=-1.0,
+    ppo=PPOSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
+    impala=ImpalaSpec(rollout_length=32, num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive"),
+)
+"""Steps are cheap beside updates, so few epochs; many robots, since each has one command for long."""
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -87,6 +103,8 @@ PRESETS: dict[str, TaskPreset] = {
     "LunarLander-v3": _CLASSIC,
     "rayagi/Ant-v0": _RUNNERS,
     "rayagi/Humanoid-v0": _RUNNERS,
+    "rayagi/Anymal-v0": _ANYMAL,
+    "rayagi/BallBalance-v0": _BALL_BALANCE,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 
