@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayagi.config.rules import TEMPLATES_OF
 from rayagi.config.spec import (
@@ -85,6 +85,10 @@ _ANYMAL = TaskPreset(
 )
 """Steps are cheap beside updates, so few epochs; many robots, since each has one command for long."""
 
+_DRAWER = replace(_MUJOCO, num_envs=64)
+_CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
+"""A hand that explores widely drops the cube before it has learned anything."""
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -105,6 +109,8 @@ PRESETS: dict[str, TaskPreset] = {
     "rayagi/Humanoid-v0": _RUNNERS,
     "rayagi/Anymal-v0": _ANYMAL,
     "rayagi/BallBalance-v0": _BALL_BALANCE,
+    "rayagi/FrankaCabinet-v0": _DRAWER,
+    "rayagi/ShadowHand-v0": _CUBE,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 

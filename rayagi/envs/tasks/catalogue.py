@@ -9,14 +9,18 @@ from typing import Any
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
+from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
 from rayagi.envs.tasks.locomotion import Ant, Humanoid
 from rayagi.envs.tasks.randomisation import check_randomize
+from rayagi.envs.tasks.shadow_hand import ShadowHand
 from rayagi.envs.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
     "rayagi/Anymal-v0": Anymal,
     "rayagi/BallBalance-v0": BallBalance,
+    "rayagi/FrankaCabinet-v0": FrankaCabinet,
+    "rayagi/ShadowHand-v0": ShadowHand,
     "rayagi/Humanoid-v0": Humanoid,
 }
 

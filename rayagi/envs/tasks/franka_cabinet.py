@@ -1,0 +1,159 @@
+"""A Franka Panda arm pulls a drawer open: IsaacGymEnvs' ``franka_cabinet.py``, on a model of our own.
+
+Observation, 23 numbers:
+
+    ==  =====================================================================================  =========================
+     9  joints' positions, scaled to [-1, 1] by their limits: seven of the arm, two fingers    dof_pos_scaled
+     9  0.1 x joints' speeds, rad/s and m/s                                                    dof_vel * dof_vel_scale
+     3  from the grasp point to the middle of the handle, m, in the world's frame              to_target
+     1  how far the drawer is out, m                                                           cabinet_dof_pos[:, 3]
+     1  its speed, m/s                                                                         cabinet_dof_vel[:, 3]
+    ==  =====================================================================================  =========================
+
+Reward of a step, with d the distance from grasp point to handle, l and r the fingers' heights from it, all in metres:
+
+    ===============================================================================  ===================================
+    2 / (1 + d^2)^2, twice that within 0.02 m                                        dist_reward_scale 2
+    0.25 (f |f| + u |u|): the hand points into the drawer (f), its up is up (u)      rot_reward_scale 0.5
+    0.125 while the fingers straddle the handle: the left one above, the right below around_handle_reward_scale 0.25 x 0.5
+    5 ((0.04 - l) + (0.04 - r)) while they straddle it                               finger_dist_reward_scale 5
+    7.5 x opening, 1.5 times that while they straddle it                             open_reward_scale 7.5
+    -0.01 sum of squared actions                                                     action_penalty_scale 0.01
+    0.5 above 0.01 m; 0.5 above 0.2 m and 1 above 0.39 m while they straddle it      the bonuses for opening
+    instead of all that -1 where a finger is 0.04 m behind the handle                distX_offset 0.04
+    ===============================================================================  ===================================
+
+An episode ends with the drawer out by more than 0.39 m, and is cut off after 500 steps. An action moves the joints' targets,
+at up to 7.5 rad/s (the fingers 0.75 m/s), within the joints' limits.
+
+Differences from IsaacGymEnvs. The cabinet is a box with one drawer (no doors, no props), its handle 0.32 m before the
+cabinet's middle and 0.7 m high. The grasp point and the fingers' places are between and on their tips; there they are
+at the fingers' roots, the former moved by 0.04 m. The fingers press with up to 70 N (there 200), on a spring of 2 kN/m
+(there 1 MN/m). Joints have damping that lets full torque move them at the arm's greatest speeds, 2.175 and 2.61 rad/s.
+1/60 s is two substeps of MuJoCo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+_JOINTS = (*(f"joint{i}" for i in range(1, 8)), "finger1", "finger2")
+_SENSORS = (
+    "grasp",
+    "handle",
+    "left_finger",
+    "right_finger",
+    "grasp_forward",
+    "grasp_up",
+    "handle_outward",
+    "handle_up",
+)
+_START = (1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035)
+"""Where an episode begins: the arm's angles in rad, the fingers' openings in m (IsaacGymEnvs' franka_default_dof_pos)."""
+_PAST_HANDLE = 0.04
+_OPEN = 0.39
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrankaCabinet(Task):
+    """An arm grasps the handle of a drawer and pulls it out."""
+
+    frame_skip: int = 2
+    action_scale: float = 7.5
+    """Speed of the targets under a full action, rad/s."""
+    start_noise: float = 0.125
+    """Half width of the uniform noise on the joints' first positions, rad (fingers m, within their limits)."""
+
+    description: ClassVar[str] = "an arm pulls a drawer open by its handle"
+    model_file: ClassVar[str] = "franka_cabinet.xml"
+    max_episode_steps: ClassVar[int] = 500
+    action_dim: ClassVar[int] = 9
+    obs_dim: ClassVar[int] = 23
+    fields: ClassVar[tuple[str, ...]] = ("sensordata",)
+    num_start_draws: ClassVar[int] = 9
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "joint": (*_JOINTS, "drawer"),
+        "actuator": _JOINTS,
+        "sensor": _SENSORS,
+    }
+
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> FrankaCabinetRules:
+        """Bound to a model."""
+        return FrankaCabinetRules(self, model, device=device, dtype=dtype)
+
+
+class FrankaCabinetRules(Rules[FrankaCabinet]):
+    """Its functions. Memory: ``targets``, where the joints are told to go, rad and m, (N, 9)."""
+
+    def __init__(
+        self, task: FrankaCabinet, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(task, model, device=device, dtype=dtype)
+        joints = [model.joint(name) for name in (*_JOINTS, "drawer")]
+        self.positions = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
+        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
+        self.actuators = torch.tensor([model.actuator(name).id for name in _JOINTS], device=device)
+        self.sensors = self.sensor(*_SENSORS)
+        self.low, self.high = (self.constant([float(joint.range[k]) for joint in joints[:9]]) for k in (0, 1))
+        # Of an action: the fingers are told to move at a tenth of the arm's speed.
+        self.stride = self.constant([1.0] * 7 + [0.1] * 2) * (task.action_scale * self.dt)
+        # The observation's first twenty numbers are linear in the joints: (x - offset) * scale.
+        ones = torch.ones_like(self.low)
+        self.offset = torch.cat(((self.high + self.low) / 2, 0.0 * ones))
+        self.scale = torch.cat((2.0 / (self.high - self.low), 0.1 * ones))
+        self.qpos0 = self.constant(model.qpos0)
+        self.begin = self.constant(_START)
+
+    def start(self, draws: Tensor) -> Start:
+        """The arm near its usual place, the drawer shut."""
+        noise = (2.0 * draws - 1.0) * self.task.start_noise
+        joints = torch.minimum(torch.maximum(self.begin + noise, self.low), self.high)
+        qpos = self.qpos0.repeat(len(draws), 1).index_copy(1, self.positions[:9], joints)
+        return Start(qpos, draws.new_zeros((len(draws), self.model.nv)), {"targets": joints})
+
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """Positions for the joints' drives to go to."""
+        targets = state.memory["targets"] + self.stride * state.actions
+        targets = torch.minimum(torch.maximum(targets, self.low), self.high)
+        controls = targets.new_zeros((len(targets), self.model.nu))
+        return controls.index_copy(1, self.actuators, targets), {"targets": targets}
+
+    def observe(self, state: State) -> Tensor:
+        """See the module."""
+        qpos = state.fields["qpos"][:, self.positions]
+        qvel = state.fields["qvel"][:, self.speeds]
+        places = state.fields["sensordata"][:, self.sensors[:6]]
+        joints = (torch.cat((qpos[:, :9], qvel[:, :9]), -1) - self.offset) * self.scale
+        return torch.cat((joints, places[:, 3:] - places[:, :3], qpos[:, 9:], qvel[:, 9:]), -1)
+
+    def outcome(self, state: State) -> Outcome:
+        """See the module."""
+        opening = state.fields["qpos"][:, self.positions[9]]
+        sensors = state.fields["sensordata"][:, self.sensors].unflatten(-1, (8, 3))
+        distance = torch.linalg.vector_norm(sensors[:, 0] - sensors[:, 1], dim=-1)
+        near = 2.0 / (1.0 + distance.square()).square()
+        near = torch.where(distance <= 0.02, 2.0 * near, near)
+
+        # The hand's forward axis against the handle's outward one, its up axis against the handle's.
+        along = (sensors[:, 4:6] * sensors[:, 6:8]).sum(-1)
+        alignment = (along * along.abs())[:, 1] - (along * along.abs())[:, 0]
+
+        height = sensors[:, 2:4, 2] - sensors[:, 1:2, 2]
+        straddles = (height[:, 0] > 0.0) & (height[:, 1] < 0.0)
+        grip = 0.125 + 5.0 * (2 * 0.04 - height.abs().sum(-1))
+        pull = 7.5 * opening
+        bonus = 0.5 * (opening > 0.01)
+        with_handle = grip + 0.5 * pull + 0.5 * (opening > 0.2) + 1.0 * (opening > _OPEN)
+        effort = 0.01 * state.actions.square().sum(-1)
+        rewards = near + 0.25 * alignment + pull + bonus + straddles * with_handle - effort
+
+        past = (sensors[:, 2:4, 0] < sensors[:, 1:2, 0] - _PAST_HANDLE).any(-1)
+        return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN)

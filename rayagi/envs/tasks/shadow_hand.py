@@ -1,0 +1,188 @@
+"""A hand turns a cube in its palm to one orientation after the other: IsaacGymEnvs' ``shadow_hand.py`` with its full state.
+
+Observation, 211 numbers; places, velocities and turns are in the world's frame, quaternions are w, x, y, z:
+
+    ==  =========================================================================  ===================================
+    24  joints' positions, scaled to [-1, 1] by their limits                       unscale(shadow_hand_dof_pos)
+    24  0.2 x their speeds, rad/s                                                  vel_obs_scale * shadow_hand_dof_vel
+    24  10 x torques at the joints, N m                                            force_torque_obs_scale * dof_force
+     7  cube's place, m, and orientation                                           object_pose
+     3  its velocity, m/s                                                          object_linvel
+     3  0.2 x its angular velocity, rad/s                                          vel_obs_scale * object_angvel
+     7  goal's place and orientation                                               goal_pose
+     4  what turns the goal's orientation into the cube's                          quat_mul(object_rot, conj(goal_rot))
+    65  five fingertips' places 3, orientations 4, velocities 3, spins 3           fingertip_state
+    30  10 x five fingertips' forces 3, N, and torques 3, N m, in their own frame  vec_sensor_tensor
+    20  previous action                                                            actions
+    ==  =========================================================================  ===================================
+
+Reward of a step, with d the distance of the cube from its place, m, and e the angle between its orientation and the
+goal, rad:
+
+    ==========================================  =======================================================================
+    -10 d                                       dist_reward_scale -10
+    1 / (e + 0.1)                               rot_reward_scale 1, rot_eps 0.1
+    -0.0002 sum of squared actions              action_penalty_scale -0.0002
+    250 where e <= 0.1, and a new goal is drawn reach_goal_bonus 250, success_tolerance 0.1
+    ==========================================  =======================================================================
+
+An episode ends where d >= 0.24 m (the cube is dropped), and is cut off after 600 steps. An action is where the 20
+driven joints shall go, between their limits; the fingers' distal joints follow the middle ones.
+
+Differences from IsaacGymEnvs. Quaternions there are x, y, z, w. The hand is our own model, of capsules that touch the
+cube and not each other; its distal joints are coupled by equality, there by a tendon of little play; it carries its own
+weight, which is switched off there. The cube starts above this hand's palm. Torques at the joints are those of drives,
+contacts, limits and coupling. A new goal is observed at once, there one step later. 1/60 s is two substeps of MuJoCo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from rayagi.envs.tasks.rotations import angle, conjugate, from_axis_angle, multiply, rotate
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+_COUPLED = ("FF", "MF", "RF", "LF")
+_DRIVEN = (
+    *("WRJ2", "WRJ1"),
+    *(f"{finger}J{k}" for finger in ("FF", "MF", "RF") for k in (4, 3, 2)),
+    *(f"LFJ{k}" for k in (5, 4, 3, 2)),
+    *(f"THJ{k}" for k in (5, 4, 3, 2, 1)),
+)
+"""Joints that are driven, in the order of the actions: the wrist, and each finger from its root."""
+_JOINTS = (
+    *("WRJ2", "WRJ1"),
+    *(f"{finger}J{k}" for finger in ("FF", "MF", "RF") for k in (4, 3, 2, 1)),
+    *(f"LFJ{k}" for k in (5, 4, 3, 2, 1)),
+    *(f"THJ{k}" for k in (5, 4, 3, 2, 1)),
+)
+_TIPS = ("ff", "mf", "rf", "lf", "th")
+_SENSORS = (
+    *(f"{tip}_{kind}" for tip in _TIPS for kind in ("place", "turn", "velocity", "spin")),
+    *(f"{tip}_{kind}" for tip in _TIPS for kind in ("force", "torque")),
+)
+_GOAL_BENEATH_START = 0.04
+_DROPPED = 0.24
+_REACHED = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowHand(Task):
+    """A hand turns a cube to goal after goal."""
+
+    frame_skip: int = 2
+    place_noise: float = 0.01
+    """Half width of the uniform noise on the cube's first place, m."""
+    joint_noise: float = 0.2
+    """How far the joints start from straight, as a share of their ranges."""
+
+    description: ClassVar[str] = "a hand turns a cube to one orientation after the other"
+    model_file: ClassVar[str] = "shadow_hand.xml"
+    max_episode_steps: ClassVar[int] = 600
+    action_dim: ClassVar[int] = 20
+    obs_dim: ClassVar[int] = 211
+    fields: ClassVar[tuple[str, ...]] = ("sensordata", "qfrc_actuator", "qfrc_constraint")
+    num_start_draws: ClassVar[int] = 31
+    num_step_draws: ClassVar[int] = 2
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "joint": (*_JOINTS, "object"),
+        "actuator": _DRIVEN,
+        "sensor": _SENSORS,
+    }
+
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> ShadowHandRules:
+        """Bound to a model."""
+        return ShadowHandRules(self, model, device=device, dtype=dtype)
+
+
+class ShadowHandRules(Rules[ShadowHand]):
+    """Its functions. Memory: ``goal``, the orientation to reach, (N, 4)."""
+
+    def __init__(
+        self, task: ShadowHand, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(task, model, device=device, dtype=dtype)
+        joints = [model.joint(name) for name in _JOINTS]
+        self.positions = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
+        self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
+        self.actuators = torch.tensor([model.actuator(name).id for name in _DRIVEN], device=device)
+        self.sensors = self.sensor(*_SENSORS)
+        cube = model.joint("object")
+        self.cube, self.cube_speed = int(cube.qposadr[0]), int(cube.dofadr[0])
+        self.low, self.high = (self.constant([float(joint.range[k]) for joint in joints]) for k in (0, 1))
+        self.middle, self.half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        driven = [_JOINTS.index(name) for name in _DRIVEN]
+        self.driven_middle, self.driven_half = self.middle[driven], self.half[driven]
+        # Where each joint's first position is drawn from: the coupled ones take that of the joint before them.
+        self.drawn = torch.tensor(
+            [k - 1 if name.endswith("J1") and name[:2] in _COUPLED else k for k, name in enumerate(_JOINTS)],
+            device=device,
+        )
+        self.force_scale = self.constant([1.0] * 65 + [10.0] * 30)
+        self.qpos0 = self.constant(model.qpos0)
+        self.place = self.qpos0[self.cube : self.cube + 3].clone()
+        self.place[2] -= _GOAL_BENEATH_START
+        self.x, self.y = self.constant([1.0, 0.0, 0.0]), self.constant([0.0, 1.0, 0.0])
+
+    def _turn(self, draws: Tensor) -> Tensor:
+        """Orientations from two uniform numbers each, (M, 2): turned around y, then around x, by up to half a turn."""
+        angles = torch.pi * (2.0 * draws - 1.0)
+        return multiply(from_axis_angle(self.x, angles[:, 0]), from_axis_angle(self.y, angles[:, 1]))
+
+    def start(self, draws: Tensor) -> Start:
+        """The hand nearly straight, the cube above the palm, turned somehow; some goal."""
+        qpos = self.qpos0.repeat(len(draws), 1)
+        spread = self.task.joint_noise * (self.low + (self.high - self.low) * draws[:, :24])
+        qpos = qpos.index_copy(1, self.positions, spread[:, self.drawn])
+        qpos[:, self.cube : self.cube + 3] += self.task.place_noise * (2.0 * draws[:, 24:27] - 1.0)
+        qpos[:, self.cube + 3 : self.cube + 7] = self._turn(draws[:, 27:29])
+        return Start(
+            qpos, draws.new_zeros((len(draws), self.model.nv)), {"goal": self._turn(draws[:, 29:31])}
+        )
+
+    def control(self, state: State) -> tuple[Tensor, Memory]:
+        """Positions for the drives to go to."""
+        targets = self.driven_middle + self.driven_half * state.actions
+        controls = targets.new_zeros((len(targets), self.model.nu))
+        return controls.index_copy(1, self.actuators, targets), {}
+
+    def _pose(self, state: State) -> Tensor:
+        """The cube's place and orientation, (N, 7)."""
+        return state.fields["qpos"][:, self.cube : self.cube + 7]
+
+    def observe(self, state: State) -> Tensor:
+        """See the module."""
+        fields, pose, goal = state.fields, self._pose(state), state.memory["goal"]
+        torques = fields["qfrc_actuator"] + fields["qfrc_constraint"]
+        spin = fields["qvel"][:, self.cube_speed + 3 : self.cube_speed + 6]  # in the cube's own frame
+        parts = (
+            (fields["qpos"][:, self.positions] - self.middle) / self.half,
+            0.2 * fields["qvel"][:, self.speeds],
+            10.0 * torques[:, self.speeds],
+            pose,
+            fields["qvel"][:, self.cube_speed : self.cube_speed + 3],
+            0.2 * rotate(pose[:, 3:], spin),
+            self.place.expand(len(pose), 3),
+            goal,
+            multiply(pose[:, 3:], conjugate(goal)),
+            fields["sensordata"][:, self.sensors] * self.force_scale,
+            state.actions,
+        )
+        return torch.cat(parts, -1)
+
+    def outcome(self, state: State) -> Outcome:
+        """See the module."""
+        pose, goal = self._pose(state), state.memory["goal"]
+        away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
+        error = angle(multiply(pose[:, 3:], conjugate(goal)))
+        reached = error <= _REACHED
+        effort = 0.0002 * state.actions.square().sum(-1)
+        rewards = 1.0 / (error + 0.1) - 10.0 * away - effort + 250.0 * reached
+        goal = torch.where(reached.unsqueeze(-1), self._turn(state.draws), goal)
+        return Outcome(rewards, away >= _DROPPED, {"goal": goal})
