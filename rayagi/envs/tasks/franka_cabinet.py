@@ -136,7 +136,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
 
     def outcome(self, state: State) -> Outcome:
         """See the module."""
-        opening = state.fields["qpos"][:, self.positions[9]]
+        opening = state.fields["qpos"][:, self.positions[9:]].squeeze(-1)
         sensors = state.fields["sensordata"][:, self.sensors].unflatten(-1, (8, 3))
         distance = torch.linalg.vector_norm(sensors[:, 0] - sensors[:, 1], dim=-1)
         near = 2.0 / (1.0 + distance.square()).square()

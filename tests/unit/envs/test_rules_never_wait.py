@@ -16,11 +16,13 @@ def test_the_guard_sees_what_waits():
         lambda: bool(values.any()),
         lambda: values.nonzero(),
         lambda: torch.tensor([1.0]) + values,
+        lambda: values[torch.ones((), dtype=torch.int64)],
     ):
         with NoWaiting(), pytest.raises(WaitedError):
             waiting()
     with NoWaiting():
         assert torch.where(values > 0, values, 0.0).shape == (3,)
+        values[1:] = 2.0
 
 
 @pytest.mark.parametrize("env_id", TASKS)
