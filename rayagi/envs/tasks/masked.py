@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rayagi.envs.tasks.vec_env import TaskVecEnv
 from rayagi.envs.tasks.worlds import Worlds
 
 
+@runtime_checkable
 class MaskedWorlds(Worlds, Protocol):
     """Worlds that restart by a mask."""
 
