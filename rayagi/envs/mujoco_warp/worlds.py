@@ -70,6 +70,8 @@ class WarpWorlds:
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._streams: dict[int, Any] = {}
+        self._graphs: list[Any] = []
+        """Warp's records of what torch captured, which keep kernels loaded."""
         here = {field.name for field in fields(mjw.Model)}  # what is not in it, the engine does not read
         own = {name: values for name, values in varied.items() if name in here}
         with self._here():
@@ -171,7 +173,7 @@ class WarpWorlds:
         try:
             yield
         finally:
-            wp.capture_end(stream=stream)
+            self._graphs.append(wp.capture_end(stream=stream))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state, in host memory."""
