@@ -91,7 +91,8 @@ class WarpWorlds:
         options.run_rne_postconstraint = bool({"cfrc_ext", "cfrc_int", "cacc"} & {*names})
         shapes = mujoco.MjData(model)
         self.fields = {name: self._shared(name, model, shapes) for name in ("qpos", "qvel", *names)}
-        self._derives = bool(names)
+        # Equality constraints read velocities of the pass before, which a restart must not inherit from the old episode.
+        self._derives = bool(names) or model.neq > 0
         self._controls = wp.to_torch(self._data.ctrl)
         self._overflow = wp.to_torch(self._data.overflow)
         self._restarted = wp.zeros(num_worlds, dtype=bool, device=str(device))
