@@ -160,5 +160,5 @@ def test_memory_is_told_before_it_is_taken():
     env.reset()
     env.step(torch.zeros(count, 8))
     taken = free - torch.cuda.mem_get_info()[0]
-    told = count * bytes_per_world(model, measured(model))
+    told = count * bytes_per_world(model, measured(TASKS[ANT](), model))
     assert 0.5 * told < taken < 1.2 * told

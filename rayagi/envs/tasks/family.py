@@ -51,7 +51,7 @@ class OwnTasks:
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()
-        worlds = make_worlds(engine, model, task.fields, place, task.randomize)
+        worlds = make_worlds(engine, task, model, place)
         info = describe(env_id, engine, task, limit)
         rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
         first, seed = place.first_env_index, place.seed

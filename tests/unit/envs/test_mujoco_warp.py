@@ -35,10 +35,12 @@ def assert_near(found, expected, tolerance, what):
     assert error < tolerance, f"{what}: {error:.1e}"
 
 
-# Of a value, or of one where that is more: qpos, observation, reward. Warp 4.0 takes the velocities of the substep before for the
-# bias of equality constraints (its make_constraint comes before com_vel), which BallBalance's nine stiff pins feel.
-TOLERANCES = {"rayagi/BallBalance-v0": (5e-3, 2.0, 2e-2)}
+# Of a value, or of one where that is more: qpos, observation, reward. For the bias of equality constraints Warp 4.0 takes
+# the velocities of the substep before (its make_constraint comes before com_vel): BallBalance's nine stiff pins feel it, and
+# its loads, which are forces and left out here.
+TOLERANCES = {"rayagi/BallBalance-v0": (5e-3, 0.1, 2e-2)}
 USUAL = (1e-3, 2e-2, 2e-2)
+COMPARED = {"rayagi/BallBalance-v0": slice(0, 12)}
 
 
 @pytest.mark.parametrize("env_id", TASKS)
@@ -60,7 +62,8 @@ def test_a_task_takes_the_same_course_on_both_engines(env_id):
             found, expected = here.step(actions), there.step(actions)
             place = f"{env_id}, step {warm_up + step}"
             assert_near(here.fields["qpos"], there.fields["qpos"], near_qpos, f"{place}, qpos")
-            assert_near(found.obs, expected.obs, near_obs, f"{place}, obs")
+            columns = COMPARED.get(env_id, slice(None))
+            assert_near(found.obs[:, columns], expected.obs[:, columns], near_obs, f"{place}, obs")
             assert_near(found.rewards, expected.rewards, near_rewards, f"{place}, rewards")
             assert torch.equal(found.terminated, expected.terminated)
     assert set(here.faults.values()) == set(there.faults.values()) == {0}
@@ -148,11 +151,12 @@ def test_what_does_not_fit_in_the_room_is_counted_and_begins_anew(tmp_path, size
 def test_room_is_measured_with_a_margin_or_as_the_model_says(tmp_path):
     from rayagi.envs.mujoco_warp.capacity import measured
 
-    found = measured(TASKS[ANT]().load())
+    found = measured(TASKS[ANT](), TASKS[ANT]().load())
     # An ant on its four feet and its belly has 5 contacts of 4 rows, and 8 joint limits.
-    assert 8 <= found.contacts <= 64
-    assert 28 <= found.constraints <= 128
-    given = measured(TASKS[ANT](xml_file=small_room(tmp_path, 'nconmax="7" njmax="70"')).load())
+    assert 8 <= found.contacts <= 32
+    assert 4 * found.contacts < found.constraints <= 160
+    small = TASKS[ANT](xml_file=small_room(tmp_path, 'nconmax="7" njmax="70"'))
+    given = measured(small, small.load())
     assert (given.contacts, given.constraints) == (7, 70)
 
 
@@ -162,7 +166,7 @@ def test_memory_is_told_before_it_is_taken():
 
     worlds = make_env(ANT, "mujoco_warp", 64)._worlds
     model = TASKS[ANT]().load()
-    told, taken = bytes_per_world(model, measured(model)), _bytes(worlds._data) / 64
+    told, taken = bytes_per_world(model, measured(TASKS[ANT](), model)), _bytes(worlds._data) / 64
     assert taken <= told <= 2 * taken
 
 

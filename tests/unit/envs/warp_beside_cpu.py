@@ -25,7 +25,7 @@ def make_env(env_id: str, engine: str, num_envs: int, *, first=0, seed=3, conver
     if converged:
         model.opt.iterations, model.opt.ls_iterations = 100, 50
         model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-    worlds = make_worlds(engine, model, task.fields, Place(num_envs, first, seed, 1), task.randomize)
+    worlds = make_worlds(engine, task, model, Place(num_envs, first, seed, 1))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
     info = describe(env_id, engine, task, TASKS[env_id].max_episode_steps)
     kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv
