@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -69,6 +69,6 @@ class DeviceRollouts:
         return CollectTimes(simulate_s=time.perf_counter() - started)
 
 
-def on_one_device(env: Any, device: torch.device) -> bool:
+def on_one_device(env: Any, device: torch.device) -> TypeGuard[MaskedTaskVecEnv]:
     """Whether simulations and policy are on the same GPU, so that rollouts need no host."""
     return isinstance(env, MaskedTaskVecEnv) and env.device.type == "cuda" and env.device == device

@@ -23,7 +23,7 @@ class Replay:
         device: torch.device,
         *,
         save: Callable[[], Any],
-        undo: Callable[[Any], None],
+        undo: Callable[[Any], object],
         captured: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Nothing is captured before the first call.

@@ -16,21 +16,22 @@ from torch import Tensor
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
 from rayagi.envs.tasks.randomisation import Factors, vary
 
-_UNSTABLE = tuple(
-    int(kind)
-    for kind in (
-        mujoco.mjtWarning.mjWARN_BADQPOS,
-        mujoco.mjtWarning.mjWARN_BADQVEL,
-        mujoco.mjtWarning.mjWARN_BADQACC,
-        mujoco.mjtWarning.mjWARN_BADCTRL,
-    )
-)
+_WARNINGS = mujoco.mjtWarning
 _FAULTS = {
-    "unstable": _UNSTABLE,
-    "contact overflow": (int(mujoco.mjtWarning.mjWARN_CONTACTFULL),),
-    "constraint overflow": (int(mujoco.mjtWarning.mjWARN_CNSTRFULL),),
+    "unstable": [
+        int(kind)
+        for kind in (
+            _WARNINGS.mjWARN_INERTIA,
+            _WARNINGS.mjWARN_BADQPOS,
+            _WARNINGS.mjWARN_BADQVEL,
+            _WARNINGS.mjWARN_BADQACC,
+            _WARNINGS.mjWARN_BADCTRL,
+        )
+    ],
+    "contact overflow": [int(_WARNINGS.mjWARN_CONTACTFULL)],
+    "constraint overflow": [int(_WARNINGS.mjWARN_CNSTRFULL)],
 }
-_FAULTY = tuple(kind for kinds in _FAULTS.values() for kind in kinds)
+_FAULTY = [kind for kinds in _FAULTS.values() for kind in kinds]
 
 
 class CpuWorlds:

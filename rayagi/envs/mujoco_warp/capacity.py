@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 import mujoco
 import numpy as np
-from mujoco.batch import Batch
+import torch
 from numpy.typing import NDArray
 
-_WORLDS, _SUBSTEPS, _HOLD = 8, 400, 10
-"""Worlds, substeps, and substeps for which a random control is held. Seconds of play, in which robots fall and tumble."""
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.tasks.task import Task
+from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+
+_WORLDS, _STEPS, _LOOK_EVERY = 8, 100, 5
+"""Worlds, and steps of random play: seconds, in which robots fall, tumble and begin anew. Every so many of them are looked at."""
 _MARGIN = 1.5
 _SPARE_CONTACTS, _SPARE_CONSTRAINTS = 8, 16
 
@@ -26,37 +30,36 @@ class Capacity:
     """Of one world, no world may have more."""
 
 
-def measured(model: mujoco.MjModel) -> Capacity:
-    """The most that is seen in random play from the model's own pose, half as much again, and some.
+def measured(task: Task, model: mujoco.MjModel) -> Capacity:
+    """The most that is seen in random play of a task, half as much again, and some; constraints for as many contacts.
 
     Where the model's ``<size nconmax njmax>`` says so, what it says. Worlds that exceed it count a fault.
     """
-    rng = np.random.default_rng(0)
-    controls = rng.uniform(size=(_WORLDS, math.ceil(_SUBSTEPS / _HOLD), model.nu)).repeat(_HOLD, axis=1)
-    limited = model.actuator_ctrllimited.astype(bool)
-    low = np.where(limited, model.actuator_ctrlrange[:, 0], -1.0)
-    high = np.where(limited, model.actuator_ctrlrange[:, 1], 1.0)
-    batch = Batch(model, _WORLDS, 1)
-    batch.bind("qvel")[:] = 0.5 * rng.standard_normal((_WORLDS, model.nv))
-    found = batch.rollout(
-        _SUBSTEPS,
-        control=low + (high - low) * controls[:, :_SUBSTEPS],
-        record=("ncon", "nefc", "geom_xpos", "geom_xmat"),
-    )
-    near = max(
-        _near_pairs(model, positions, axes)
-        for positions, axes in zip(
-            found["geom_xpos"][:, ::_HOLD].reshape(-1, model.ngeom, 3),
-            found["geom_xmat"][:, ::_HOLD].reshape(-1, model.ngeom, 3, 3)[..., 2],
-            strict=True,
-        )
-    )
-    contacts = _MARGIN * max(int(found["ncon"].max()), near) + _SPARE_CONTACTS
-    constraints = _MARGIN * int(found["nefc"].max()) + _SPARE_CONSTRAINTS
-    return Capacity(
-        contacts=model.nconmax if model.nconmax > 0 else math.ceil(contacts),
-        constraints=model.njmax if model.njmax > 0 else math.ceil(constraints),
-    )
+    worlds = CpuWorlds(model, _WORLDS, 1, (*task.fields, "ncon", "nefc", "geom_xpos", "geom_xmat"))
+    rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
+    env = TaskVecEnv(describe("", "mujoco_cpu", task, task.max_episode_steps), rules, worlds)
+    generator = torch.Generator().manual_seed(0)
+    env.reset()
+    contacts, rows = 0, 0
+    for step in range(_STEPS):
+        env.step(2.0 * torch.rand((_WORLDS, task.action_dim), generator=generator) - 1.0)
+        contacts = max(contacts, int(worlds.fields["ncon"].max()))
+        rows = max(rows, int(worlds.fields["nefc"].max()))
+        if step % _LOOK_EVERY == 0:
+            positions = worlds.fields["geom_xpos"].numpy()
+            axes = worlds.fields["geom_xmat"].numpy().reshape(_WORLDS, model.ngeom, 3, 3)[..., 2]
+            contacts = max(contacts, *map(_near_pairs, [model] * _WORLDS, positions, axes))
+    env.close()
+    contacts = model.nconmax if model.nconmax > 0 else math.ceil(_MARGIN * contacts) + _SPARE_CONTACTS
+    rows = max(math.ceil(_MARGIN * rows), contacts * _rows_of_a_contact(model)) + _SPARE_CONSTRAINTS
+    return Capacity(contacts=contacts, constraints=model.njmax if model.njmax > 0 else rows)
+
+
+def _rows_of_a_contact(model: mujoco.MjModel) -> int:
+    """Constraints of one contact, of the most that geoms have."""
+    largest = int(model.geom_condim.max(initial=1))
+    pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
+    return max(1, 2 * (largest - 1)) if pyramid else largest
 
 
 def _near_pairs(model: mujoco.MjModel, positions: NDArray[np.float64], axes: NDArray[np.float64]) -> int:

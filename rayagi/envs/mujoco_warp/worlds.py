@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import Any
 
 import mujoco
@@ -69,15 +70,19 @@ class WarpWorlds:
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._streams: dict[int, Any] = {}
+        self._graphs: list[Any] = []
+        """Warp's records of what torch captured, which keep kernels loaded."""
+        here = {field.name for field in fields(mjw.Model)}  # what is not in it, the engine does not read
+        own = {name: values for name, values in varied.items() if name in here}
         with self._here():
             try:
-                self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(varied, num_worlds))
+                self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(own, num_worlds))
                 self._data = mjw.make_data(
                     model, nworld=num_worlds, nconmax=capacity.contacts, njmax=capacity.constraints
                 )
             except (NotImplementedError, ValueError) as error:
                 raise ModelError(_name(model), f"mujoco_warp: {error}") from error
-            for name, values in varied.items():
+            for name, values in own.items():
                 target = wp.to_torch(getattr(self._model, name))
                 target.copy_(torch.from_numpy(np.asarray(values)).view(target.shape))
         options = self._model.opt
@@ -86,7 +91,8 @@ class WarpWorlds:
         options.run_rne_postconstraint = bool({"cfrc_ext", "cfrc_int", "cacc"} & {*names})
         shapes = mujoco.MjData(model)
         self.fields = {name: self._shared(name, model, shapes) for name in ("qpos", "qvel", *names)}
-        self._derives = bool(names)
+        # Equality constraints read velocities of the pass before, which a restart must not inherit from the old episode.
+        self._derives = bool(names) or model.neq > 0
         self._controls = wp.to_torch(self._data.ctrl)
         self._overflow = wp.to_torch(self._data.overflow)
         self._restarted = wp.zeros(num_worlds, dtype=bool, device=str(device))
@@ -168,7 +174,7 @@ class WarpWorlds:
         try:
             yield
         finally:
-            wp.capture_end(stream=stream)
+            self._graphs.append(wp.capture_end(stream=stream))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state, in host memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 import mujoco
@@ -13,37 +12,32 @@ from rayagi.envs.families import Place
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds, bytes_per_world
 from rayagi.envs.tasks.memory import check_fits
 from rayagi.envs.tasks.randomisation import drawn_factors, varied_fields
+from rayagi.envs.tasks.task import Task
 from rayagi.envs.tasks.worlds import Worlds
 
 ENGINES: tuple[str, ...] = ("mujoco_cpu", "mujoco_warp")
 
 
-def make_worlds(
-    engine: str,
-    model: mujoco.MjModel,
-    names: Sequence[str],
-    place: Place,
-    randomize: Mapping[str, Sequence[float]],
-) -> Worlds:
-    """Worlds of a model, with the fields ``names`` beside qpos and qvel.
+def make_worlds(engine: str, task: Task, model: mujoco.MjModel, place: Place) -> Worlds:
+    """Worlds of a task's model, with the fields that it reads and what it randomises.
 
     Raises:
         ModelError: the engine does not know a part of the model.
         MemoryShortError: so many worlds do not fit.
     """
     assert engine in ENGINES
-    num_worlds = place.num_envs
+    num_worlds, names = place.num_envs, task.fields
     if engine == "mujoco_cpu":
         check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
-        factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+        factors = drawn_factors(task.randomize, place.seed, place.first_env_index, num_worlds)
         return CpuWorlds(model, num_worlds, place.num_threads, names, factors)
     # Here, since these packages are an extra, and take a second to import.
     from rayagi.envs.mujoco_warp import capacity, memory
     from rayagi.envs.mujoco_warp.worlds import WarpWorlds
 
-    device, room = warp_device(), capacity.measured(model)
+    device, room = warp_device(), capacity.measured(task, model)
     check_fits(engine, num_worlds, memory.bytes_per_world(model, room), device)
-    factors = drawn_factors(randomize, place.seed, place.first_env_index, num_worlds)
+    factors = drawn_factors(task.randomize, place.seed, place.first_env_index, num_worlds)
     return WarpWorlds(model, num_worlds, names, device, room, varied_fields(model, factors))
 
 

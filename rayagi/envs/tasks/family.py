@@ -11,7 +11,7 @@ from actors.protocols import EnvInfo
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
-from rayagi.envs.tasks.masked import MaskedTaskVecEnv
+from rayagi.envs.tasks.masked import MaskedTaskVecEnv, MaskedWorlds
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 
@@ -51,15 +51,13 @@ class OwnTasks:
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()
-        worlds = make_worlds(engine, model, task.fields, place, task.randomize)
-        kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv
-        return kind(
-            describe(env_id, engine, task, limit),
-            task.rules(model, device=worlds.device, dtype=worlds.dtype),
-            worlds,
-            first_env_index=place.first_env_index,
-            seed=place.seed,
-        )
+        worlds = make_worlds(engine, task, model, place)
+        info = describe(env_id, engine, task, limit)
+        rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
+        first, seed = place.first_env_index, place.seed
+        if isinstance(worlds, MaskedWorlds):
+            return MaskedTaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
+        return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
 
 
 def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:

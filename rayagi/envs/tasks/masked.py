@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rayagi.envs.tasks.vec_env import TaskVecEnv
 from rayagi.envs.tasks.worlds import Worlds
 
 
+@runtime_checkable
 class MaskedWorlds(Worlds, Protocol):
     """Worlds that restart by a mask."""
 
@@ -90,9 +91,10 @@ class MaskedTaskVecEnv(TaskVecEnv):
         self._remember(changed)
         broken = worlds.step(controls, self._task.frame_skip)
         assert broken is not None
-        outcome = rules.outcome(self._state())
+        state = self._state()
+        outcome = rules.outcome(state)
         self._remember(outcome.memory)
-        seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(self._state()))
+        seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
         rewards = outcome.rewards.masked_fill(broken, 0.0)
         terminated, truncated = outcome.terminated | broken, self._elapsed >= self._limit
         done = terminated | truncated

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 FAULTS = ("unstable", "contact overflow", "constraint overflow")
-"""What can go wrong in a world: its state leaves the finite numbers, or there was no room for a contact or a constraint."""
+"""What can go wrong in a world: its state leaves the finite numbers (or the inertia becomes singular), or there was no room
+for a contact or a constraint."""
 
 
 class Worlds(Protocol):

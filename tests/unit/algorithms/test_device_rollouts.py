@@ -143,6 +143,24 @@ def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_what_is_captured_waits_for_nothing(warp_env):
+    """Physics apart, which torch does not see, and the optimiser's step, which has a form of its own for graphs."""
+    from no_waiting import NoWaiting
+
+    ((device, _, _),) = both_rollouts(warp_env, 1)
+    training = make_training(
+        SPEC, device.policy, captured=True,
+        communicator=SoloCommunicator(), num_envs=ENVS, first_env_index=0, total_envs=ENVS,
+    )  # fmt: skip
+    training.learn(device.rollout, 0)
+    training.learner.optimiser.step = lambda: None
+    with NoWaiting():
+        device.run()
+        training.run()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
     from actors.gmi import GmiContext, GmiIdentity
     from placement.types import Slice

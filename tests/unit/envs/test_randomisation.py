@@ -84,7 +84,7 @@ def test_varied_fields_are_those_that_differ_with_the_constants_that_follow():
     assert np.allclose(fields["body_mass"], [model.body_mass, 2 * model.body_mass])
     assert np.allclose(fields["body_subtreemass"][1], 2 * model.body_subtreemass)
     # Twice the mass is half the inverse weight, but for the armature of joints, which does not change.
-    assert np.allclose(fields["body_invweight0"][1, 1, 0], model.body_invweight0[1, 0] / 2, rtol=0.02)
+    assert np.allclose(fields["body_invweight0"][1, 1, 0], model.body_invweight0[1, 0] / 2, rtol=0.05)
     assert not {"geom_friction", "dof_damping", "qpos0"} & set(fields)
     assert set(varied_fields(model, {"friction": np.array([2.0])})) == {"geom_friction"}
     assert varied_fields(model, {}) == {}

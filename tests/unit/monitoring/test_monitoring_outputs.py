@@ -110,6 +110,20 @@ def test_plain_lines_come_at_most_every_few_seconds():
     assert lines[0] == "iteration 1  100 steps  200 steps/s  return 1.0  50 s left"
 
 
+def test_faults_of_a_run_add_up_in_lines_and_panel_and_are_not_mentioned_where_there_are_none():
+    lines = []
+    progress = PlainProgress(Limits(), lines.append, every_s=0.0)
+    progress.iterated([row(1, faults_unstable=0.0)], position(1))
+    progress.iterated([row(2, faults_unstable=2.0), row(3, faults_contact_overflow=1.0)], position(3))
+    progress.iterated([row(4, faults_unstable=1.0)], position(4))
+    assert ["faults" in line for line in lines] == [False, True, True]
+    assert lines[-1].endswith("faults: 3 unstable, 1 contact overflow")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with LiveProgress("Ant", Limits(iterations=100), "training", console) as live:
+        live.iterated([row(1, faults_constraint_overflow=7.0)], position(1))
+    assert "faults in simulations: 7 constraint overflow" in console.file.getvalue()
+
+
 def test_an_evaluation_is_a_line_of_its_own():
     lines = []
     PlainProgress(Limits(), lines.append).evaluated(

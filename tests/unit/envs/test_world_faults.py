@@ -1,0 +1,36 @@
+"""What goes wrong in a world is counted, and ends there."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from warp_beside_cpu import make_env
+
+ANT = "rayagi/Ant-v0"
+WARP = pytest.param(
+    "mujoco_warp",
+    marks=[
+        pytest.mark.slow,  # Warp compiles for the CPU
+        pytest.mark.timeout(1800),
+        pytest.mark.skipif(find_spec("mujoco_warp") is None, reason="the extra 'gpu' is not installed"),
+    ],
+)
+
+
+@pytest.mark.parametrize("engine", ["mujoco_cpu", WARP])
+def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine):
+    env, healthy = make_env(ANT, engine, 2), make_env(ANT, engine, 2)
+    env.reset(), healthy.reset()
+    state = env.state_dict()
+    state["worlds"]["qvel"][0, 3] = float("nan")
+    last = env.load_state_dict(state)
+    found, expected = env.step(torch.ones(2, 8)), healthy.step(torch.ones(2, 8))
+    assert env.faults == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
+    assert found.terminated.tolist() == [True, False]
+    assert found.rewards[0] == 0.0
+    assert torch.equal(found.final_obs[0], last[0])
+    assert torch.isfinite(found.obs).all()
+    assert torch.equal(found.obs[1], expected.obs[1])
+    assert env._episode.tolist() == [1, 0]

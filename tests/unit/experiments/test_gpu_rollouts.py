@@ -1,0 +1,36 @@
+"""The arithmetic of the GPU rollouts' experiment; its measurements need a GPU."""
+
+import pytest
+import torch
+
+from experiments.gpu_rollouts import run
+from experiments.gpu_rollouts.cases import Case, covered, ratios
+
+
+def test_covered_counts_overlapping_kernels_once():
+    # [0, 4) and [2, 5) make 5, [7, 9) two more; [3, 4) lies within.
+    assert covered([(7.0, 9.0), (0.0, 4.0), (2.0, 5.0), (3.0, 4.0)]) == 7.0
+    assert covered([]) == 0.0
+
+
+def test_modes_are_compared_with_the_host_loop_of_their_round():
+    runs = [{"mode": "captured", "steps_per_s": 900.0}, {"mode": "host loop", "steps_per_s": 300.0}]
+    assert ratios(runs) == {"captured": 3.0, "host loop": 1.0}
+    assert ratios(runs[:1]) == {}
+
+
+def test_the_table_has_medians_of_equal_cases():
+    case = Case("rayagi/Ant-v0", 256, 32, "captured", False)
+    common = {**{name: getattr(case, name) for name in case.__slots__}, "launches": 9, "gpu_share": 0.5}
+    rows = run.table([{**common, "steps_per_s": rate, "against_host": rate / 10} for rate in (10, 30, 20)])
+    assert rows.splitlines()[-1] == (
+        "| rayagi/Ant-v0 | 256 | 32 | rollout | captured | 20 | 10 - 30 | 2.0 | 9 | 50% |"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["run", "--out", str(tmp_path / "results")])
+    assert run.main() == 1
+    assert "Nothing was measured: there is no GPU here." in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
