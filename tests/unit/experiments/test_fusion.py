@@ -11,7 +11,7 @@ from experiments.fusion import collection, complexity, pipeline, run
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records, by
 from experiments.fusion.settings import Settings
-from experiments.fusion.timing import seconds_each
+from experiments.fusion.timing import cost
 from rayagi.envs.fused.errors import KernelError
 
 HERE = {"cpu_model": "this one", "cores": 2, "date": "today", "git_commit": "a"}
@@ -68,7 +68,7 @@ def test_a_case_that_cannot_run_is_told_and_left_out(tmp_path, capsys):
     )
 
 
-def test_seconds_of_a_call(monkeypatch):
+def test_the_cost_of_a_call(monkeypatch):
     now = 0.0
 
     def call():
@@ -76,7 +76,10 @@ def test_seconds_of_a_call(monkeypatch):
         now += 0.25
 
     monkeypatch.setattr("experiments.fusion.timing.time.perf_counter", lambda: now)
-    assert seconds_each(call, lambda: None, at_least_s=1.0) == pytest.approx(0.25)
+    monkeypatch.setattr("experiments.fusion.timing.time.process_time", lambda: 2 * now)
+    found = cost(call, lambda: None, at_least_s=1.0)
+    assert found == pytest.approx((0.25, 0.5))
+    assert found.rates(10.0) == pytest.approx({"steps_per_s": 40.0, "steps_per_cpu_s": 20.0})
 
 
 def test_gains_are_of_the_same_repeat(tmp_path):
@@ -84,7 +87,7 @@ def test_gains_are_of_the_same_repeat(tmp_path):
     for steps, rates in ((1, (2.0, 4.0)), (100, (20.0, 80.0))):
         for repeat, rate in enumerate(rates):
             labels = {"form": "c", "num_envs": 64, "copies": 16, "compute": 1, "steps": steps}
-            records.add("9", labels, repeat, {"steps_per_s": rate})
+            records.add("9", labels, repeat, {"steps_per_cpu_s": rate})
     assert complexity.gains(records) == {(64, 100, 16, 1): [10.0, 20.0]}
     assert list(by(records.of("9"), "steps")) == [(1,), (100,)]
     assert "| 64 | 100 | 1 | S=16: 20 (10 - 20) |" in complexity.findings(records)
