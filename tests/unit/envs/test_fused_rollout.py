@@ -54,7 +54,7 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
         build(env_id, engine, activation=activation, hidden=hidden) for engine in ("fused", "fused_torch")
     )
     for run in (fused, plain):
-        run.simulator._lengths = torch.arange(70) * 7 % run.simulator.info.max_episode_steps
+        run.simulator._lengths = run.simulator.info.max_episode_steps - 1 - torch.arange(70)
         run.simulator.env._form.fleet.elapsed.copy_(run.simulator._lengths)  # so that time limits come, too
         run._collect(0)
     a, b = fused.rollout, plain.rollout
@@ -77,7 +77,9 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
         assert torch.equal(ids_a, ids_b)
         torch.testing.assert_close(obs_a, obs_b, rtol=1e-4, atol=1e-4)
     assert fused.simulator.finished_lengths == plain.simulator.finished_lengths
-    assert fused.simulator.finished_returns == pytest.approx(plain.simulator.finished_returns, rel=1e-4)
+    assert fused.simulator.finished_returns == pytest.approx(
+        plain.simulator.finished_returns, rel=1e-4, abs=1e-3
+    )
     assert torch.equal(fused.simulator._lengths, plain.simulator._lengths)
     torch.testing.assert_close(fused.simulator._returns, plain.simulator._returns, rtol=1e-4, atol=1e-4)
 
