@@ -1,0 +1,69 @@
+"""Figure 8: simulation alone, K = 1 to 1000 steps per call, in every form, against the number of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.fusion.figure import Case, Measure, Size
+from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
+from experiments.fusion.records import Records
+from experiments.fusion.timing import cost
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.variants.catalogue import variant
+from rayagi.envs.fused.variants.variant import Work, random_actions
+
+MOST_STEPS = {
+    "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 1e7, "torch.compile": 3e7, "xla": 7e7, "warp": 3e7,
+    "c": 3e8,
+}  # fmt: skip
+"""Environment steps of one call: about a second on a small machine. Longer calls are not measured."""
+STEPS = {
+    "gymnasium": (1,),
+    "gymnasium-vector": (1,),
+    "envpool": (1,),
+    "torch": (1, 1000),
+    "torch.compile": (1, 1000),
+}
+"""K of forms that take steps one at a time whatever a call asks for."""
+
+
+def groups(size: Size) -> Iterator[Sequence[Case]]:
+    """One per N."""
+    for num_envs in (16, 4096) if size.quick else (1, 16, 256, 4096, 65536):
+        yield [
+            Case(
+                {"form": form, "num_envs": num_envs, "steps": steps},
+                lambda w=work, f=form: simulation(f, w, size.seconds),
+            )
+            for form, most in MOST_STEPS.items()
+            for steps in STEPS.get(form, (1, 10, 100, 1000))
+            if num_envs * steps <= most
+            for work in [
+                Work(simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads)
+            ]
+        ]
+
+
+def simulation(form: str, work: Work, seconds: float) -> Measure:
+    """Environment steps per second of a variant. Raises KernelError where it cannot run."""
+    stepper = variant(form).make(work)
+    prepared = stepper.prepare(random_actions(work))
+
+    def once() -> dict[str, float]:
+        each = cost(lambda: stepper.step(prepared), stepper.wait, seconds)
+        return each.rates(work.num_envs * work.steps_per_call)
+
+    return once
+
+
+def draw(records: Records, path: Path) -> None:
+    """A line per form and K."""
+    draw_rates(
+        records.of("8"), form_and_steps, "Figure 8: K steps of CartPole in a call, simulation alone", path
+    )
+
+
+def findings(records: Records) -> str:
+    """Every median."""
+    return rate_table(records.of("8"), 1e6, "Million")

@@ -1,0 +1,90 @@
+"""Measurements of one machine, each kept at once as a line of JSON, so that a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Labels: TypeAlias = Mapping[str, object]
+"""What tells one case from another: form, num_envs, steps_per_call, ..."""
+Measured: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
+"""Labels, and the values of each repeat."""
+SAME = ("cpu_model", "cores")
+"""Rows of different machines do not belong into one file."""
+
+
+class Records:
+    """A file of measurements: a line with the origin for each start, and a line for each measurement."""
+
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
+        """Read what is there and note who goes on.
+
+        Raises:
+            SystemExit: the file is of another machine, or is not such a file.
+        """
+        self.path = path
+        self.origins: list[dict[str, object]] = []
+        self.rows: list[dict[str, Any]] = []
+        for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+            self._take(line, number)
+        for earlier in self.origins:
+            other = [name for name in SAME if earlier.get(name) != header.get(name)]
+            if other:
+                raise SystemExit(
+                    f"{path} holds measurements with another {', '.join(other)}; give another --out"
+                )
+        if not self.origins or _undated(self.origins[-1]) != _undated(header):
+            self.origins.append(dict(header))
+            self._write({"origin": self.origins[-1]})
+
+    def _take(self, line: str, number: int) -> None:
+        try:
+            entry = json.loads(line)
+            if "origin" in entry:
+                self.origins.append(entry["origin"])
+            else:
+                self.rows.append({name: entry[name] for name in ("figure", "labels", "repeat", "values")})
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise SystemExit(f"{self.path}, line {number}: this is no measurement: {line[:80]}") from None
+
+    def has(self, figure: str, labels: Labels, repeat: int) -> bool:
+        """Whether this is measured already."""
+        return any(
+            (row["figure"], row["labels"], row["repeat"]) == (figure, dict(labels), repeat)
+            for row in self.rows
+        )
+
+    def add(self, figure: str, labels: Labels, repeat: int, values: Mapping[str, object]) -> None:
+        """Keep a measurement, on disk when this returns."""
+        row = {"figure": figure, "labels": dict(labels), "repeat": repeat, "values": dict(values)}
+        self.rows.append(row)
+        self._write(row)
+
+    def of(self, figure: str) -> list[Measured]:
+        """Each case of a figure with the values of its repeats, in the order in which they were first measured."""
+        found: dict[str, Measured] = {}
+        for row in self.rows:
+            if row["figure"] == figure:
+                case = found.setdefault(json.dumps(row["labels"], sort_keys=True), (row["labels"], []))
+                case[1].append(row["values"])
+        return list(found.values())
+
+    def _write(self, entry: Mapping[str, object]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def _undated(header: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in header.items() if name != "date"}
+
+
+def by(cases: Iterable[Measured], *names: str) -> dict[tuple[Any, ...], list[Measured]]:
+    """Cases in groups that have the same values of some labels, in the order in which they come."""
+    groups: dict[tuple[Any, ...], list[Measured]] = defaultdict(list)
+    for labels, values in cases:
+        groups[tuple(labels[name] for name in names)].append((labels, values))
+    return dict(groups)

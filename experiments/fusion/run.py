@@ -1,0 +1,110 @@
+"""Figures 2, 4, 5, 6, 8 and 9 of the MLBench'22 paper for the machine at hand.
+
+    python -m experiments.fusion.run --figure 2|4|5|6|8|9|headline|all [--quick]
+
+Every measurement is kept at once in results/measurements.jsonl; called again, it goes on where it was stopped. Then
+results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from experiments.fusion import breakdown, collection, complexity, fusion, headline, simulators
+from experiments.fusion.figure import Case, Size, measure
+from experiments.fusion.records import Records
+from experiments.origin import origin
+from rayagi.run.versions import usable_cores
+
+HERE = Path(__file__).parent
+PACKAGES = ("jax", "jaxlib", "warp-lang", "envpool")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure's functions. Not everything is drawn, and counting has no spread."""
+
+    groups: Callable[[Size], Iterable[Sequence[Case]]]
+    findings: Callable[[Records], str]
+    draw: Callable[[Records, Path], None] | None = None
+    repeated: bool = True
+
+
+FIGURES = {
+    "2": Entry(simulators.groups, simulators.findings, simulators.draw),
+    "4": Entry(collection.groups, collection.findings, collection.draw),
+    "5": Entry(breakdown.time_groups, breakdown.time_findings, breakdown.draw_time),
+    "6": Entry(breakdown.count_groups, breakdown.count_findings, breakdown.draw_counts, repeated=False),
+    "8": Entry(fusion.groups, fusion.findings, fusion.draw),
+    "9": Entry(complexity.groups, complexity.findings, complexity.draw),
+    "headline": Entry(headline.groups, headline.findings),
+}
+TITLES = {"headline": "Best form over Gymnasium's loop"}
+
+
+def header() -> dict[str, object]:
+    """Where the measurements are from, with the optional packages that some forms need."""
+    found: dict[str, object] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return {**origin(), **found}
+
+
+def report(records: Records) -> str:
+    """What the figures show, as Markdown."""
+    parts = ["# Findings"]
+    parts += ["\n".join(f"- {name}: {value}" for name, value in records.origins[-1].items())]
+    others = [one["other_cores"] for name in FIGURES for _, values in records.of(name) for one in values]
+    if others:
+        parts.append(
+            f"Cores that something else used, mean over {len(others)} measurements: {sum(others) / len(others):.2f}."
+        )
+    parts += [
+        f"## {TITLES.get(name, f'Figure {name}')}\n\n{entry.findings(records)}"
+        for name, entry in FIGURES.items()
+        if records.of(name)
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--figure", choices=[*FIGURES, "all"], default="all")
+    parser.add_argument(
+        "--quick", action="store_true", help="few points, short measurements: some two minutes in all"
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--repeats", type=int, help="of each measurement; default 3, with --quick 2")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of forms that can choose")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    given = parser.parse_args()
+    size = Size(
+        quick=given.quick,
+        seconds=0.05 if given.quick else 0.2,
+        repeats=given.repeats or (2 if given.quick else 3),
+        threads=given.threads,
+    )
+    path = given.out / "measurements.jsonl"
+    if given.fresh:
+        path.unlink(missing_ok=True)
+    records = Records(path, header())
+    for name in FIGURES if given.figure == "all" else (given.figure,):
+        entry = FIGURES[name]
+        measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records)
+        if entry.draw is not None and records.of(name):
+            entry.draw(records, given.out / f"figure_{name}.png")
+        (given.out / "findings.md").write_text(report(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Figure 2: throughput of simulators against the number of environments: rayagi's fused ones, and MuJoCo's Ant.
+
+The paper compares XLA's CartPole with Brax; here are four simulators of the dialect in XLA and C, and the task Ant on
+MuJoCo's own engine on all cores, observation, reward and reset included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.fusion.figure import Case, Measure, Size
+from experiments.fusion.fusion import simulation
+from experiments.fusion.plots import draw_rates, middle
+from experiments.fusion.records import Records
+from experiments.fusion.timing import cost
+from rayagi.envs.fused.simulator import Simulator
+from rayagi.envs.fused.simulators.acrobot import Acrobot
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators.pendulum import Pendulum
+from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.registry import make_env_factory
+
+STEPS = 100
+SIMULATORS: tuple[Simulator, ...] = (CartPole(), Pendulum(), Acrobot(), Quadrotor())
+COLOURS = {
+    "CartPole": "#1f77b4",
+    "Pendulum": "#ff7f0e",
+    "Acrobot": "#2ca02c",
+    "Quadrotor": "#9467bd",
+    "Ant": "#8c564b",
+}
+MOST_ANTS = 256
+
+
+def groups(size: Size) -> Iterator[Sequence[Case]]:
+    """One per N."""
+    for num_envs in (16, 1024) if size.quick else (1, 16, 256, 4096, 65536):
+        cases = []
+        for simulator in SIMULATORS:
+            work = Work(
+                simulator=simulator, num_envs=num_envs, steps_per_call=STEPS, num_threads=size.threads
+            )
+            for form in ("xla", "c"):
+                labels = {"simulator": simulator.name, "form": form, "num_envs": num_envs}
+                cases.append(Case(labels, lambda w=work, f=form: simulation(f, w, size.seconds)))
+        if num_envs <= MOST_ANTS:
+            labels = {"simulator": "Ant", "form": "mujoco_cpu", "num_envs": num_envs}
+            cases.append(Case(labels, lambda n=num_envs: ants(n, size)))
+        yield cases
+
+
+def ants(num_envs: int, size: Size) -> Measure:
+    """The task Ant with random actions."""
+    factory = make_env_factory("Ant", engine="mujoco_cpu")
+    env = factory(num_envs=num_envs, first_env_index=0, seed=0, num_threads=size.threads)
+    env.reset()
+    actions = 2 * torch.rand((num_envs, env.info.action.dim), generator=torch.Generator().manual_seed(0)) - 1
+
+    def once() -> dict[str, float]:
+        return cost(lambda: env.step(actions), lambda: None, size.seconds).rates(num_envs)
+
+    return once
+
+
+def draw(records: Records, path: Path) -> None:
+    """A line per simulator and form."""
+    title = f"Figure 2: simulators, simulation alone, {STEPS} steps per call"
+    draw_rates(records.of("2"), _line, title, path)
+
+
+def _line(labels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    simulator, form = labels["simulator"], labels["form"]
+    return f"{simulator}, {form}", {"color": COLOURS[simulator], "linestyle": "--" if form == "xla" else "-"}
+
+
+def findings(records: Records) -> str:
+    """The highest rate of each."""
+    best: dict[tuple[str, str], tuple[float, int]] = {}
+    for labels, values in records.of("2"):
+        key = (labels["simulator"], labels["form"])
+        best[key] = max(best.get(key, (0.0, 0)), (middle(values, "steps_per_s"), labels["num_envs"]))
+    lines = ["| simulator | form | highest median, million steps/s | at N |", "|---|---|---|---|"]
+    lines += [f"| {sim} | {form} | {rate / 1e6:.3g} | {n} |" for (sim, form), (rate, n) in best.items()]
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The project's C kernels with the knobs: tiles of environments in vector registers, on all threads."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.resources import files
+
+from torch import Tensor
+
+from rayagi.envs.fused.c.compiler import load
+from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.c.source import source
+from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+
+
+class CStepper:
+    """Implements Stepper: K steps in one call of each thread."""
+
+    def __init__(self, work: Work) -> None:
+        """Raises KernelError and SimulatorError."""
+        self.work = work
+        self._form = CForm(work.setting, work.num_threads)
+        knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
+        library = load(f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced)}\n{knobs}")
+        i64, address = ctypes.c_int64, ctypes.c_void_p
+        self._simulate = library.rayagi_simulate
+        self._simulate.argtypes = (address, i64, i64, i64, i64, i64, *[address] * 5)
+        self._simulate.restype = None
+        self._now = Standing.first(work)
+        self._form.fleet = self._now.fleet
+        self._fleet = self._form.fleet_pointers()
+        self._sums = [
+            pointer(one) for one in (self._now.copies, self._now.totals.rewards, self._now.totals.ended)
+        ]
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        self._now.copy_(standing)
+
+    def prepare(self, actions: Tensor) -> Tensor:
+        """As they are."""
+        return actions.contiguous()
+
+    def step(self, prepared: Tensor) -> None:
+        """K steps."""
+        work, given = self.work, pointer(prepared)
+        actions = (given, None) if isinstance(work.simulator.actions, Choices) else (None, given)
+        sizes = (work.steps_per_call, work.compute, work.copies - 1)
+        self._form.on_threads(
+            work.steps_per_call * work.compute,
+            lambda begin, end: self._simulate(self._fleet, begin, end, *sizes, *actions, *self._sums),
+        )
+
+    def wait(self) -> None:
+        """All threads are done when ``step`` returns."""
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        return self._now.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """One call and one pass over the environments, in parts where there are threads."""
+        return Counts(1, 1)
+
+
+class CVariant:
+    """Implements Variant."""
+
+    name = "c"
+
+    def missing(self, work: Work) -> str | None:
+        """It needs a C compiler, for which it looks when it compiles."""
+        return None
+
+    def make(self, work: Work) -> CStepper:
+        """The environments. Raises KernelError."""
+        return CStepper(work)

@@ -1,0 +1,61 @@
+"""The variants by name. What needs an optional package is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.variants.variant import Variant, not_installed
+
+_PACKAGE = "rayagi.envs.fused.variants"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    module: str
+    build: Callable[..., Variant]
+    package: str | None = None
+    extra: str = ""
+
+
+def _of(name: str, **options: object) -> Callable[..., Variant]:
+    return lambda module: getattr(module, name)(**options)
+
+
+_ENTRIES = {
+    "gymnasium": _Entry("gymnasium_variants", _of("GymnasiumVariant", vector=False)),
+    "gymnasium-vector": _Entry("gymnasium_variants", _of("GymnasiumVariant", vector=True)),
+    "envpool": _Entry("envpool_variant", _of("EnvPoolVariant"), "envpool", "envpool"),
+    "torch": _Entry("torch_variants", _of("TorchVariant", compiled=False)),
+    "torch.compile": _Entry("torch_variants", _of("TorchVariant", compiled=True)),
+    "xla": _Entry("jax_variant", _of("JaxVariant"), "jax", "jax"),
+    "warp": _Entry("warp_variant", _of("WarpVariant"), "warp", "gpu"),
+    "warp-gpu": _Entry("warp_variant", _of("WarpVariant", device="cuda"), "warp", "gpu"),
+    "cuda": _Entry("cuda_variant", _of("CudaVariant")),
+    "c": _Entry("c_variant", _of("CVariant")),
+}
+NAMES = tuple(_ENTRIES)
+"""As the paper and this project call them."""
+
+
+def package_missing(name: str) -> str | None:
+    """Why a variant's module cannot be imported here; None where it can."""
+    entry = _ENTRIES[name]
+    return None if entry.package is None else not_installed(entry.package, entry.extra)
+
+
+def variant(name: str) -> Variant:
+    """A variant by its name.
+
+    Raises:
+        KernelError: there is none of this name, or its package is not installed.
+    """
+    if name not in _ENTRIES:
+        raise KernelError(name, f"no such form; there are {', '.join(NAMES)}")
+    reason = package_missing(name)
+    if reason:
+        raise KernelError(name, reason)
+    entry = _ENTRIES[name]
+    return entry.build(import_module(f"{_PACKAGE}.{entry.module}"))

@@ -1,0 +1,74 @@
+"""The printed CUDA kernel on a GPU, compiled while the program runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.variants.cuda_source import cuda_source
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+
+THREADS = 128
+"""Per block."""
+
+
+class CudaStepper:
+    """Implements Stepper: one launch for K steps. [unverified on GPU]"""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self._device = work, torch.device("cuda")
+        self._word = seed_word(work.seed)
+        try:
+            # NVRTC, which torch brings along; torch marks it as internal.
+            self._kernel = torch.cuda._compile_kernel(cuda_source(work), "simulate")
+        except RuntimeError as error:
+            raise KernelError(f"{work.simulator.name} in CUDA", str(error)) from error
+        self._now = Standing.first(work, self._device)
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        self._now.copy_(standing)
+
+    def prepare(self, actions: Tensor) -> Tensor:
+        """On the device."""
+        return actions.to(self._device).contiguous()
+
+    def step(self, prepared: Tensor) -> None:
+        """K steps in one launch."""
+        work, now, fleet = self.work, self._now, self._now.fleet
+        blocks = -(-work.num_envs // THREADS)
+        sizes = [work.num_envs, work.steps_per_call, work.copies - 1, work.compute, self._word]
+        tensors = [prepared, fleet.state, fleet.elapsed, fleet.episode, now.copies]
+        totals = [now.totals.rewards, now.totals.ended]
+        self._kernel(grid=(blocks, 1, 1), block=(THREADS, 1, 1), args=[*sizes, *tensors, *totals])
+
+    def wait(self) -> None:
+        """Return when all steps are done."""
+        torch.cuda.synchronize(self._device)
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        return self._now.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """One launch."""
+        return Counts(1, 1)
+
+
+class CudaVariant:
+    """Implements Variant."""
+
+    name = "cuda"
+
+    def missing(self, work: Work) -> str | None:
+        """It needs a GPU."""
+        return None if torch.cuda.is_available() else "there is no CUDA device"
+
+    def make(self, work: Work) -> CudaStepper:
+        """The environments. Raises KernelError."""
+        reason = self.missing(work)
+        if reason:
+            raise KernelError(f"{work.simulator.name} in CUDA", reason)
+        return CudaStepper(work)

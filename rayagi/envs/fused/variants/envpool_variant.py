@@ -1,0 +1,82 @@
+"""EnvPool: environments written in C++ by others, on a pool of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import envpool
+import numpy as np
+from torch import Tensor
+
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.variants.gymnasium_variants import GYMNASIUM_IDS
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work, knobs_unknown
+
+
+class EnvPoolStepper:
+    """Implements Stepper, but for ``put``: its environments cannot be put into a state. Like Gymnasium's vector
+    environment it begins an ended episode anew in the step after.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._pool: Any = envpool.make(
+            GYMNASIUM_IDS[work.simulator.name],
+            env_type="gymnasium",
+            num_envs=work.num_envs,
+            num_threads=work.num_threads,
+            seed=work.seed,
+        )
+        self.obs, _ = self._pool.reset()
+        self._last = Standing.allocate(work)
+        self._last.fleet.episode.zero_()
+
+    def put(self, standing: Standing) -> None:
+        """Raises KernelError."""
+        raise KernelError("EnvPool", "its environments cannot be put into a state")
+
+    def prepare(self, actions: Tensor) -> list[Any]:
+        """An array for each step."""
+        if isinstance(self.work.simulator.actions, Choices):
+            return list(actions.numpy().astype(np.int64))
+        return list(np.ascontiguousarray(actions.movedim(1, -1).numpy()))
+
+    def step(self, prepared: list[Any]) -> None:
+        """K steps."""
+        totals = self._last.totals
+        rewards, ended = totals.rewards.zero_().numpy(), totals.ended.zero_().numpy()
+        for actions in prepared:
+            self.obs, reward, terminated, truncated, _ = self._pool.step(actions)
+            rewards += reward
+            ended += terminated | truncated
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
+
+    def get(self) -> Standing:
+        """Rewards and ends only; states are not told."""
+        return self._last.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """A call per step."""
+        return Counts(self.work.steps_per_call, 0)
+
+
+class EnvPoolVariant:
+    """Implements Variant."""
+
+    name = "envpool"
+
+    def missing(self, work: Work) -> str | None:
+        """EnvPool has Gymnasium's simulators."""
+        if work.simulator.name not in GYMNASIUM_IDS:
+            return f"EnvPool has no {work.simulator.name}"
+        return knobs_unknown(work)
+
+    def make(self, work: Work) -> EnvPoolStepper:
+        """The environments. Raises KernelError."""
+        reason = self.missing(work)
+        if reason:
+            raise KernelError(f"{work.simulator.name} in EnvPool", reason)
+        return EnvPoolStepper(work)

@@ -1,0 +1,150 @@
+"""Gymnasium's own environments: N objects stepped one after another, and its vector environment where it has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work, knobs_unknown
+
+GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot": "Acrobot-v1"}
+"""Of simulators that are Gymnasium's, by name; their states are in the same order."""
+
+
+class LoopStepper:
+    """Implements Stepper: ``step`` of N objects in turn, in float64, with numpy's random numbers."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._envs = [gymnasium.make(GYMNASIUM_IDS[work.simulator.name]) for _ in range(work.num_envs)]
+        self._last = Standing.allocate(work)
+        for index, env in enumerate(self._envs):
+            env.reset(seed=work.seed + index)
+        self._last.fleet.episode.zero_()
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there: what follows a reset differs from other variants, whose random numbers are their own."""
+        fleet = standing.fleet
+        for index, env in enumerate(self._envs):
+            env.unwrapped.state = fleet.state[:, index].double().numpy()
+            limit: Any = env
+            while not isinstance(limit, gymnasium.wrappers.TimeLimit):
+                limit = limit.env
+            limit._elapsed_steps = int(fleet.elapsed[index])
+        self._last.fleet.copy_(fleet)
+
+    def prepare(self, actions: Tensor) -> list[list[Any]]:
+        """Numbers, or arrays of reals."""
+        if isinstance(self.work.simulator.actions, Choices):
+            return actions.tolist()
+        return [list(one) for one in actions.movedim(1, -1).numpy()]
+
+    def step(self, prepared: list[list[Any]]) -> None:
+        """K steps."""
+        fleet, totals = self._last.fleet, self._last.totals
+        rewards, ended = totals.rewards.zero_().numpy(), totals.ended.zero_().numpy()
+        elapsed, episode = fleet.elapsed.numpy(), fleet.episode.numpy()
+        for actions in prepared:
+            for index, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
+                _, reward, terminated, truncated, _ = env.step(action)
+                rewards[index] += reward
+                elapsed[index] += 1
+                if terminated or truncated:
+                    env.reset()
+                    ended[index] += 1
+                    episode[index] += 1
+                    elapsed[index] = 0
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        states = np.stack([np.asarray(env.unwrapped.state, np.float32) for env in self._envs], axis=1)
+        self._last.fleet.state.copy_(torch.from_numpy(states))
+        return self._last.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """A call into an environment per step of each; no kernels."""
+        return Counts(self.work.steps_per_call * self.work.num_envs, 0)
+
+
+class VectorStepper:
+    """Implements Stepper with Gymnasium's CartPoleVectorEnv: numpy's operations on all environments.
+
+    It begins an ended episode anew in the next step, which does not move the environment: such steps are counted too, as
+    Gymnasium's users count them.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._env: Any = gymnasium.make_vec(
+            GYMNASIUM_IDS[work.simulator.name], work.num_envs, vectorization_mode="vector_entry_point"
+        )
+        self._env.reset(seed=work.seed)
+        self._last = Standing.allocate(work)
+        self._last.fleet.episode.zero_()
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        self._env.unwrapped.state = standing.fleet.state.double().numpy()
+        self._env.unwrapped.steps = standing.fleet.elapsed.numpy().copy()
+        self._env.unwrapped.prev_done = np.zeros(self.work.num_envs, bool)
+        self._last.fleet.copy_(standing.fleet)
+
+    def prepare(self, actions: Tensor) -> list[Any]:
+        """An array for each step."""
+        return list(actions.numpy())
+
+    def step(self, prepared: list[Any]) -> None:
+        """K steps."""
+        totals = self._last.totals
+        rewards, ended = totals.rewards.zero_().numpy(), totals.ended.zero_().numpy()
+        for actions in prepared:
+            _, reward, terminated, truncated, _ = self._env.step(actions)
+            rewards += reward
+            ended += terminated | truncated
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
+
+    def get(self) -> Standing:
+        """Where the environments are. How many episodes began is known of the last call only."""
+        fleet = self._last.fleet
+        fleet.state.copy_(torch.from_numpy(np.asarray(self._env.unwrapped.state, np.float32)))
+        fleet.elapsed.copy_(torch.from_numpy(self._env.unwrapped.steps))
+        return self._last.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """A call per step; its numpy operations are inside."""
+        return Counts(self.work.steps_per_call, 0)
+
+
+class GymnasiumVariant:
+    """Implements Variant."""
+
+    def __init__(self, *, vector: bool) -> None:
+        self.vector = vector
+        self.name = "gymnasium-vector" if vector else "gymnasium"
+
+    def missing(self, work: Work) -> str | None:
+        """Gymnasium has not every simulator, and a vector environment of few."""
+        known = GYMNASIUM_IDS.get(work.simulator.name)
+        if known is None:
+            return f"Gymnasium has no {work.simulator.name}"
+        if self.vector and gymnasium.spec(known).vector_entry_point is None:
+            return f"Gymnasium has no vector environment of {known}"
+        return knobs_unknown(work)
+
+    def make(self, work: Work) -> LoopStepper | VectorStepper:
+        """The environments. Raises KernelError."""
+        reason = self.missing(work)
+        if reason:
+            raise KernelError(f"{work.simulator.name} in {self.name}", reason)
+        return VectorStepper(work) if self.vector else LoopStepper(work)

@@ -1,0 +1,154 @@
+"""XLA: K steps as one ``lax.scan`` in one compiled call. XLA fuses within a step and not across steps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.forms import Fleet, Totals
+from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.variants.jax_world import JaxWorld, Worlds
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work, random_actions
+
+Carried = tuple[Worlds, jax.Array, jax.Array, jax.Array]
+"""Where the environments stand, copies, and the call's rewards and ended episodes."""
+NOT_KERNELS = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
+}  # fmt: skip
+"""HLO instructions that compute nothing by themselves."""
+
+
+class JaxStepper:
+    """Implements Stepper."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._world = world = JaxWorld(work.simulator, work.seed, work.compute)
+
+        def several(worlds: Worlds, copies: jax.Array, actions: jax.Array) -> Carried:
+            def one(carried: Carried, action: jax.Array) -> tuple[Carried, None]:
+                before, copies, rewards, ended = carried
+                after, reward, done = world.step(before, action)
+                if work.copies > 1:
+                    copies = copies + (after.state - before.state)
+                return (after, copies, rewards + reward, ended + done.astype(jnp.int32)), None
+
+            zeros = jnp.zeros(work.num_envs), jnp.zeros(work.num_envs, jnp.int32)
+            return jax.lax.scan(one, (worlds, copies, *zeros), actions)[0]
+
+        self._several = jax.jit(several, donate_argnums=(0, 1))
+        self._now: Carried
+        self.put(Standing.first(work))
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        fleet = standing.fleet
+        worlds = Worlds(*(_array(one) for one in (fleet.state, fleet.elapsed, fleet.episode)))
+        totals = standing.totals
+        self._now = (worlds, _array(standing.copies), _array(totals.rewards), _array(totals.ended))
+
+    def prepare(self, actions: Tensor) -> jax.Array:
+        """An array on the device."""
+        return _array(actions if isinstance(self.work.simulator.actions, Choices) else actions.movedim(1, -1))
+
+    def step(self, prepared: jax.Array) -> None:
+        """K steps; asynchronous."""
+        self._now = self._several(self._now[0], self._now[1], prepared)
+
+    def wait(self) -> None:
+        """Return when all steps are done."""
+        jax.block_until_ready(self._now)
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        worlds, copies, *totals = self._now
+        return Standing(Fleet(*map(_tensor, worlds)), _tensor(copies), Totals(*map(_tensor, totals)))
+
+    def counts(self) -> Counts:
+        """One call; kernels as XLA's compiled program lists them, those of a loop as often as it runs."""
+        prepared = self.prepare(random_actions(self.work))
+        compiled = self._several.lower(self._now[0], self._now[1], prepared).compile()
+        return Counts(1, launches(compiled.as_text()))
+
+
+class JaxVariant:
+    """Implements Variant."""
+
+    name = "xla"
+
+    def missing(self, work: Work) -> str | None:
+        """Nothing: who imports this module has JAX."""
+        return None
+
+    def make(self, work: Work) -> JaxStepper:
+        """The environments."""
+        return JaxStepper(work)
+
+
+def launches(program: str) -> int:
+    """Kernels that a compiled XLA program runs.
+
+    Args:
+        program: HLO text after optimisation, with the trip counts that XLA found
+
+    Raises:
+        ValueError: a loop's trip count is not told.
+    """
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in program.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if head:
+            name = head[2]
+            entry = name if head[1] else entry
+            bodies[name] = []
+        elif line.startswith(" ") and " = " in line:
+            bodies[name].append(line)
+    return _launches_of(entry, bodies)
+
+
+def _launches_of(computation: str, bodies: dict[str, list[str]]) -> int:
+    count = 0
+    for line in bodies[computation]:
+        op = _operation(line)
+        if op == "while":
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+            if trips is None:
+                raise ValueError(f"XLA does not tell how often this loop runs: {line.strip()[:120]}")
+            count += int(trips[1]) * _launches_of(_called(line, "body"), bodies)
+        elif op == "call":
+            count += _launches_of(_called(line, "to_apply"), bodies)
+        elif op not in NOT_KERNELS:
+            count += 1
+    return count
+
+
+def _operation(line: str) -> str:
+    """``%a.1 = (f32[4]{0}, s32[]) while(%b), ...``: the word before the first bracket that follows the type."""
+    text = line.split(" = ", 1)[1]
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "({[") - (character in ")}]")
+        if character == " " and depth == 0:
+            return text[place + 1 :].split("(", 1)[0]
+    return text
+
+
+def _called(line: str, attribute: str) -> str:
+    found = re.search(rf"{attribute}=%?([\w.\-]+)", line)
+    assert found is not None, line
+    return found[1]
+
+
+def _array(tensor: Tensor) -> jax.Array:
+    return jnp.array(tensor.numpy())
+
+
+def _tensor(array: Any) -> Tensor:
+    return torch.from_numpy(np.array(array))

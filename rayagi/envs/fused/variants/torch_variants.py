@@ -1,0 +1,199 @@
+"""Torch with the knobs: an operation at a time, and through ``torch.compile``. K steps are K times what one step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._inductor import metrics
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.reference import acted, started_states
+from rayagi.envs.fused.simulator import Choices, named
+from rayagi.envs.fused.trace import check_declaration
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work, random_actions
+
+VIEWS = (
+    "view",
+    "unbind",
+    "select",
+    "slice",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "detach",
+    "alias",
+    "_to_copy",
+)
+"""What gives tensors another form and computes nothing. (A copy to another type is fused away or tiny here.)"""
+
+
+class Moved(NamedTuple):
+    """N environments after a step."""
+
+    state: Tensor
+    elapsed: Tensor
+    episode: Tensor
+    copies: Tensor
+    rewards: Tensor
+    ended: Tensor
+
+
+class TorchStepper:
+    """Implements Stepper. On a GPU nothing waits for the device. [unverified on GPU]"""
+
+    def __init__(self, work: Work, *, compiled: bool, device: torch.device | str = "cpu") -> None:
+        check_declaration(work.simulator)
+        self.work, self.device, self._word = work, torch.device(device), seed_word(work.seed)
+        torch.set_num_threads(work.num_threads)
+        self._indices = torch.arange(work.num_envs, device=self.device)
+        # On a host, looking whether any episode ended is cheaper than to draw for all; on a GPU it would wait for it.
+        self._looks = not compiled and self.device.type == "cpu"
+        self._compiled = compiled
+        self._advance: Callable[..., Moved] = (
+            torch.compile(self.moved, dynamic=False) if compiled else self.moved
+        )
+        self._standing = Standing.first(work, self.device)
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        fresh = Standing.allocate(self.work, self.device)
+        fresh.copy_(standing)
+        self._standing = fresh
+
+    def prepare(self, actions: Tensor) -> Sequence[Any]:
+        """What ``Simulator.step`` sees, for each of the K steps."""
+        actions = actions.to(self.device)
+        if not isinstance(self.work.simulator.actions, Choices):
+            actions = actions.movedim(1, -1)
+        return [acted(self.work.simulator, one) for one in actions]
+
+    @torch.no_grad()
+    def step(self, prepared: Sequence[Any]) -> None:
+        """K steps."""
+        now, fleet, totals = self._standing, self._standing.fleet, self._standing.totals
+        zeros = torch.zeros_like(totals.rewards), torch.zeros_like(totals.ended)
+        moved = Moved(fleet.state, fleet.elapsed, fleet.episode, now.copies, *zeros)
+        for action in prepared:
+            moved = self._advance(moved, action)
+        fleet.state, fleet.elapsed, fleet.episode, now.copies, totals.rewards, totals.ended = moved
+
+    def wait(self) -> None:
+        """Return when all steps are done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        return self._standing.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """A call of a compiled step counts as one."""
+        one_call = self.prepare(random_actions(self.work))
+        if self._compiled:
+            kernels = count_generated(lambda: self.step(one_call[:1]))
+            return Counts(self.work.steps_per_call, self.work.steps_per_call * kernels)
+        return count_calls(lambda: self.step(one_call))
+
+    def moved(self, before: Moved, action: Any) -> Moved:
+        """One step of every environment; ``action`` as ``acted`` gives it."""
+        simulator, limit = self.work.simulator, self.work.setting.limit
+        state = before.state
+        for _ in range(self.work.compute):
+            result = simulator.step(named(simulator, state.unbind(0)), action)
+            state = _rows(result[0], before.state)
+        terminated = torch.as_tensor(result[2], device=self.device)
+        elapsed = before.elapsed + 1
+        ended = terminated | (elapsed >= limit)
+        episode = before.episode + ended
+        elapsed = torch.where(ended, 0, elapsed)
+        state = self._reset(state, ended, episode)
+        copies = before.copies + (state - before.state) if self.work.copies > 1 else before.copies
+        return Moved(state, elapsed, episode, copies, before.rewards + result[1], before.ended + ended)
+
+    def _reset(self, state: Tensor, ended: Tensor, episode: Tensor) -> Tensor:
+        if not self._looks:
+            return torch.where(ended, self._begun(self._indices, episode), state)
+        ids = ended.nonzero().squeeze(1)
+        if len(ids):
+            state[:, ids] = self._begun(ids, episode[ids])
+        return state
+
+    def _begun(self, indices: Tensor, episode: Tensor) -> Tensor:
+        return started_states(self.work.simulator, self._word, indices, episode)
+
+
+class TorchVariant:
+    """Implements Variant."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        self.compiled = compiled
+        self.name = "torch.compile" if compiled else "torch"
+
+    def missing(self, work: Work) -> str | None:
+        """A compiled step needs a loop that ends in time."""
+        if self.compiled and work.compute > MOST_UNROLLED:
+            return f"torch.compile would unroll {work.compute} iterations; at most {MOST_UNROLLED}"
+        return None
+
+    def make(self, work: Work) -> TorchStepper:
+        """The environments. Raises KernelError."""
+        reason = self.missing(work)
+        if reason:
+            raise KernelError(f"{work.simulator.name} in {self.name}", reason)
+        return TorchStepper(work, compiled=self.compiled)
+
+
+MOST_UNROLLED = 16
+
+
+def count_calls(call: Callable[[], object]) -> Counts:
+    """As torch itself sees them: functions that Python calls, and operations that reach a kernel."""
+    with _Functions() as functions, _Kernels() as kernels:
+        call()
+    return Counts(functions.count, kernels.count)
+
+
+def count_generated(call: Callable[[], object]) -> int:
+    """Kernels that ``torch.compile`` generates for what is called; it is compiled anew for that."""
+    torch._dynamo.reset()
+    metrics.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        call()
+    return metrics.generated_kernel_count
+
+
+class _Functions(TorchFunctionMode):
+    """Counts torch functions that Python calls, operators and methods of tensors included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") != "__get__"  # attributes such as shape and device
+        return func(*args, **(kwargs or {}))
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ not in VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+def _rows(values: Iterable[Any], like: Tensor) -> Tensor:
+    return torch.stack(
+        [torch.as_tensor(one, dtype=like.dtype, device=like.device).expand(like.shape[1]) for one in values]
+    )

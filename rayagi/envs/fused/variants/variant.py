@@ -1,0 +1,179 @@
+"""The same simulators in every form that the paper compares: K steps of N environments in a call, and what a call takes.
+
+The knobs of "Optimizing Data Collection in Deep Reinforcement Learning" (MLBench 2022, §4.2) are part of what is asked for:
+the dynamics iterated C times in a step, and S times as much state to load and store. Only the simulation runs: actions are
+given, and of a call's steps only sums come back, so that what is measured is not the writing of observations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.forms import Fleet, Setting, Totals
+from rayagi.envs.fused.reference import started_states
+from rayagi.envs.fused.simulator import Choices, Simulator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What is asked for. Raises ValueError for a number below 1."""
+
+    simulator: Simulator
+    num_envs: int
+    """N."""
+    steps_per_call: int = 1
+    """K: steps of every environment in one call from Python."""
+    compute: int = 1
+    """C: how often a step iterates the dynamics, with the same action; reward and end are the last iteration's."""
+    copies: int = 1
+    """S: how many times the state is there. The copies beyond the first follow its changes, so each of them is loaded and
+    stored by every launch, and no compiler can leave that out."""
+    seed: int = 0
+    num_threads: int = 1
+    """Of variants that can choose: C, torch, EnvPool. Warp has one on a CPU, XLA as many as the process may use."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "steps_per_call", "compute", "copies", "num_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def setting(self) -> Setting:
+        """As the other forms take it."""
+        return Setting(
+            self.simulator, self.num_envs, seed=self.seed, max_episode_steps=self.simulator.max_episode_steps
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a call of K steps takes."""
+
+    api_calls: int
+    """From Python into what computes: the paper's Python-to-backend calls."""
+    launches: int
+    """Kernels: loops over the environments in compiled code, each of which loads and stores what it works on."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where environments are, and what the last call brought. On the host.
+
+    Attributes:
+        fleet: states and episodes
+        copies: of the state; zero at first     (copies - 1, S, N) float32
+        totals: of the last call
+    """
+
+    fleet: Fleet
+    copies: Tensor
+    totals: Totals
+
+    @classmethod
+    def allocate(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
+        """Before the first episode."""
+        shape = (work.copies - 1, len(work.simulator.state), work.num_envs)
+        fleet = Fleet.allocate(work.simulator, work.num_envs, device)
+        return cls(fleet, torch.zeros(shape, device=device), Totals.allocate(work.num_envs, device))
+
+    @classmethod
+    def first(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
+        """At the start of the first episodes, as every variant with rayagi's random numbers begins."""
+        standing = cls.allocate(work, device)
+        indices = torch.arange(work.num_envs, device=device)
+        standing.fleet.episode.zero_()
+        begun = started_states(work.simulator, seed_word(work.seed), indices, standing.fleet.episode)
+        standing.fleet.state.copy_(begun)
+        return standing
+
+    def copy_(self, other: Standing) -> None:
+        """Take over another's numbers."""
+        self.fleet.copy_(other.fleet)
+        self.copies.copy_(other.copies)
+        self.totals.rewards.copy_(other.totals.rewards)
+        self.totals.ended.copy_(other.totals.ended)
+
+    def on_host(self, work: Work) -> Standing:
+        """A copy."""
+        copied = Standing.allocate(work)
+        copied.copy_(self)
+        return copied
+
+
+class Stepper(Protocol):
+    """N environments in one variant, at the start of their first episodes. Those that end begin anew in the same step."""
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        ...
+
+    def prepare(self, actions: Tensor) -> Any:
+        """Actions as this variant takes them: made once, so that stepping does not pay for it.
+
+        Args:
+            actions: as random_actions gives them
+        """
+        ...
+
+    def step(self, prepared: Any) -> None:
+        """K steps. May return before the device has done them."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all steps are done."""
+        ...
+
+    def get(self) -> Standing:
+        """Where the environments are. Waits."""
+        ...
+
+    def counts(self) -> Counts:
+        """What a call takes. May step to find out."""
+        ...
+
+
+class Variant(Protocol):
+    """A way to run simulators."""
+
+    name: str
+
+    def missing(self, work: Work) -> str | None:
+        """Why it cannot do this here; None where it can. Looks, and computes nothing."""
+        ...
+
+    def make(self, work: Work) -> Stepper:
+        """The environments.
+
+        Raises:
+            KernelError: it cannot run here, or its code does not compile.
+            SimulatorError: the simulator cannot be traced.
+        """
+        ...
+
+
+def random_actions(work: Work, seed: int = 0) -> Tensor:
+    """Actions for one call, uniform over the choices, (K, N) uint8, or over the box, (K, dim, N) float32."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, actions = (work.steps_per_call, work.num_envs), work.simulator.actions
+    if isinstance(actions, Choices):
+        return torch.randint(actions.count, shape, dtype=torch.uint8, generator=generator)
+    low, high = (torch.tensor(side).unsqueeze(1) for side in (actions.low, actions.high))
+    return low + (high - low) * torch.rand((shape[0], len(low), shape[1]), generator=generator)
+
+
+def not_installed(package: str, extra: str) -> str | None:
+    """A reason for ``Variant.missing`` where a package is not there."""
+    return None if find_spec(package) else f"{package} is not installed: pip install 'rayagi[{extra}]'"
+
+
+def knobs_unknown(work: Work) -> str | None:
+    """A reason for ``Variant.missing`` of environments that others wrote."""
+    if work.compute > 1 or work.copies > 1:
+        return "compute and copies are knobs of rayagi's own simulators"
+    return None

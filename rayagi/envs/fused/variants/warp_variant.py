@@ -1,0 +1,101 @@
+"""The printed Warp kernel: on a GPU, or on one core of the CPU through Warp's own compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from typing import Any
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+from rayagi.envs.fused.variants.warp_source import warp_source
+
+
+class WarpStepper:
+    """Implements Stepper: one launch for K steps. On a GPU: [unverified on GPU]."""
+
+    def __init__(self, work: Work, device: str = "cpu") -> None:
+        """Raises KernelError where Warp does not compile it."""
+        self.work, self._device = work, torch.device(device)
+        self._word = wp.uint32(seed_word(work.seed))
+        try:
+            self._kernel = _kernel(warp_source(work))
+            wp.load_module(self._kernel.module, device=device)
+        except Exception as error:  # Warp has no type of its own for these
+            raise KernelError(f"{work.simulator.name} in Warp", str(error)) from error
+        self._now = Standing.first(work, self._device)
+        self._arrays = self._views()
+
+    def _views(self) -> list[Any]:
+        now, fleet = self._now, self._now.fleet
+        tensors = (
+            fleet.state,
+            fleet.elapsed,
+            fleet.episode,
+            now.copies,
+            now.totals.rewards,
+            now.totals.ended,
+        )
+        return [wp.from_torch(one) for one in tensors]
+
+    def put(self, standing: Standing) -> None:
+        """Go on from there."""
+        self._now.copy_(standing)
+
+    def prepare(self, actions: Tensor) -> Any:
+        """On the device."""
+        return wp.from_torch(actions.to(self._device).contiguous())
+
+    def step(self, prepared: Any) -> None:
+        """K steps in one launch."""
+        work = self.work
+        sizes = [work.steps_per_call, work.copies - 1, work.compute, self._word]
+        wp.launch(
+            self._kernel, work.num_envs, inputs=[*sizes, prepared, *self._arrays], device=str(self._device)
+        )
+
+    def wait(self) -> None:
+        """Return when all steps are done."""
+        wp.synchronize_device(str(self._device))
+
+    def get(self) -> Standing:
+        """Where the environments are."""
+        self.wait()
+        return self._now.on_host(self.work)
+
+    def counts(self) -> Counts:
+        """One launch."""
+        return Counts(1, 1)
+
+
+class WarpVariant:
+    """Implements Variant."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.name = "warp" if device == "cpu" else "warp-gpu"
+
+    def missing(self, work: Work) -> str | None:
+        """Who imports this module has Warp."""
+        return None if wp.is_cuda_available() or self.device == "cpu" else "Warp sees no CUDA device"
+
+    def make(self, work: Work) -> WarpStepper:
+        """The environments. Raises KernelError."""
+        reason = self.missing(work)
+        if reason:
+            raise KernelError(f"{work.simulator.name} in Warp", reason)
+        return WarpStepper(work, self.device)
+
+
+def _kernel(source: str) -> Any:
+    """The kernel of a printed module. Warp reads the source through ``linecache``, so there is no file."""
+    name = f"rayagi_fused_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {"__name__": name}
+    exec(compile(source, name, "exec"), scope)
+    return scope["simulate"]

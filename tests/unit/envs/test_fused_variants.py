@@ -1,0 +1,328 @@
+"""Every form of a simulator, with the paper's knobs, does what the functions do on torch tensors."""
+
+import shutil
+import subprocess
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.forms import Steps
+from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.simulators.acrobot import Acrobot
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators.pendulum import Pendulum
+from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.variants import catalogue
+from rayagi.envs.fused.variants.catalogue import variant
+from rayagi.envs.fused.variants.cuda_source import cuda_source
+from rayagi.envs.fused.variants.variant import Standing, Work, random_actions
+
+TOLERANCE = {"CartPole": 1e-6, "Quadrotor": 5e-6, "Pendulum": 1e-5, "Acrobot": 1e-5}
+"""Relative to 1 or the value, after 20 steps. The last two magnify differences, and have larger numbers on the way."""
+
+
+def needs(name):
+    """A variant whose package is an extra."""
+    package = {"xla": "jax"}.get(name, name)
+    optional = name in ("xla", "warp", "envpool")
+    return pytest.param(
+        name, marks=pytest.mark.skipif(optional and find_spec(package) is None, reason=f"no {package}")
+    )
+
+
+def work_of(simulator, **changes):
+    return Work(**{"simulator": simulator, "num_envs": 70, "steps_per_call": 20, "seed": 5, **changes})
+
+
+def stepped(name, work, *, calls=1, start=None):
+    """Where a variant's environments stand after some calls with the same actions."""
+    stepper = variant(name).make(work)
+    if start is not None:
+        stepper.put(start)
+    prepared = stepper.prepare(random_actions(work))
+    for _ in range(calls):
+        stepper.step(prepared)
+    stepper.wait()
+    return stepper.get()
+
+
+def agree(found, wanted, tolerance):
+    assert torch.equal(found.fleet.elapsed, wanted.fleet.elapsed)
+    assert torch.equal(found.fleet.episode, wanted.fleet.episode)
+    assert torch.equal(found.totals.ended, wanted.totals.ended)
+    for one, other in (
+        (found.fleet.state, wanted.fleet.state),
+        (found.copies, wanted.copies),
+        (found.totals.rewards, wanted.totals.rewards),
+    ):
+        assert one.shape == other.shape
+        assert ((one - other).abs() <= tolerance * other.abs().clamp(min=1.0)).all()
+
+
+@pytest.mark.parametrize("simulator", [CartPole(), Pendulum(), Acrobot(), Quadrotor()], ids=lambda s: s.name)
+def test_torch_with_knobs_at_one_is_the_reference(simulator):
+    work = work_of(simulator)
+    form, actions = TorchForm(work.setting), random_actions(work)
+    form.start()
+    out = Steps.allocate(20, 70, len(form.observe()))
+    form.run(actions.movedim(1, -1) if actions.ndim == 3 else actions.to(torch.int64), out)
+    found = stepped("torch", work)
+    assert torch.equal(found.fleet.state, form.fleet.state)
+    assert torch.equal(found.fleet.episode, form.fleet.episode)
+    assert torch.equal(found.totals.ended, (out.terminated | out.truncated).sum(0, dtype=torch.int32))
+    torch.testing.assert_close(found.totals.rewards, out.rewards.sum(0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [needs("c"), needs("warp"), needs("xla")])
+@pytest.mark.parametrize("simulator", [CartPole(), Pendulum(), Quadrotor()], ids=lambda s: s.name)
+def test_twenty_steps_from_the_middle_of_episodes(name, simulator):
+    work = work_of(simulator)
+    start = stepped("torch", work_of(simulator, steps_per_call=33))
+    # A time limit is reached on the way, too.
+    start.fleet.elapsed[::7] = simulator.max_episode_steps - 5
+    wanted = stepped("torch", work, start=start)
+    assert (wanted.totals.ended > 0).sum() >= 10
+    agree(stepped(name, work, start=start), wanted, TOLERANCE[simulator.name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [needs("c"), needs("warp"), needs("xla"), "torch.compile"])
+def test_the_largest_and_the_compiled_step(name):
+    for simulator in (Acrobot(), CartPole()):
+        work = work_of(simulator)
+        agree(stepped(name, work), stepped("torch", work), TOLERANCE[simulator.name])
+
+
+@pytest.mark.parametrize("name", [needs("c"), needs("warp"), needs("xla")])
+def test_knobs(name):
+    """C = 3 iterations of the dynamics a step, S = 4 states that follow one another."""
+    work = work_of(CartPole(), compute=3, copies=4, num_threads=2)
+    wanted = stepped("torch", work)
+    assert wanted.totals.ended.sum() > 100
+    agree(stepped(name, work), wanted, 2e-6)
+
+
+def test_compute_iterates_the_dynamics_and_copies_follow():
+    work = work_of(CartPole(), steps_per_call=1, compute=3, copies=3)
+    start = Standing.first(work)
+    start.copies[0] = 1.0
+    once = work_of(CartPole(), steps_per_call=1)
+    thrice = start
+    for _ in range(3):
+        thrice = stepped("torch", once, start=Standing(thrice.fleet, torch.zeros(0, 4, 70), start.totals))
+    found = stepped("torch", work, start=start)
+    assert (found.totals.ended == 0).all()
+    assert torch.equal(found.fleet.state, thrice.fleet.state)
+    assert torch.equal(found.fleet.elapsed, torch.ones(70, dtype=torch.int32))
+    moved = found.fleet.state - start.fleet.state
+    torch.testing.assert_close(found.copies, torch.stack([1 + moved, moved]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["torch", needs("c"), needs("warp"), needs("xla")])
+def test_a_fused_call_is_as_many_calls_of_one_step(name):
+    fused = stepped(name, work_of(CartPole(), steps_per_call=40))
+    single = work_of(CartPole(), steps_per_call=1)
+    stepper, ended = variant(name).make(single), torch.zeros(70, dtype=torch.int32)
+    for action in random_actions(work_of(CartPole(), steps_per_call=40)):
+        stepper.step(stepper.prepare(action.unsqueeze(0)))
+        ended += stepper.get().totals.ended
+    agree(stepper.get().__class__(stepper.get().fleet, fused.copies, fused.totals), fused, 1e-6)
+    assert torch.equal(ended, fused.totals.ended)
+
+
+@pytest.mark.parametrize("name", ["gymnasium", "gymnasium-vector"])
+def test_gymnasium_moves_alike(name):
+    """Until an episode ends: its random numbers are its own. It computes in float64."""
+    work = work_of(CartPole(), steps_per_call=5)
+    start = Standing.first(work)
+    start.fleet.elapsed.fill_(9)
+    found, wanted = stepped(name, work, start=start), stepped("torch", work, start=start)
+    assert (wanted.totals.ended == 0).all()
+    assert (found.totals.ended == 0).all()
+    torch.testing.assert_close(found.fleet.state, wanted.fleet.state, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found.fleet.elapsed, wanted.fleet.elapsed)
+    assert torch.equal(found.totals.rewards, wanted.totals.rewards)
+
+
+@pytest.mark.parametrize("simulator", [Pendulum(), Acrobot()], ids=lambda s: s.name)
+def test_gymnasium_s_loop_moves_alike(simulator):
+    work = work_of(simulator, num_envs=7)
+    start = Standing.first(work)
+    found, wanted = stepped("gymnasium", work, start=start), stepped("torch", work, start=start)
+    torch.testing.assert_close(found.fleet.state, wanted.fleet.state, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.totals.rewards, wanted.totals.rewards, rtol=1e-4, atol=1e-4)
+
+
+def test_gymnasium_s_episodes_end_and_begin():
+    work = work_of(CartPole(), num_envs=5, steps_per_call=100)
+    for name in ("gymnasium", "gymnasium-vector"):
+        found = stepped(name, work)
+        assert (found.totals.ended >= 1).all()
+        assert (found.fleet.state[2].abs() < 0.5).all()
+
+
+@pytest.mark.skipif(find_spec("envpool") is None, reason="no envpool")
+def test_envpool_moves_alike():
+    """EnvPool's environments start where they like: torch's are put there."""
+    work = work_of(CartPole(), steps_per_call=5)
+    stepper = variant("envpool").make(work)
+    start = Standing.first(work)
+    start.fleet.state.copy_(torch.from_numpy(stepper.obs).t())
+    stepper.step(stepper.prepare(random_actions(work)))
+    wanted = stepped("torch", work, start=start)
+    assert (wanted.totals.ended == 0).all()
+    torch.testing.assert_close(torch.from_numpy(stepper.obs).t(), wanted.fleet.state, rtol=1e-6, atol=1e-6)
+    assert torch.equal(stepper.get().totals.rewards, wanted.totals.rewards)
+
+
+def counts_of(name, steps):
+    return variant(name).make(work_of(CartPole(), steps_per_call=steps)).counts()
+
+
+def test_torch_calls_and_kernels_grow_with_the_steps():
+    few, many = counts_of("torch", 2), counts_of("torch", 6)
+    assert many.api_calls > 2 * few.api_calls
+    assert many.launches > 2 * few.launches
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="no jax")
+def test_xla_is_one_call_whose_kernels_grow_with_the_steps():
+    one, other = counts_of("xla", 10), counts_of("xla", 110)
+    assert one.api_calls == other.api_calls == 1
+    per_step, rest = divmod(other.launches - one.launches, 100)
+    assert rest == 0
+    assert per_step >= 1
+
+
+@pytest.mark.parametrize("name", [needs("c"), needs("warp")])
+def test_a_kernel_with_all_steps_is_one_launch(name):
+    counts = counts_of(name, 50)
+    assert (counts.api_calls, counts.launches) == (1, 1)
+
+
+PROGRAM = """\
+HloModule jit_f, entry_computation_layout={(f32[4]{0})->f32[4]{0}}
+
+%fused (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %m = f32[4]{0} multiply(%p, %p)
+}
+
+%body (t: (s32[], f32[4], /*index=2*/s32[])) -> (s32[], f32[4], /*index=2*/s32[]) {
+  %t = (s32[], f32[4]{0}, /*index=2*/s32[]) parameter(0)
+  %g = f32[4]{0} get-tuple-element(%t), index=1
+  %f = f32[4]{0} fusion(%g), kind=kLoop, calls=%fused
+  %c = (f32[4]{0}, s32[]) call(%f), to_apply=%inner
+  ROOT %r = (s32[], f32[4]{0}, /*index=2*/s32[]) tuple(%g, %f, %g)
+}
+
+%inner (q: f32[4]) -> f32[4] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %d = f32[4]{0} dot(%q, %q), lhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %k = f32[4]{0} copy(%x)
+  %w = (s32[], f32[4]{0}, /*index=2*/s32[]) while(%k), condition=%cond, body=%body, backend_config={TRIPS}
+  ROOT %y = f32[4]{0} get-tuple-element(%w), index=1
+}
+"""
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="no jax")
+def test_kernels_of_an_xla_program():
+    """A copy, and in each of 7 turns a fusion and what a call calls: 1 + 7 * 2."""
+    from rayagi.envs.fused.variants.jax_variant import launches
+
+    assert launches(PROGRAM.replace("{TRIPS}", '{"known_trip_count":{"n":"7"}}')) == 15
+    with pytest.raises(ValueError, match=r"does not tell how often this loop runs: %w"):
+        launches(PROGRAM.replace("{TRIPS}", "{}"))
+
+
+HOST = """
+#include <math.h>
+#define __global__
+#define __device__ static
+struct float4 { float x, y, z, w; };
+struct int3 { int x, y, z; };
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static int3 blockIdx, blockDim, threadIdx;
+"""
+LAUNCH = """
+extern "C" void launch(int blocks, int threads, int n, int k, int c, int f, unsigned w, const void *a, float *s, int *e,
+                       int *p, float *copies, float *r, int *d) {
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+            simulate(n, k, c, f, w, (ACTION *)a, s, e, p, copies, r, d);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("simulator", "compute"), [(CartPole(), 3), (Quadrotor(), 1)], ids=["CartPole", "Quadrotor"]
+)
+def test_the_cuda_kernel_run_on_the_host(tmp_path, simulator, compute):
+    """Its statements are C++ but for a few words of CUDA's: what a GPU would compute, thread after thread."""
+    import ctypes
+
+    work = work_of(simulator, compute=compute, copies=3)
+    action = "const unsigned char" if simulator.name == "CartPole" else "const float"
+    program = HOST + cuda_source(work) + LAUNCH.replace("ACTION", action)
+    (tmp_path / "kernel.cpp").write_text(program)
+    command = ["c++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    now, actions = Standing.first(work), random_actions(work).contiguous()
+    sizes = (3, 32, work.num_envs, work.steps_per_call, work.copies - 1, compute, seed_word(work.seed))
+    fleet, totals = now.fleet, now.totals
+    tensors = (actions, fleet.state, fleet.elapsed, fleet.episode, now.copies, totals.rewards, totals.ended)
+    arguments = [ctypes.c_uint32(size) for size in sizes] + [
+        ctypes.c_void_p(one.data_ptr()) for one in tensors
+    ]
+    ctypes.CDLL(str(tmp_path / "kernel.so")).launch(*arguments)
+    agree(now, stepped("torch", work), 5e-6)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_the_cuda_kernel_compiles_and_keeps_the_state_in_registers(tmp_path):
+    (tmp_path / "kernel.cu").write_text(cuda_source(work_of(CartPole())))
+    command = ["nvcc", "-ptx", "-arch=sm_80", "kernel.cu", "-o", "kernel.ptx"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    ptx = (tmp_path / "kernel.ptx").read_text()
+    assert ".visible .entry simulate(" in ptx
+    # What is loaded before the first action is all that is loaded of the state; nothing is stored while steps go on.
+    before, steps = ptx.split("ld.global.u8", 1)
+    assert before.count("ld.global.f32") == 4
+    assert "st.global" not in before
+    assert steps.index("st.global") > steps.rindex(
+        "ld.global.nc"
+    )  # the table of large angles of sinf, within the loop
+
+
+def test_what_cannot_be_done_is_said(monkeypatch):
+    with pytest.raises(ValueError, match="num_envs is 0; it must be at least 1"):
+        work_of(CartPole(), num_envs=0)
+    with pytest.raises(KernelError, match="vulkan: no such form; there are gymnasium, "):
+        variant("vulkan")
+    with pytest.raises(KernelError, match="Quadrotor in gymnasium: Gymnasium has no Quadrotor"):
+        variant("gymnasium").make(work_of(Quadrotor()))
+    with pytest.raises(KernelError, match="no vector environment of Pendulum-v1"):
+        variant("gymnasium-vector").make(work_of(Pendulum()))
+    with pytest.raises(KernelError, match="knobs of rayagi's own simulators"):
+        variant("gymnasium").make(work_of(CartPole(), copies=2))
+    with pytest.raises(KernelError, match="would unroll 100 iterations; at most 16"):
+        variant("torch.compile").make(work_of(CartPole(), compute=100))
+    monkeypatch.setattr(catalogue, "not_installed", lambda package, extra: f"{package} is missing: {extra}")
+    with pytest.raises(KernelError, match="xla: jax is missing: jax"):
+        variant("xla")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_says_so():
+    with pytest.raises(KernelError, match="CartPole in CUDA: there is no CUDA device"):
+        variant("cuda").make(work_of(CartPole()))
