@@ -29,6 +29,15 @@ def example(tmp_path, monkeypatch):
     sys.modules.pop("lander", None)
 
 
+@pytest.fixture
+def one_torch_thread():
+    """As a GMI of one core has it; more only wait for each other where the cores are busy."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
+
+
 def made(env_id, num_envs=5, engine="auto", **kwargs):
     factory = envs.make_env_factory(env_id, engine=engine, kwargs=kwargs)
     return factory(num_envs=num_envs, first_env_index=0, seed=1, num_threads=1)
@@ -130,7 +139,7 @@ def test_an_action_that_is_no_number_is_named():
         env.step(actions)
 
 
-def test_ppo_from_fused_rollouts_solves_cartpole():
+def test_ppo_from_fused_rollouts_solves_cartpole(one_torch_thread):
     run = program_of(preset("fused/CartPole-v1"))
     for _ in range(150):
         run.iterate()
