@@ -19,7 +19,7 @@ from experiments.fusion.collection import collector
 from experiments.fusion.figure import Case, Measure, Size
 from experiments.fusion.plots import COLOURS, middle
 from experiments.fusion.records import Records
-from experiments.fusion.timing import seconds_each
+from experiments.fusion.timing import cost
 
 NUM_ENVS = 4096
 COUNTED = ("torch", "torch.compile", "xla", "c, fused policy")
@@ -48,9 +48,9 @@ def _parts(steps: int, size: Size) -> Measure:
     idle.compiled = lambda *_: result
 
     def once() -> dict[str, float]:
-        python = seconds_each(idle.collect, lambda: None, size.seconds / 10)
-        overhead = seconds_each(one.collect, one.wait, size.seconds)
-        everything = seconds_each(whole.collect, whole.wait, size.seconds)
+        python = cost(idle.collect, lambda: None, size.seconds / 10).wall
+        overhead = cost(one.collect, one.wait, size.seconds).wall
+        everything = cost(whole.collect, whole.wait, size.seconds).wall
         parts = {"python": python, "backend": overhead - python, "device": everything - overhead}
         return {name: part / steps for name, part in parts.items()}
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from experiments.fusion import collectors
 from experiments.fusion.collectors import Collector
 from experiments.fusion.figure import Case, Measure, Size
-from experiments.fusion.plots import COLOURS, STYLES, line, log_axes, middle, rate_table
+from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
 from experiments.fusion.records import Records
-from experiments.fusion.timing import seconds_each
+from experiments.fusion.timing import cost
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.variants.catalogue import package_missing
 
@@ -75,30 +73,21 @@ def collection(form: str, num_envs: int, steps: int, size: Size) -> Measure:
     loop = collector(form, num_envs, steps, size.threads)
 
     def once() -> dict[str, float]:
-        return {"steps_per_s": num_envs * steps / seconds_each(loop.collect, loop.wait, size.seconds)}
+        return cost(loop.collect, loop.wait, size.seconds).rates(num_envs * steps)
 
     return once
 
 
 def draw(records: Records, path: Path) -> None:
     """A line per form and K."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    lines: dict[tuple[str, int], list] = {}
-    for labels, values in records.of("4"):
-        lines.setdefault((labels["form"], labels["steps"]), []).append((labels["num_envs"], values))
-    for (form, steps), points in lines.items():
-        line(axes, points, "steps_per_s", f"{form}, K={steps}", color=COLOURS[form], linestyle=STYLES[steps])
-    log_axes(axes, "environments N", "environment steps per second")
-    axes.legend(fontsize=7, ncols=2)
-    axes.set_title("Figure 4: data collection of CartPole, simulation and inference")
-    figure.savefig(path, dpi=110)
+    draw_rates(
+        records.of("4"),
+        form_and_steps,
+        "Figure 4: data collection of CartPole, simulation and inference",
+        path,
+    )
 
 
 def findings(records: Records) -> str:
-    """Every median, in thousands of steps per second."""
-    rates = {
-        (labels["form"], labels["steps"], labels["num_envs"]): middle(values, "steps_per_s")
-        for labels, values in records.of("4")
-    }
-    return rate_table(rates, 1e3, "Thousand")
+    """Every median."""
+    return rate_table(records.of("4"), 1e3, "Thousand")

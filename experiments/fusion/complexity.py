@@ -1,4 +1,7 @@
-"""Figure 9: what fusing K steps gains over K = 1, against environments N, state factor S and compute factor C."""
+"""Figure 9: what fusing K steps gains over K = 1, against environments N, state factor S and compute factor C.
+
+On one thread, by CPU time: what a step costs does not depend on who else uses the machine.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,6 @@ def _group(size: Size, num_envs: int, copies: int, compute: int) -> list[Case]:
             steps_per_call=steps,
             compute=compute,
             copies=copies,
-            num_threads=size.threads,
         )
         for steps in (1, 10, 100, 1000)
         if num_envs * steps * compute <= MOST_ITERATIONS
@@ -55,7 +57,7 @@ def gains(records: Records) -> dict[tuple[int, int, int, int], list[float]]:
     """Rate over the rate of K = 1, repeat by repeat, by (N, K, S, C)."""
     found = {}
     for (num_envs, copies, compute), cases in by(records.of("9"), "num_envs", "copies", "compute").items():
-        rates = {labels["steps"]: [one["steps_per_s"] for one in values] for labels, values in cases}
+        rates = {labels["steps"]: [one["steps_per_cpu_s"] for one in values] for labels, values in cases}
         for steps in rates:
             if steps > 1 and 1 in rates:
                 ratios = [fused / single for fused, single in zip(rates[steps], rates[1], strict=False)]

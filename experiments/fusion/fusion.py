@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from experiments.fusion.figure import Case, Measure, Size
-from experiments.fusion.plots import COLOURS, STYLES, line, log_axes, middle, rate_table
+from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
 from experiments.fusion.records import Records
-from experiments.fusion.timing import seconds_each
+from experiments.fusion.timing import cost
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.catalogue import variant
 from rayagi.envs.fused.variants.variant import Work, random_actions
@@ -53,31 +51,19 @@ def simulation(form: str, work: Work, seconds: float) -> Measure:
     prepared = stepper.prepare(random_actions(work))
 
     def once() -> dict[str, float]:
-        each = seconds_each(lambda: stepper.step(prepared), stepper.wait, seconds)
-        return {"steps_per_s": work.num_envs * work.steps_per_call / each}
+        each = cost(lambda: stepper.step(prepared), stepper.wait, seconds)
+        return each.rates(work.num_envs * work.steps_per_call)
 
     return once
 
 
 def draw(records: Records, path: Path) -> None:
     """A line per form and K."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    lines: dict[tuple[str, int], list] = {}
-    for labels, values in records.of("8"):
-        lines.setdefault((labels["form"], labels["steps"]), []).append((labels["num_envs"], values))
-    for (form, steps), points in lines.items():
-        line(axes, points, "steps_per_s", f"{form}, K={steps}", color=COLOURS[form], linestyle=STYLES[steps])
-    log_axes(axes, "environments N", "environment steps per second")
-    axes.legend(fontsize=7, ncols=2)
-    axes.set_title("Figure 8: fusion of K steps of CartPole, simulation alone")
-    figure.savefig(path, dpi=110)
+    draw_rates(
+        records.of("8"), form_and_steps, "Figure 8: K steps of CartPole in a call, simulation alone", path
+    )
 
 
 def findings(records: Records) -> str:
-    """Every median, in millions of steps per second."""
-    rates = {
-        (labels["form"], labels["steps"], labels["num_envs"]): middle(values, "steps_per_s")
-        for labels, values in records.of("8")
-    }
-    return rate_table(rates, 1e6, "Million")
+    """Every median."""
+    return rate_table(records.of("8"), 1e6, "Million")

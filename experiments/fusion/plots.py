@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.fusion.records import Measured
 
 COLOURS = {
     "gymnasium": "#7f7f7f",
@@ -59,11 +63,53 @@ def log_axes(axes: Axes, x: str, y: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def rate_table(rates: dict[tuple[str, int, int], float], unit: float, word: str) -> str:
-    """Rates by (form, K, N): a row per form and K, a column per N."""
+def draw_rates(
+    cases: Iterable[Measured],
+    name_of: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]],
+    title: str,
+    path: Path,
+) -> None:
+    """Rates against N: by the clock, and by CPU time, which other programs on the machine change little.
+
+    Args:
+        cases: labels and the values of their repeats
+        name_of: a line's label and style, from the case's labels
+        title: of the figure
+        path: of the PNG
+    """
+    figure = Figure(figsize=(13, 5.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    lines: dict[str, tuple[dict[str, Any], list[tuple[float, list[dict[str, Any]]]]]] = {}
+    for labels, values in cases:
+        label, style = name_of(labels)
+        lines.setdefault(label, (style, []))[1].append((labels["num_envs"], values))
+    for axes, rate, unit in ((left, "steps_per_s", "second"), (right, "steps_per_cpu_s", "CPU second")):
+        for label, (style, points) in lines.items():
+            line(axes, points, rate, label, **style)
+        log_axes(axes, "environments N", f"environment steps per {unit}")
+    left.legend(fontsize=7, ncols=2)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def form_and_steps(labels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A colour per form, a style per K."""
+    form, steps = labels["form"], labels["steps"]
+    return f"{form}, K={steps}", {"color": COLOURS[form], "linestyle": STYLES[steps]}
+
+
+def rate_table(cases: Iterable[Measured], unit: float, word: str) -> str:
+    """Rates by form, K and N: a row per form and K, a column per N."""
+    rates = {
+        (labels["form"], labels["steps"], labels["num_envs"]): tuple(
+            middle(values, rate) / unit for rate in ("steps_per_s", "steps_per_cpu_s")
+        )
+        for labels, values in cases
+    }
     sizes = sorted({num_envs for _, _, num_envs in rates})
     lines = [f"| form | {' | '.join(f'N = {n}' for n in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
     for form, steps in dict.fromkeys((form, steps) for form, steps, _ in rates):
-        cells = [f"{rates[form, steps, n] / unit:,.3g}" if (form, steps, n) in rates else "" for n in sizes]
+        found = [rates.get((form, steps, n)) for n in sizes]
+        cells = ["" if one is None else f"{one[0]:,.3g}, {one[1]:,.3g}" for one in found]
         lines.append(f"| {form}, K = {steps} | {' | '.join(cells)} |")
-    return f"{word} environment steps per second, medians:\n\n" + "\n".join(lines)
+    return f"{word} environment steps per second, and per CPU second; medians:\n\n" + "\n".join(lines)

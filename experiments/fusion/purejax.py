@@ -111,8 +111,9 @@ def make_training(
             "policy": network(keys[0], (*sizes, world.num_choices), 0.01),
             "value": network(keys[1], (*sizes, 1), 1.0),
         }
-        zeros = jax.tree.map(jnp.zeros_like, model)
-        return model, (zeros, zeros), jnp.zeros(()), world.start(settings.num_envs), keys[2]
+        # Apart, since both are given away to what trains.
+        moments = jax.tree.map(jnp.zeros_like, model), jax.tree.map(jnp.zeros_like, model)
+        return model, moments, jnp.zeros(()), world.start(settings.num_envs), keys[2]
 
     def collect(model: Tree, worlds: Tree, key: jax.Array) -> tuple[Tree, Samples]:
         def one(worlds: Tree, key: jax.Array) -> tuple[Tree, Samples]:

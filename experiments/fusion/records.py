@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 Labels: TypeAlias = Mapping[str, object]
 """What tells one case from another: form, num_envs, steps_per_call, ..."""
+Measured: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
+"""Labels, and the values of each repeat."""
 SAME = ("cpu_model", "cores")
 """Rows of different machines do not belong into one file."""
 
@@ -61,9 +63,9 @@ class Records:
         self.rows.append(row)
         self._write(row)
 
-    def of(self, figure: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    def of(self, figure: str) -> list[Measured]:
         """Each case of a figure with the values of its repeats, in the order in which they were first measured."""
-        found: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        found: dict[str, Measured] = {}
         for row in self.rows:
             if row["figure"] == figure:
                 case = found.setdefault(json.dumps(row["labels"], sort_keys=True), (row["labels"], []))
@@ -80,11 +82,9 @@ def _undated(header: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in header.items() if name != "date"}
 
 
-def by(
-    cases: Iterable[tuple[dict[str, Any], list[dict[str, Any]]]], *names: str
-) -> dict[tuple[Any, ...], list[tuple[dict[str, Any], list[dict[str, Any]]]]]:
+def by(cases: Iterable[Measured], *names: str) -> dict[tuple[Any, ...], list[Measured]]:
     """Cases in groups that have the same values of some labels, in the order in which they come."""
-    groups: dict[tuple[Any, ...], list[tuple[dict[str, Any], list[dict[str, Any]]]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Measured]] = defaultdict(list)
     for labels, values in cases:
         groups[tuple(labels[name] for name in names)].append((labels, values))
     return dict(groups)

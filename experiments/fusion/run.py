@@ -1,6 +1,6 @@
 """Figures 2, 4, 5, 6, 8 and 9 of the MLBench'22 paper for the machine at hand.
 
-    python -m experiments.fusion.run --figure 2|4|5|6|8|9|all [--quick]
+    python -m experiments.fusion.run --figure 2|4|5|6|8|9|headline|all [--quick]
 
 Every measurement is kept at once in results/measurements.jsonl; called again, it goes on where it was stopped. Then
 results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from experiments.fusion import breakdown, collection, complexity, fusion, simulators
+from experiments.fusion import breakdown, collection, complexity, fusion, headline, inference, simulators
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
 from experiments.origin import origin
@@ -26,21 +26,27 @@ PACKAGES = ("jax", "jaxlib", "warp-lang", "envpool")
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure's three functions, and whether repeating its measurements tells anything."""
+    """A figure's functions. Not everything is drawn, and counting has no spread."""
 
     groups: Callable[[Size], Iterable[Sequence[Case]]]
-    draw: Callable[[Records, Path], None]
     findings: Callable[[Records], str]
+    draw: Callable[[Records, Path], None] | None = None
     repeated: bool = True
 
 
 FIGURES = {
-    "2": Entry(simulators.groups, simulators.draw, simulators.findings),
-    "4": Entry(collection.groups, collection.draw, collection.findings),
-    "5": Entry(breakdown.time_groups, breakdown.draw_time, breakdown.time_findings),
-    "6": Entry(breakdown.count_groups, breakdown.draw_counts, breakdown.count_findings, repeated=False),
-    "8": Entry(fusion.groups, fusion.draw, fusion.findings),
-    "9": Entry(complexity.groups, complexity.draw, complexity.findings),
+    "2": Entry(simulators.groups, simulators.findings, simulators.draw),
+    "4": Entry(collection.groups, collection.findings, collection.draw),
+    "5": Entry(breakdown.time_groups, breakdown.time_findings, breakdown.draw_time),
+    "6": Entry(breakdown.count_groups, breakdown.count_findings, breakdown.draw_counts, repeated=False),
+    "8": Entry(fusion.groups, fusion.findings, fusion.draw),
+    "9": Entry(complexity.groups, complexity.findings, complexity.draw),
+    "headline": Entry(headline.groups, headline.findings),
+    "inference": Entry(inference.groups, inference.findings, inference.draw),
+}
+TITLES = {
+    "headline": "Best form over Gymnasium's loop",
+    "inference": "Simulation and inference fused, on one core",
 }
 
 
@@ -65,7 +71,7 @@ def report(records: Records) -> str:
             f"Cores that something else used, mean over {len(others)} measurements: {sum(others) / len(others):.2f}."
         )
     parts += [
-        f"## Figure {name}\n\n{entry.findings(records)}"
+        f"## {TITLES.get(name, f'Figure {name}')}\n\n{entry.findings(records)}"
         for name, entry in FIGURES.items()
         if records.of(name)
     ]
@@ -99,7 +105,7 @@ def main() -> None:
     for name in FIGURES if given.figure == "all" else (given.figure,):
         entry = FIGURES[name]
         measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records)
-        if records.of(name):
+        if entry.draw is not None and records.of(name):
             entry.draw(records, given.out / f"figure_{name}.png")
         (given.out / "findings.md").write_text(report(records))
 

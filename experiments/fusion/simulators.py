@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from experiments.fusion.figure import Case, Measure, Size
 from experiments.fusion.fusion import simulation
-from experiments.fusion.plots import line, log_axes, middle
+from experiments.fusion.plots import draw_rates, middle
 from experiments.fusion.records import Records
-from experiments.fusion.timing import seconds_each
+from experiments.fusion.timing import cost
 from rayagi.envs.fused.simulator import Simulator
 from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
@@ -62,25 +62,20 @@ def ants(num_envs: int, size: Size) -> Measure:
     actions = 2 * torch.rand((num_envs, env.info.action.dim), generator=torch.Generator().manual_seed(0)) - 1
 
     def once() -> dict[str, float]:
-        return {"steps_per_s": num_envs / seconds_each(lambda: env.step(actions), lambda: None, size.seconds)}
+        return cost(lambda: env.step(actions), lambda: None, size.seconds).rates(num_envs)
 
     return once
 
 
 def draw(records: Records, path: Path) -> None:
     """A line per simulator and form."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    lines: dict[tuple[str, str], list] = {}
-    for labels, values in records.of("2"):
-        lines.setdefault((labels["simulator"], labels["form"]), []).append((labels["num_envs"], values))
-    for (simulator, form), points in lines.items():
-        style = "--" if form == "xla" else "-"
-        line(axes, points, "steps_per_s", f"{simulator}, {form}", color=COLOURS[simulator], linestyle=style)
-    log_axes(axes, "environments N", "environment steps per second")
-    axes.legend(fontsize=8)
-    axes.set_title(f"Figure 2: simulators, simulation alone, {STEPS} steps per call")
-    figure.savefig(path, dpi=110)
+    title = f"Figure 2: simulators, simulation alone, {STEPS} steps per call"
+    draw_rates(records.of("2"), _line, title, path)
+
+
+def _line(labels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    simulator, form = labels["simulator"], labels["form"]
+    return f"{simulator}, {form}", {"color": COLOURS[simulator], "linestyle": "--" if form == "xla" else "-"}
 
 
 def findings(records: Records) -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -23,8 +24,20 @@ class Neighbours:
         return round(max(0.0, others) / wall, 2)
 
 
-def seconds_each(call: Callable[[], object], wait: Callable[[], object], at_least_s: float) -> float:
-    """Seconds of one call: the mean of as many as take ``at_least_s``, after one that does not count.
+class Cost(NamedTuple):
+    """Seconds of one call."""
+
+    wall: float
+    cpu: float
+    """Of all threads: what is left of a measurement on a machine that does other things, too."""
+
+    def rates(self, steps: float) -> dict[str, float]:
+        """Steps per second of both."""
+        return {"steps_per_s": steps / self.wall, "steps_per_cpu_s": steps / max(self.cpu, 1e-9)}
+
+
+def cost(call: Callable[[], object], wait: Callable[[], object], at_least_s: float) -> Cost:
+    """The mean of as many calls as take ``at_least_s``, after one that does not count.
 
     Calls are asked for without waiting, as a training loop would; ``wait`` returns when the device has done them all.
     """
@@ -32,13 +45,13 @@ def seconds_each(call: Callable[[], object], wait: Callable[[], object], at_leas
     wait()
     count = 1
     while True:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(count):
             call()
         wait()
-        elapsed = time.perf_counter() - began
+        elapsed, used = time.perf_counter() - began, time.process_time() - used
         if elapsed >= at_least_s:
-            return elapsed / count
+            return Cost(elapsed / count, used / count)
         count = min(10 * count, 1 + int(1.2 * count * at_least_s / max(elapsed, 1e-9)))
 
 

@@ -94,6 +94,33 @@ _DRAWER = replace(_MUJOCO, num_envs=64)
 _CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
 """rayagi's own ShadowHand: one that explores widely drops the cube before it has learned anything."""
 
+_FUSED = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    ppo=PPOSpec(learning_rate=1e-3, normalize_rewards=False),
+    impala=ImpalaSpec(learning_rate=1e-3, normalize_rewards=False),
+)
+"""Fused simulators of small tasks: steps cost next to nothing, so many environments and few epochs."""
+
+_FUSED_PENDULUM = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    initial_log_std=-0.5,
+    ppo=PPOSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
+    impala=ImpalaSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
+)
+
+_FUSED_QUADROTOR = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    initial_log_std=-0.5,
+    ppo=PPOSpec(learning_rate=1e-3, gamma=0.98),
+    impala=ImpalaSpec(learning_rate=1e-3, gamma=0.98),
+)
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -116,6 +143,10 @@ PRESETS: dict[str, TaskPreset] = {
     "rayagi/BallBalance-v0": _BALL_BALANCE,
     "rayagi/FrankaCabinet-v0": _DRAWER,
     "rayagi/ShadowHand-v0": _CUBE,
+    "fused/CartPole-v1": _FUSED,
+    "fused/Acrobot-v1": _FUSED,
+    "fused/Pendulum-v1": _FUSED_PENDULUM,
+    "fused/Quadrotor-v0": _FUSED_QUADROTOR,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 

@@ -1,7 +1,7 @@
 /* A rollout in one kernel: observation, inference, sampling, simulation, reset and storage, tile by tile. */
 
-#define NOISE (CHOICES ? CHOICES : A)                          /* numbers per step: also the policy's outputs */
-#define NOISE_BLOCKS (((CHOICES ? CHOICES : (A + 1) / 2 * 2) + 3) / 4)
+#define NOISE (CHOICES ? CHOICES : A)               /* numbers per step: also the policy's outputs */
+#define NOISE_DRAWS (CHOICES ? CHOICES : (A + 1) / 2 * 2) /* normal numbers come in pairs */
 
 typedef struct {
     float *raw_obs;          /* (T, n, D) */
@@ -83,7 +83,7 @@ static void tell_ends(Tile *t, const Rollout *out, int64_t at, int64_t begin, in
 int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
                        const Rollout *out) {
     Tile t;
-    float drawn[4 * NOISE_BLOCKS][L] __attribute__((aligned(64)));
+    float drawn[(NOISE_DRAWS + 3) / 4 * 4][L] __attribute__((aligned(64)));
     float action[A][L] __attribute__((aligned(64)));
     uint32_t position[L] __attribute__((aligned(64)));
     size_t size = (size_t)widest(p) * L * sizeof(float);
@@ -108,7 +108,7 @@ int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps
             put(out->obs + at * D, seen, D, count);
             float *outputs = infer(p, count, seen, other);
             put(out->outputs + at * NOISE, outputs, NOISE, count);
-            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_BLOCKS, drawn[0]);
+            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_DRAWS, drawn[0]);
             noise(drawn[0]);
             sample(&t, p, outputs, drawn[0], action[0]);
 #if CHOICES

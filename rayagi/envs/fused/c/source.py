@@ -65,6 +65,12 @@ def _bounds(box: Box) -> list[str]:
     ]
 
 
+def function_source(name: str, function: Function, lanes: int = LANES) -> str:
+    """A program of one exported function alone. in: (inputs, lanes); out: (outputs, lanes)."""
+    printed = _function(name, function).removeprefix("static ")
+    return "\n".join([f"#define L {lanes}", _shared("numbers.h"), printed])
+
+
 def _function(name: str, function: Function) -> str:
     """One loop over lanes. in: (inputs, L); out: (outputs, L)."""
     inputs = {text: f"in[{row} * L + j]" for row, text in enumerate(function.inputs)}

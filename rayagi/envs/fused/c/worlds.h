@@ -45,7 +45,7 @@ static void tile_store(const Tile *t, const Fleet *f, int64_t begin, int count) 
 static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
     float draws[4 * DRAW_BLOCKS + 1][L] __attribute__((aligned(64)));
     float fresh[S][L] __attribute__((aligned(64)));
-    uniform(word, t->index, t->episode, 0, START, DRAW_BLOCKS, draws[0]);
+    uniform(word, t->index, t->episode, 0, START, DRAWS, draws[0]);
     simulator_start(draws[0], fresh[0]);
     for (int i = 0; i < S; i++) {
 #pragma omp simd
@@ -171,7 +171,7 @@ void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, ui
         memset(sum, 0, sizeof sum);
         memset(ends, 0, sizeof ends);
         for (int64_t k = 0; k < steps; k++) {
-            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, ACTION_BLOCKS, draws[0]);
+            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, A, draws[0]);
             for (int i = 0; i < A; i++) {
 #pragma omp simd
                 for (int j = 0; j < L; j++) {

@@ -27,16 +27,14 @@ class LoopStepper:
         for index, env in enumerate(self._envs):
             env.reset(seed=work.seed + index)
         self._last.fleet.episode.zero_()
+        self._rewards, self._ended = [0.0] * work.num_envs, [0] * work.num_envs
 
     def put(self, standing: Standing) -> None:
         """Go on from there: what follows a reset differs from other variants, whose random numbers are their own."""
         fleet = standing.fleet
         for index, env in enumerate(self._envs):
             env.unwrapped.state = fleet.state[:, index].double().numpy()
-            limit: Any = env
-            while not isinstance(limit, gymnasium.wrappers.TimeLimit):
-                limit = limit.env
-            limit._elapsed_steps = int(fleet.elapsed[index])
+            _time_limit(env)._elapsed_steps = int(fleet.elapsed[index])
         self._last.fleet.copy_(fleet)
 
     def prepare(self, actions: Tensor) -> list[list[Any]]:
@@ -47,27 +45,27 @@ class LoopStepper:
 
     def step(self, prepared: list[list[Any]]) -> None:
         """K steps."""
-        fleet, totals = self._last.fleet, self._last.totals
-        rewards, ended = totals.rewards.zero_().numpy(), totals.ended.zero_().numpy()
-        elapsed, episode = fleet.elapsed.numpy(), fleet.episode.numpy()
+        rewards, ended = [0.0] * self.work.num_envs, [0] * self.work.num_envs
         for actions in prepared:
             for index, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
                 _, reward, terminated, truncated, _ = env.step(action)
                 rewards[index] += reward
-                elapsed[index] += 1
                 if terminated or truncated:
                     env.reset()
                     ended[index] += 1
-                    episode[index] += 1
-                    elapsed[index] = 0
+        self._rewards, self._ended = rewards, ended
 
     def wait(self) -> None:
         """Nothing runs meanwhile."""
 
     def get(self) -> Standing:
-        """Where the environments are."""
+        """Where the environments are. How many episodes ended is known of the last call only."""
+        fleet, totals = self._last.fleet, self._last.totals
         states = np.stack([np.asarray(env.unwrapped.state, np.float32) for env in self._envs], axis=1)
-        self._last.fleet.state.copy_(torch.from_numpy(states))
+        fleet.state.copy_(torch.from_numpy(states))
+        fleet.elapsed.copy_(torch.tensor([_time_limit(env)._elapsed_steps for env in self._envs]))
+        totals.rewards.copy_(torch.tensor(self._rewards))
+        totals.ended.copy_(torch.tensor(self._ended))
         return self._last.on_host(self.work)
 
     def counts(self) -> Counts:
@@ -148,3 +146,10 @@ class GymnasiumVariant:
         if reason:
             raise KernelError(f"{work.simulator.name} in {self.name}", reason)
         return VectorStepper(work) if self.vector else LoopStepper(work)
+
+
+def _time_limit(env: Any) -> Any:
+    """The wrapper that counts an episode's steps."""
+    while not isinstance(env, gymnasium.wrappers.TimeLimit):
+        env = env.env
+    return env

@@ -50,7 +50,7 @@ class TorchStepper:
 
     def __init__(self, work: Work, *, compiled: bool, device: torch.device | str = "cpu") -> None:
         check_declaration(work.simulator)
-        self.work, self.device = work, torch.device(device)
+        self.work, self.device, self._word = work, torch.device(device), seed_word(work.seed)
         torch.set_num_threads(work.num_threads)
         self._indices = torch.arange(work.num_envs, device=self.device)
         # On a host, looking whether any episode ended is cheaper than to draw for all; on a GPU it would wait for it.
@@ -126,7 +126,7 @@ class TorchStepper:
         return state
 
     def _begun(self, indices: Tensor, episode: Tensor) -> Tensor:
-        return started_states(self.work.simulator, seed_word(self.work.seed), indices, episode)
+        return started_states(self.work.simulator, self._word, indices, episode)
 
 
 class TorchVariant:

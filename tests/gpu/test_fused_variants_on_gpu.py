@@ -1,0 +1,40 @@
+"""The printed CUDA and Warp kernels on a GPU: the same steps as torch on the host; one launch for all of them."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.variants.catalogue import variant
+from rayagi.envs.fused.variants.variant import Standing, Work, random_actions
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing here was verified"),
+]
+
+
+@pytest.mark.parametrize("name", ["cuda", "warp-gpu"])
+@pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda s: s.name)
+@pytest.mark.parametrize(("compute", "copies"), [(1, 1), (3, 4)])
+def test_a_kernel_on_a_gpu_moves_as_torch_does(name, simulator, compute, copies):
+    if name == "warp-gpu" and find_spec("warp") is None:
+        pytest.skip("no warp: nothing here was verified")
+    work = Work(simulator=simulator, num_envs=1000, steps_per_call=20, compute=compute, copies=copies, seed=5)
+    found, wanted = (_stepped(one, work) for one in (name, "torch"))
+    assert torch.equal(found.fleet.episode, wanted.fleet.episode)
+    assert torch.equal(found.totals.ended, wanted.totals.ended)
+    for one, other in (
+        (found.fleet.state, wanted.fleet.state),
+        (found.copies, wanted.copies),
+        (found.totals.rewards, wanted.totals.rewards),
+    ):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+def _stepped(name: str, work: Work) -> Standing:
+    stepper = variant(name).make(work)
+    stepper.step(stepper.prepare(random_actions(work)))
+    return stepper.get()

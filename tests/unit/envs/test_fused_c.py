@@ -1,0 +1,262 @@
+"""Printed C: the same values as torch, for functions of the dialect that hypothesis makes up and for the simulators."""
+
+import math
+import os
+import stat
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rayagi.envs.fused import Box, Simulator, ops, parity
+from rayagi.envs.fused.c import compiler
+from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.c.source import C, function_source
+from rayagi.envs.fused.draws import random_actions
+from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.fused.forms import Setting, Steps, Totals
+from rayagi.envs.fused.printing import Language
+from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.simulators.acrobot import Acrobot
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators.pendulum import Pendulum
+from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.trace import trace_function
+
+NAMES = ("a", "b", "c")
+
+
+def in_c(function, inputs):
+    """Values of a traced function in compiled C: (outputs, lanes) of (inputs, lanes)."""
+    lanes = inputs.shape[1]
+    library = compiler.load("a function", function_source("wanted", function, lanes))
+    out = torch.empty((len(function.outputs), lanes))
+    library.wanted.argtypes = (compiler.ctypes.c_void_p,) * 2
+    library.wanted(pointer(inputs), pointer(out))
+    return out
+
+
+def of_one(op):
+    return lambda reals: lambda *given: op(reals(*given))
+
+
+def of_two(op):
+    return lambda left, right: lambda *given: op(left(*given), right(*given))
+
+
+def chosen(left, right, a, b):
+    def apply(*given):
+        # Of Python's truth values ~ is a number: one side is never a constant.
+        return ops.where(
+            (left(*given) > right(*given)) | ~(a(*given) + given[0] <= 0.5), a(*given), b(*given)
+        )
+
+    return apply
+
+
+UNARY = (ops.sin, ops.cos, ops.tanh, ops.floor, abs, lambda x: -x, lambda x: ops.exp(ops.minimum(x, 5.0)),
+         lambda x: ops.log(abs(x) + 0.5), lambda x: ops.sqrt(abs(x)), lambda x: x**3, lambda x: x % 1.7)  # fmt: skip
+BINARY = (lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x / (abs(y) + 0.3),
+          ops.minimum, ops.maximum, lambda x, y: ops.clip(x, -1.0, y * y))  # fmt: skip
+LEAVES = [*(lambda *given, i=i: given[i] for i in range(3)), lambda *given: 1.25, lambda *given: -0.7]
+EXPRESSIONS = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.one_of(
+        st.builds(lambda op, x: of_one(op)(x), st.sampled_from(UNARY), inner),
+        st.builds(lambda op, x, y: of_two(op)(x, y), st.sampled_from(BINARY), inner, inner),
+        st.builds(chosen, inner, inner, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+def columns(expressions, inputs):
+    """What torch makes of them."""
+    like = inputs[0]
+    return torch.stack(
+        [torch.as_tensor(one(*inputs), dtype=like.dtype).expand(like.shape) for one in expressions]
+    )
+
+
+# One program per example: compiling is what takes the time, so none is shrunk.
+@settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.lists(EXPRESSIONS, min_size=20, max_size=30))
+def test_random_functions_have_torch_s_values(expressions):
+    inputs = torch.rand((3, 32), generator=torch.Generator().manual_seed(1)) * 6 - 3
+    function = trace_function("f", lambda *given: [one(*given) for one in expressions], NAMES)
+    found = in_c(function, inputs).double()
+    exact = columns(expressions, inputs.double())
+    single = columns(expressions, inputs).double()
+    moved = [columns(expressions, inputs.double() * (1 + shift)) for shift in (-1e-6, 1e-6)]
+    # How far rounding reaches: a step or a pole nearby lets neighbouring inputs differ much.
+    sensitivity = torch.stack([(one - exact).abs() for one in (*moved, single)]).amax(0)
+    allowed = 1e-5 * exact.abs().clamp(min=1.0) + 10 * sensitivity
+    assert ((found - exact).abs() <= allowed).all()
+
+
+FUNCTIONS = {
+    "sin": (-100.0, 100.0), "cos": (-100.0, 100.0), "tanh": (-12.0, 12.0), "exp": (-20.0, 3.0), "log": (1e-6, 50.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_accurate_to_float32(name):
+    low, high = FUNCTIONS[name]
+    x = torch.linspace(low, high, 20_000).unsqueeze(0)
+    wanted = getattr(torch, name)(x.double())
+    found = in_c(trace_function(name, lambda v: [getattr(ops, name)(v)], ("v",)), x).double()
+    assert float(((found - wanted).abs() / wanted.abs().clamp(min=1.0)).max()) < 1.5e-7
+
+
+def test_functions_at_the_ends_of_the_numbers():
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[0.0, inf, -inf, nan, -1.0, 100.0, -200.0]])
+    function = trace_function(
+        "f", lambda v: [ops.exp(v), ops.log(v), ops.tanh(v), ops.sqrt(v), ops.clip(v, -1.0, 1.0)], ("v",)
+    )
+    found = in_c(function, x)
+    wanted = torch.stack([x[0].exp(), x[0].log(), x[0].tanh(), x[0].sqrt(), x[0].clamp(-1.0, 1.0)])
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-6, atol=1e-7)
+
+
+class Still(Simulator):
+    """Draws nothing, has a constant reward, observes more than its state."""
+
+    state = ("x", "y", "z")
+    actions = Box((-1.0, 0.0, -2.0), (1.0, 0.5, 2.0))
+    num_draws = 0
+
+    def start(self, draws):
+        return 0.0, 1.0, -1.0
+
+    def step(self, s, action):
+        return (s.x + action[0], s.y * 0.5 + action[1], action[2]), -1.0, False
+
+    def observe(self, s):
+        return s.z, s.x, 7.0, s.x * s.y
+
+
+@pytest.mark.parametrize(
+    "simulator", [CartPole(), Pendulum(), Acrobot(), Quadrotor(), Still()], ids=lambda one: one.name
+)
+def test_a_form_does_what_the_reference_does(simulator):
+    found = parity.check(simulator, num_envs=130)
+    assert found.obs < 1e-4
+
+
+def test_the_parity_check_finds_a_form_that_is_wrong():
+    def heavier(setting):
+        return CForm(
+            Setting(CartPole(pole_mass=0.11), *(getattr(setting, name) for name in Setting.__slots__[1:]))
+        )
+
+    with pytest.raises(parity.ParityError, match=r"^CartPole: (obs|environment \d+ ends at step)"):
+        parity.check(CartPole(), heavier)
+
+
+@pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda one: one.name)
+def test_wandering_draws_the_reference_s_actions(simulator):
+    setting = Setting(simulator, 100, first_env_index=3, seed=9, max_episode_steps=15)
+    mine, reference = CForm(setting), TorchForm(setting)
+    totals = [Totals.allocate(100) for _ in range(2)]
+    for form, out in zip((mine, reference), totals, strict=True):
+        form.start()
+        form.wander(2, 20, out)
+    assert torch.equal(totals[0].ended, totals[1].ended)
+    torch.testing.assert_close(totals[0].rewards, totals[1].rewards, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mine.fleet.state, reference.fleet.state, rtol=1e-4, atol=1e-4)
+    assert torch.equal(mine.fleet.episode, reference.fleet.episode)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_k_steps_in_one_call_are_k_calls(num_threads):
+    actions = torch.stack([random_actions(CartPole(), 1, torch.arange(1000), 0, step) for step in range(40)])
+    together, apart = (
+        CForm(Setting(CartPole(), 1000, max_episode_steps=25), threads) for threads in (num_threads, 1)
+    )
+    for form in (together, apart):
+        form.start()
+    wanted, found = Steps.allocate(40, 1000, 4), Steps.allocate(40, 1000, 4)
+    together.run(actions, found)
+    one = Steps.allocate(1, 1000, 4)
+    for t in range(40):
+        apart.run(actions[t : t + 1], one)
+        for name in Steps.__slots__:
+            getattr(wanted, name)[t] = getattr(one, name)[0]
+    for name in ("obs", "rewards", "terminated", "truncated"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert found.truncated.any()
+    assert found.terminated.any()
+
+
+def test_actions_of_another_shape_are_refused():
+    form = CForm(Setting(CartPole(), 4))
+    with pytest.raises(
+        ValueError, match=r"actions are \(1, 3\) torch.int64; CartPole takes \(1, 4\) torch.int64"
+    ):
+        form.run(torch.zeros((1, 3), dtype=torch.int64), Steps.allocate(1, 4, 4))
+
+
+def script(folder, text):
+    """A compiler of our own."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_program_that_does_not_compile_is_reported_with_its_line(empty_cache):
+    with pytest.raises(KernelError, match=r"(?s)^Mine in C: .*kernel\.c:2:.*nonsense"):
+        compiler.load("Mine in C", "int f(void) {\n return nonsense; }")
+    assert not list((empty_cache / "cache" / "rayagi" / "kernels").iterdir())
+
+
+def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, empty_cache):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(KernelError, match=r"no C compiler .looked for no-such-compiler.*fused_torch"):
+        compiler.load("Mine in C", "")
+
+
+def test_a_compiler_that_hangs_is_ended(monkeypatch, empty_cache):
+    monkeypatch.setenv("CC", script(empty_cache, "exec sleep 60"))
+    monkeypatch.setattr(compiler, "TIME_LIMIT_S", 0.3)
+    with pytest.raises(KernelError, match="took longer than"):
+        compiler.load("Mine in C", "")
+
+
+def test_a_kernel_is_compiled_once(monkeypatch, empty_cache):
+    log = empty_cache / "log"
+    monkeypatch.setenv("CC", script(empty_cache, f'echo called >> {log}\nexec cc "$@"'))
+    for _ in range(2):
+        compiler.load("Mine in C", "int f(void) { return 1; }")
+    assert log.read_text().count("called") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    tmp_path.chmod(0o500)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(KernelError, match="set XDG_CACHE_HOME"):
+        compiler.load("Mine in C", "")
+
+
+def test_a_cache_that_is_no_folder_is_named(monkeypatch, tmp_path):
+    (tmp_path / "rayagi").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(KernelError, match="set XDG_CACHE_HOME"):
+        compiler.load("Mine in C", "")
+
+
+def test_a_language_without_an_operation_is_refused():
+    operations = {name: text for name, text in C.operations.items() if name != "tanh"}
+    with pytest.raises(ValueError, match="Halfway has no tanh"):
+        Language(
+            name="Halfway", operations=operations, declare={}, infinity="", not_a_number="", truths=("0", "1")
+        )
