@@ -26,8 +26,8 @@ from experiments.origin import origin
 from rayagi.envs.families import Place
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.engines import make_worlds
-from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+from rayagi.envs.tasks.family import OwnTasks
+from rayagi.envs.tasks.vec_env import TaskVecEnv
 from rayagi.envs.tasks.worlds import Worlds
 
 HERE = Path(__file__).parent
@@ -36,12 +36,10 @@ _WARM_UP = 10
 
 
 class Recorded:
-    """Implements Worlds: keeps every step's state before it and its controls."""
+    """Worlds that keep every step's state before it and its controls."""
 
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
-        self.num_worlds, self.device, self.dtype = worlds.num_worlds, worlds.device, worlds.dtype
-        self.fields, self.faults = worlds.fields, worlds.faults
         self.steps: list[dict[str, Any]] = []
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
@@ -57,37 +55,30 @@ class Timed:
     """A task and a raw batch side by side."""
 
     def __init__(self, env_id: str, num_envs: int, num_threads: int, num_steps: int) -> None:
+        self.env_id, self.place = env_id, Place(num_envs, 0, 0, num_threads)
         self.task = make_task(env_id, {})
-        self.model = self.task.load()
-        self.info = describe(env_id, "mujoco_cpu", self.task, self.task.max_episode_steps)
-        self.place = Place(num_envs, 0, 0, num_threads)
         generator = torch.Generator().manual_seed(0)
         size = (_WARM_UP + num_steps, num_envs, self.task.action_dim)
         self.actions = 2.0 * torch.rand(size, generator=generator) - 1.0
-        recorded = Recorded(self._worlds())
-        self._run(self._env(recorded))
+        env = self._env()
+        recorded = Recorded(env._worlds)
+        env._worlds = recorded  # type: ignore[assignment]  # only here, so that tasks need no hook for it
+        for actions in self.actions:
+            env.step(actions)
+        env.close()
         self.steps = recorded.steps
-        self.raw = Batch(self.model, num_envs, num_threads)
+        self.raw = Batch(self.task.load(), num_envs, num_threads)
         for name in self.task.fields:
             self.raw.bind(name)  # so that it writes what the task's worlds write
 
-    def _worlds(self) -> Worlds:
-        return make_worlds("mujoco_cpu", self.model, self.task.fields, self.place)
-
-    def _env(self, worlds: Any) -> TaskVecEnv:
-        rules = self.task.rules(self.model, device=worlds.device, dtype=worlds.dtype)
-        env = TaskVecEnv(self.info, rules, worlds)
+    def _env(self) -> TaskVecEnv:
+        env = OwnTasks().make(self.env_id, "mujoco_cpu", {}, self.place)
         env.reset()
         return env
 
-    def _run(self, env: TaskVecEnv) -> int:
-        ended = sum(len(env.step(actions).final_ids) for actions in self.actions)
-        env.close()
-        return ended
-
     def repeat(self) -> Mapping[str, float]:
         """Seconds of all raw steps and of all the task's steps, and how many episodes ended."""
-        env = self._env(self._worlds())
+        env = self._env()
         seconds = {"raw": 0.0, "task": 0.0, "ended": 0.0}
         state = {name: self.raw.bind(name) for name in STATE_FIELDS}
         for number, (actions, before) in enumerate(zip(self.actions, self.steps, strict=True)):

@@ -66,7 +66,7 @@ class DrawnTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         obs = step.final_obs if len(step.final_ids) else step.obs
         return obs[0].numpy(), float(step.rewards), bool(step.terminated), bool(step.truncated), {}
 
-    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]  # Gymnasium allows lists and None
+    def render(self) -> NDArray[np.uint8]:
         """The world as it stands, (height, width, 3)."""
         for name in ("qpos", "qvel"):
             getattr(self._data, name)[:] = self._env.fields[name][0].numpy()

@@ -37,7 +37,7 @@ class OwnTasks:
         make_task(env_id, options_of(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration; a user's own model is looked at, so that what it lacks is said early."""
+        """From the task's declaration. A user's model is looked at, to say what it lacks before anything starts."""
         check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
