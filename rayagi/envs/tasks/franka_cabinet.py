@@ -101,7 +101,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         self.positions = torch.tensor([int(joint.qposadr[0]) for joint in joints], device=device)
         self.speeds = torch.tensor([int(joint.dofadr[0]) for joint in joints], device=device)
         self.actuators = torch.tensor([model.actuator(name).id for name in _JOINTS], device=device)
-        self.sensors = self.sensor(*_SENSORS)
+        self.sensors, self.points = self.sensor(*_SENSORS), self.sensor(*_SENSORS[:2])
         self.low, self.high = (self.constant([float(joint.range[k]) for joint in joints[:9]]) for k in (0, 1))
         # Of an action: the fingers are told to move at a tenth of the arm's speed.
         self.stride = self.constant([1.0] * 7 + [0.1] * 2) * (task.action_scale * self.dt)
@@ -130,7 +130,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         """See the module."""
         qpos = state.fields["qpos"][:, self.positions]
         qvel = state.fields["qvel"][:, self.speeds]
-        places = state.fields["sensordata"][:, self.sensors[:6]]
+        places = state.fields["sensordata"][:, self.points]
         joints = (torch.cat((qpos[:, :9], qvel[:, :9]), -1) - self.offset) * self.scale
         return torch.cat((joints, places[:, 3:] - places[:, :3], qpos[:, 9:], qvel[:, 9:]), -1)
 
