@@ -15,7 +15,7 @@ from rayagi.envs.tasks.task import Task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 _WORLDS, _STEPS, _LOOK_EVERY = 8, 100, 5
-"""Worlds, and steps of random play: seconds, in which robots fall, tumble and begin anew. Some of them are looked at."""
+"""Worlds, steps of random play (in which robots fall and begin anew), and after how many of them geoms are looked at."""
 _MARGIN = 1.5
 _SPARE_CONTACTS, _SPARE_CONSTRAINTS = 8, 16
 

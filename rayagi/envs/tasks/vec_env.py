@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.tasks.draws import START, uniform
 from rayagi.envs.tasks.task import Memory, Rules, State, Task
 from rayagi.envs.tasks.worlds import Worlds
+
+_logger = logging.getLogger("rayagi.envs.tasks")
 
 
 def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
@@ -180,5 +183,8 @@ class TaskVecEnv:
         return self._obs.to("cpu", torch.float32)
 
     def close(self) -> None:
-        """Release the worlds."""
+        """Release the worlds; says what went wrong in them, for those who have no metrics to look at."""
+        if any(self.faults.values()):
+            told = ", ".join(f"{count} {name}" for name, count in self.faults.items() if count)
+            _logger.warning("%s: faults in worlds, which began anew: %s", self.info.env_id, told)
         self._worlds.close()

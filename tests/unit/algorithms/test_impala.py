@@ -222,7 +222,9 @@ def test_training_improves_the_point_on_stale_experience():
     def learn_late(rollout):
         sent = elsewhere(program)
         copies = {
-            each.name: getattr(sent, each.name).clone() for each in fields(Rollout) if each.name != "finals"
+            each.name: getattr(sent, each.name).clone()
+            for each in fields(Rollout)
+            if each.name not in ("finals", "final_obs")
         }
         waiting.append(Rollout(**copies, finals=list(sent.finals)))
         return learn(waiting.pop(0)) if len(waiting) > 2 else {}

@@ -20,7 +20,7 @@ WARP = pytest.param(
 
 
 @pytest.mark.parametrize("engine", ["mujoco_cpu", WARP])
-def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine):
+def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine, caplog):
     env, healthy = make_env(ANT, engine, 2), make_env(ANT, engine, 2)
     env.reset(), healthy.reset()
     state = env.state_dict()
@@ -34,3 +34,8 @@ def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engin
     assert torch.isfinite(found.obs).all()
     assert torch.equal(found.obs[1], expected.obs[1])
     assert env._episode.tolist() == [1, 0]
+    env.close()
+    assert "rayagi/Ant-v0: faults in worlds, which began anew: 1 unstable" in caplog.text
+    caplog.clear()
+    healthy.close()
+    assert not caplog.text
