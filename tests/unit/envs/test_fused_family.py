@@ -16,6 +16,7 @@ from rayagi.envs.fused import catalogue, parity
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DOCS = Path(__file__).parents[3] / "docs" / "fused.md"
 
 
@@ -27,15 +28,6 @@ def example(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield text
     sys.modules.pop("lander", None)
-
-
-@pytest.fixture
-def one_torch_thread():
-    """As a GMI of one core has it; more only wait for each other where the cores are busy."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(usual)
 
 
 def made(env_id, num_envs=5, engine="auto", **kwargs):
@@ -139,7 +131,7 @@ def test_an_action_that_is_no_number_is_named():
         env.step(actions)
 
 
-def test_ppo_from_fused_rollouts_solves_cartpole(one_torch_thread):
+def test_ppo_from_fused_rollouts_solves_cartpole():
     run = program_of(preset("fused/CartPole-v1"))
     for _ in range(150):
         run.iterate()
