@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rayagi import envs
+from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
 from rayagi.envs.fused import catalogue, parity
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
@@ -52,6 +53,27 @@ def test_the_documented_example_is_short_and_runs_in_every_way(example):
     run = program_of(replace(preset("lander:Lander"), seed=2))
     run.iterate()
     assert run.iterate().metrics["env_steps"] == 32 * 32
+
+
+def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
+    assert main(["envs", "lander:Lander"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.split(r"\s{2,}", line) == [
+        "lander:Lander", "fused, fused_torch", "3", "1 reals", "300", "a rocket lands gently"
+    ]  # fmt: skip
+
+
+def test_too_many_environments_are_refused_before_anything_is_allocated():
+    # 4 of state, twice 4 of observation, 1 of action, 6 more: 19 numbers of 4 bytes
+    with pytest.raises(
+        EnvironmentOptionError, match=r"take 70780\.5 GiB, and this process may have .*lower num_envs"
+    ):
+        made("fused/CartPole-v1", num_envs=10**12)
+
+
+def test_there_are_no_pictures():
+    with pytest.raises(RenderingError, match="no pictures"):
+        envs.render_env("fused/CartPole-v1")
 
 
 def test_an_option_reaches_the_simulator(example):
