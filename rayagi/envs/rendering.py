@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 
 from rayagi.envs.errors import RenderingError
+from rayagi.envs.fused import catalogue as fused
 from rayagi.envs.gymnasium_adapter import make_one
 from rayagi.envs.tasks.catalogue import TASKS
 from rayagi.envs.tasks.drawn import DrawnTask
@@ -31,6 +32,8 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         RenderingError: the environment has no frames, or this machine cannot draw them.
         EnvError: it cannot be made.
     """
+    if fused.find(env_id) is not None:
+        raise RenderingError(env_id, "fused simulators have no pictures")
     _choose_gl(env_id)
     options = dict(kwargs or {})
     env = (

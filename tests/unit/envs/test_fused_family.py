@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from rayagi import envs
+from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
 from rayagi.envs.fused import catalogue, parity
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DOCS = Path(__file__).parents[3] / "docs" / "fused.md"
 
 
@@ -27,15 +29,6 @@ def example(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield text
     sys.modules.pop("lander", None)
-
-
-@pytest.fixture
-def one_torch_thread():
-    """As a GMI of one core has it; more only wait for each other where the cores are busy."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(usual)
 
 
 def made(env_id, num_envs=5, engine="auto", **kwargs):
@@ -60,6 +53,27 @@ def test_the_documented_example_is_short_and_runs_in_every_way(example):
     run = program_of(replace(preset("lander:Lander"), seed=2))
     run.iterate()
     assert run.iterate().metrics["env_steps"] == 32 * 32
+
+
+def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
+    assert main(["envs", "lander:Lander"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.split(r"\s{2,}", line) == [
+        "lander:Lander", "fused, fused_torch", "3", "1 reals", "300", "a rocket lands gently"
+    ]  # fmt: skip
+
+
+def test_too_many_environments_are_refused_before_anything_is_allocated():
+    # 4 of state, twice 4 of observation, 1 of action, 6 more: 19 numbers of 4 bytes
+    with pytest.raises(
+        EnvironmentOptionError, match=r"take 70780\.5 GiB, and this process may have .*lower num_envs"
+    ):
+        made("fused/CartPole-v1", num_envs=10**12)
+
+
+def test_there_are_no_pictures():
+    with pytest.raises(RenderingError, match="no pictures"):
+        envs.render_env("fused/CartPole-v1")
 
 
 def test_an_option_reaches_the_simulator(example):
@@ -139,7 +153,7 @@ def test_an_action_that_is_no_number_is_named():
         env.step(actions)
 
 
-def test_ppo_from_fused_rollouts_solves_cartpole(one_torch_thread):
+def test_ppo_from_fused_rollouts_solves_cartpole():
     run = program_of(preset("fused/CartPole-v1"))
     for _ in range(150):
         run.iterate()

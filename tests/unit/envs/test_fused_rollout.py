@@ -14,6 +14,8 @@ from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.draws import exploration_noise
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 def build(env_id, engine, *, num_envs=70, hidden=(20, 13), activation="tanh", threads=1, normalize_obs=True):
     spec = preset(env_id)
