@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from experiments.fusion import collection, complexity, pipeline, run
+from experiments.fusion import collection, complexity, pipeline, run, simulators
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records, by
 from experiments.fusion.settings import Settings
@@ -100,6 +100,11 @@ def test_every_figure_asks_for_what_it_draws():
         cases = [case for group in entry.groups(QUICK) for case in group]
         keys = [json.dumps(dict(case.labels), sort_keys=True) for case in cases]
         assert len(set(keys)) == len(keys) >= 2, name
+
+
+def test_mujoco_s_ant_is_measured_beside_the_others():
+    rates = simulators.ants(2, QUICK)()
+    assert 10 < rates["steps_per_s"] < 1e6
 
 
 def loops():
