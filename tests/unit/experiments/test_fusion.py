@@ -160,10 +160,13 @@ def test_every_pipeline_learns(name):
 
 def test_the_pipelines_table():
     rows = [
-        {"repeat": repeat, "num_envs": 256, "loop": name, "steps_per_s": rate}
+        {"repeat": repeat, "num_envs": 256, "loop": name, "steps_per_s": rate, "steps_per_cpu_s": rate / 2}
         for name, rates in (("rayagi-fused", (300.0, 400.0)), ("purejax", (100.0, 200.0)))
         for repeat, rate in enumerate(rates)
     ] + [{"repeat": 0, "num_envs": 256, "loop": "envpool", "failed": "no envpool"}]
     text = pipeline.table(rows)
-    assert "| 256 | purejax | 150 (100 - 200) | 2.50 (2.00 - 3.00) |" in text
+    assert (
+        "| 256 | purejax | 150 (100 - 200) | 2.50 (2.00 - 3.00) | 75 (50 - 100) | 2.50 (2.00 - 3.00) |"
+        in text
+    )
     assert "- envpool, N = 256, failed: no envpool" in text
