@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from experiments.fusion import breakdown, collection, complexity, fusion, headline, simulators
+from experiments.fusion import breakdown, collection, complexity, fusion, headline, inference, simulators
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
 from experiments.origin import origin
@@ -42,8 +42,12 @@ FIGURES = {
     "8": Entry(fusion.groups, fusion.findings, fusion.draw),
     "9": Entry(complexity.groups, complexity.findings, complexity.draw),
     "headline": Entry(headline.groups, headline.findings),
+    "inference": Entry(inference.groups, inference.findings, inference.draw),
 }
-TITLES = {"headline": "Best form over Gymnasium's loop"}
+TITLES = {
+    "headline": "Best form over Gymnasium's loop",
+    "inference": "Simulation and inference fused, on one core",
+}
 
 
 def header() -> dict[str, object]:

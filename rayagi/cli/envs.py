@@ -6,7 +6,7 @@ import argparse
 
 import gymnasium
 
-from rayagi.envs import UnknownEnvironmentError, list_envs
+from rayagi.envs import UnknownEnvironmentError, list_envs, named_env
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
             str(listing.max_episode_steps or "-"),
             listing.description,
         )
-        for listing in list_envs()
+        for listing in (*list_envs(), *named_env(arguments.pattern or ""))
         if pattern in listing.env_id.lower()
     ]
     own = {row[0] for row in rows}

@@ -61,6 +61,42 @@ _PENDULUM = TaskPreset(
     impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
 )
 
+_FUSED = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    ppo=PPOSpec(learning_rate=1e-3, normalize_rewards=False),
+    impala=ImpalaSpec(learning_rate=1e-3, normalize_rewards=False),
+)
+"""Fused simulators of small tasks: steps cost next to nothing, so many environments and few epochs."""
+
+_FUSED_CARTPOLE = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    ppo=PPOSpec(num_epochs=8, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, normalize_rewards=False),
+    impala=ImpalaSpec(num_epochs=8, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, normalize_rewards=False),
+)
+"""Short horizons: with longer ones it is solved sooner, and lost again."""
+
+_FUSED_PENDULUM = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    initial_log_std=-0.5,
+    ppo=PPOSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
+    impala=ImpalaSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
+)
+
+_FUSED_QUADROTOR = TaskPreset(
+    num_envs=64,
+    hidden=(64, 64),
+    activation="tanh",
+    initial_log_std=-0.5,
+    ppo=PPOSpec(learning_rate=1e-3, gamma=0.98),
+    impala=ImpalaSpec(learning_rate=1e-3, gamma=0.98),
+)
+
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _MUJOCO,
     "HalfCheetah-v5": _MUJOCO,
@@ -77,6 +113,10 @@ PRESETS: dict[str, TaskPreset] = {
     "Acrobot-v1": _CLASSIC,
     "MountainCar-v0": _CLASSIC,
     "LunarLander-v3": _CLASSIC,
+    "fused/CartPole-v1": _FUSED_CARTPOLE,
+    "fused/Acrobot-v1": _FUSED,
+    "fused/Pendulum-v1": _FUSED_PENDULUM,
+    "fused/Quadrotor-v0": _FUSED_QUADROTOR,
 }
 """Tasks with settings of their own; every other task takes TaskPreset()."""
 

@@ -8,7 +8,7 @@ from rayagi.envs.errors import (
     UnknownEnvironmentError,
     UnsupportedSpaceError,
 )
-from rayagi.envs.registry import EnvListing, default_hidden, env_info, list_envs, make_env_factory
+from rayagi.envs.registry import EnvListing, default_hidden, env_info, list_envs, make_env_factory, named_env
 from rayagi.envs.rendering import render_env
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "env_info",
     "list_envs",
     "make_env_factory",
+    "named_env",
     "render_env",
 ]

@@ -112,6 +112,12 @@ def list_envs() -> list[EnvListing]:
     return [_listing(family, env_id) for family in FAMILIES for env_id in family.ids()]
 
 
+def named_env(env_id: str) -> list[EnvListing]:
+    """A user's own, named by module and class; nothing where it is none."""
+    family = FusedSimulators()
+    return [_listing(family, env_id)] if ":" in env_id and family.knows(env_id) else []
+
+
 def _listing(family: Family, env_id: str) -> EnvListing:
     info = env_info(env_id, family.engines[0])
     discrete = info.action.kind == "discrete"

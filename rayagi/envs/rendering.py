@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 
 from rayagi.envs.errors import RenderingError
+from rayagi.envs.fused import catalogue as fused
 from rayagi.envs.gymnasium_adapter import make_one
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
@@ -28,6 +29,8 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     Raises:
         RenderingError: the environment has no frames, or this machine cannot draw them.
     """
+    if fused.find(env_id) is not None:
+        raise RenderingError(env_id, "fused simulators have no pictures")
     _choose_gl(env_id)
     env = make_one(env_id, {**(kwargs or {}), "render_mode": "rgb_array"})
     advice = _GL_ADVICE if hasattr(env.unwrapped, "mujoco_renderer") else ""

@@ -225,7 +225,7 @@ class Expr:
             "a function of reals that is not of the dialect (math, numpy?); use those of rayagi.envs.fused.ops"
         )
 
-    __int__ = __index__ = __round__ = __floor__ = __ceil__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __round__ = __floor__ = __ceil__ = __float__
 
     def __iter__(self) -> NoReturn:
         raise self.graph.error("it unpacks one real; a single reward, truth value or choice is not a tuple")

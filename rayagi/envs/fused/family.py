@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.protocols import EnvInfo, VecEnv
+from placement.inventory.limits import memory_bytes
+from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.fused.catalogue import SIMULATORS, find, make_simulator
 from rayagi.envs.fused.forms import Setting
 from rayagi.envs.fused.reference import TorchForm
-from rayagi.envs.fused.simulator import Simulator, action_spec
+from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.vec_env import FormVecEnv, FusedVecEnv
 
@@ -33,7 +35,8 @@ class FusedSimulators:
 
     def description(self, env_id: str) -> str:
         """The class's own."""
-        return SIMULATORS[env_id].description
+        found = find(env_id)
+        return "" if found is None else found.description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Trace it."""
@@ -55,6 +58,7 @@ class FusedSimulators:
         simulator, limit = self._simulator(env_id, kwargs)
         setting = Setting(simulator, place.num_envs, place.first_env_index, place.seed, limit)
         info = self.info(env_id, engine, kwargs)
+        _check_room(setting, info)
         if engine == TORCH:
             return FormVecEnv(info, setting, TorchForm(setting))
         return FusedVecEnv(info, setting, place.num_threads)
@@ -65,3 +69,15 @@ class FusedSimulators:
         usual = None if found is None else found.max_episode_steps
         limit, options = time_limit(env_id, kwargs, usual)
         return make_simulator(env_id, options), limit
+
+
+def _check_room(setting: Setting, info: EnvInfo) -> None:
+    """Before anything is allocated. Raises EnvironmentOptionError where the environments need more than there is."""
+    numbers = len(setting.simulator.state) + 2 * info.obs_dim + action_dim(setting.simulator) + 6
+    needed, there_is = 4 * numbers * setting.num_envs, memory_bytes()
+    if needed > there_is:
+        raise EnvironmentOptionError(
+            info.env_id,
+            f"{setting.num_envs} environments take {needed / 2**30:.1f} GiB, and this process may have "
+            f"{there_is / 2**30:.1f} GiB; lower num_envs",
+        )

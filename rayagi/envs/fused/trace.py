@@ -102,8 +102,8 @@ def trace_function(
     graph = Graph(place)
     given = [graph.input(name) for name in inputs]
     outputs = [graph.value(output) for output in function(*given)]
-    kinds: list[Kind] = ["real"] * (len(outputs) - truths) + ["truth"] * truths
-    for number, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
+    for number, output in enumerate(outputs):
+        kind: Kind = "real" if number < len(outputs) - truths else "truth"
         if output.node.kind != kind:
             raise graph.error(f"output {number} is a {output.node.kind} and should be a {kind}")
     if len(graph.nodes) > MAX_NODES:

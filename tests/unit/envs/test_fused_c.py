@@ -48,7 +48,9 @@ def of_two(op):
 def chosen(left, right, a, b):
     def apply(*given):
         # Of Python's truth values ~ is a number: one side is never a constant.
-        return ops.where((left(*given) > right(*given)) | ~(a(*given) + given[0] <= 0.5), a(*given), b(*given))
+        return ops.where(
+            (left(*given) > right(*given)) | ~(a(*given) + given[0] <= 0.5), a(*given), b(*given)
+        )
 
     return apply
 

@@ -14,6 +14,8 @@ from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.draws import exploration_noise
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 def build(env_id, engine, *, num_envs=70, hidden=(20, 13), activation="tanh", threads=1, normalize_obs=True):
     spec = preset(env_id)
@@ -26,7 +28,12 @@ def build(env_id, engine, *, num_envs=70, hidden=(20, 13), activation="tanh", th
         ),
         seed=5,
     )
-    piece = Slice(node="here", backend="cpu", cores=tuple(range(threads)))
+    return program_of(spec, engine, threads)
+
+
+def program_of(spec, engine="auto", threads=1):
+    """What a run's only GMI runs, on threads of this process."""
+    env_id, piece = spec.env.id, Slice(node="here", backend="cpu", cores=tuple(range(threads)))
     identity = GmiIdentity(
         index=0, num_gmis=1, task=env_id, slice=piece, roles=("simulator", "agent", "trainer")
     )

@@ -1,0 +1,162 @@
+"""Fused simulators as environments: ids, options, the documented example, and PPO that learns from them."""
+
+import importlib
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayagi import envs
+from rayagi.cli import main
+from rayagi.config.presets import preset
+from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
+from rayagi.envs.fused import catalogue, parity
+from rayagi.envs.fused.errors import SimulatorError
+from tests.unit.envs.test_fused_rollout import program_of
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+DOCS = Path(__file__).parents[3] / "docs" / "fused.md"
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """The simulator that the documentation shows, as a module of the user's."""
+    text = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL).group(1)
+    (tmp_path / "lander.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield text
+    sys.modules.pop("lander", None)
+
+
+def made(env_id, num_envs=5, engine="auto", **kwargs):
+    factory = envs.make_env_factory(env_id, engine=engine, kwargs=kwargs)
+    return factory(num_envs=num_envs, first_env_index=0, seed=1, num_threads=1)
+
+
+def test_simulators_are_listed_with_their_sizes():
+    listing = {line.env_id: line for line in envs.list_envs()}
+    assert set(catalogue.SIMULATORS) <= set(listing)
+    cartpole = listing["fused/CartPole-v1"]
+    assert (cartpole.obs_dim, cartpole.action, cartpole.max_episode_steps) == (4, "2 choices", 500)
+    assert cartpole.engine.startswith("fused, fused_torch")
+
+
+def test_the_documented_example_is_short_and_runs_in_every_way(example):
+    assert len(example.splitlines()) < 60
+    found = parity.check(importlib.import_module("lander").Lander())
+    assert found.obs < 1e-4
+    info = envs.env_info("lander:Lander")
+    assert (info.obs_dim, info.action.dim, info.max_episode_steps, info.engine) == (3, 1, 300, "fused")
+    run = program_of(replace(preset("lander:Lander"), seed=2))
+    run.iterate()
+    assert run.iterate().metrics["env_steps"] == 32 * 32
+
+
+def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
+    assert main(["envs", "lander:Lander"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.split(r"\s{2,}", line) == [
+        "lander:Lander", "fused, fused_torch", "3", "1 reals", "300", "a rocket lands gently"
+    ]  # fmt: skip
+
+
+def test_too_many_environments_are_refused_before_anything_is_allocated():
+    # 4 of state, twice 4 of observation, 1 of action, 6 more: 19 numbers of 4 bytes
+    with pytest.raises(
+        EnvironmentOptionError, match=r"take 70780\.5 GiB, and this process may have .*lower num_envs"
+    ):
+        made("fused/CartPole-v1", num_envs=10**12)
+
+
+def test_there_are_no_pictures():
+    with pytest.raises(RenderingError, match="no pictures"):
+        envs.render_env("fused/CartPole-v1")
+
+
+def test_an_option_reaches_the_simulator(example):
+    # Without gravity and thrust, speed stays what it was.
+    env = made("lander:Lander", gravity=0.0, thrust=0.0)
+    before = env.reset()[:, 1]
+    assert torch.equal(env.step(torch.ones((5, 1))).obs[:, 1], before)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "words"),
+    [
+        (
+            "fused/CartPole-v1",
+            {"weight": 1.0},
+            "unexpected keyword argument 'weight'; it has max_episode_steps, gravity",
+        ),
+        ("fused/CartPole-v1", {"max_episode_steps": 0}, "must be a positive integer"),
+        ("no_such_module:Mine", {}, "the module 'no_such_module' cannot be imported"),
+    ],
+)
+def test_bad_options_are_refused(env_id, kwargs, words):
+    with pytest.raises(EnvironmentOptionError, match=words):
+        envs.make_env_factory(env_id, kwargs=kwargs)
+
+
+def test_a_simulator_that_cannot_be_traced_is_refused_at_set_up(example, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from lander import Lander\n\n\nclass Broken(Lander):\n    def observe(self, s):\n"
+        "        return (max(s.fuel, 1.0),)\n"
+    )
+    with pytest.raises(SimulatorError, match=r"^Broken\.observe, .*broken\.py:6: .*maximum"):
+        envs.make_env_factory("broken:Broken")
+    sys.modules.pop("broken", None)
+
+
+def test_both_engines_step_alike():
+    compiled, torchs = (made("fused/Pendulum-v1", engine=engine) for engine in ("fused", "fused_torch"))
+    torch.testing.assert_close(compiled.reset(), torchs.reset())
+    for step in range(5):
+        actions = torch.full((5, 1), 0.5 * step - 1)
+        mine, other = compiled.step(actions), torchs.step(actions)
+        torch.testing.assert_close(mine.obs, other.obs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.rewards, other.rewards, rtol=1e-5, atol=1e-5)
+
+
+def test_the_time_limit_cuts_and_the_last_observation_is_told():
+    env = made("fused/Pendulum-v1", max_episode_steps=3)
+    env.reset()
+    actions = torch.zeros((5, 1))
+    for _ in range(2):
+        assert len(env.step(actions).final_ids) == 0
+    last = env.step(actions)
+    assert last.truncated.all()
+    assert last.final_ids.tolist() == [0, 1, 2, 3, 4]
+    assert not torch.equal(last.final_obs, last.obs)
+
+
+def test_a_saved_state_goes_on_to_the_last_bit():
+    env, other = made("fused/Acrobot-v1"), made("fused/Acrobot-v1")
+    env.reset()
+    other.reset()
+    actions = torch.tensor([0, 1, 2, 0, 1])
+    for _ in range(4):
+        env.step(actions)
+    assert torch.equal(other.load_state_dict(env.state_dict()), env.step(actions).obs) is False
+    other.load_state_dict(env.state_dict())
+    assert torch.equal(env.step(actions).obs, other.step(actions).obs)
+
+
+def test_an_action_that_is_no_number_is_named():
+    env = made("fused/Pendulum-v1")
+    env.reset()
+    actions = torch.zeros((5, 1))
+    actions[3] = float("nan")
+    with pytest.raises(SimulationError, match=r"environment 3 .*step 1"):
+        env.step(actions)
+
+
+def test_ppo_from_fused_rollouts_solves_cartpole():
+    run = program_of(preset("fused/CartPole-v1"))
+    for _ in range(150):
+        run.iterate()
+        if run.trainer.iteration % 20 == 0 and run.evaluate(10, 1).mean_return() == 500.0:
+            break
+    assert run.evaluate(20, 2).mean_return() >= 495.0
