@@ -56,7 +56,7 @@ def groups(size: Size) -> Iterator[Sequence[Case]]:
 
 def ants(num_envs: int, size: Size) -> Measure:
     """The task Ant with random actions."""
-    factory = make_env_factory("Ant", engine="mujoco_cpu")
+    factory = make_env_factory("rayagi/Ant-v0", engine="mujoco_cpu")
     env = factory(num_envs=num_envs, first_env_index=0, seed=0, num_threads=size.threads)
     env.reset()
     actions = 2 * torch.rand((num_envs, env.info.action.dim), generator=torch.Generator().manual_seed(0)) - 1
