@@ -8,7 +8,7 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms import program
+from rayagi.algorithms import policy, program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
@@ -44,7 +44,7 @@ def program_of(spec, engine="auto", threads=1):
 @pytest.fixture
 def kernel_noise(monkeypatch):
     """The unfused loop samples with the numbers that a kernel draws."""
-    monkeypatch.setattr(program, "exploration_noise", exploration_noise)
+    monkeypatch.setattr(policy, "exploration_noise", exploration_noise)
 
 
 @pytest.mark.parametrize(
