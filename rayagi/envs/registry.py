@@ -184,7 +184,10 @@ def _nearest(env_id: str) -> tuple[str, ...]:
     # "ant" alone is nearer to nothing by edit distance than to names that it is a part of.
     bare = env_id.lower().rsplit("-v", 1)[0]
     close += [lower for lower in by_lower if bare and _bare(lower) == bare]
-    ranked = sorted(dict.fromkeys(by_lower[lower] for lower in close), key=lambda name: name not in own)
+    ranked = sorted(
+        dict.fromkeys(by_lower[lower] for lower in close),
+        key=lambda name: (name.lower() != env_id.lower(), name not in own),
+    )
     return tuple(ranked[:4])
 
 
