@@ -1,6 +1,6 @@
 """How much of the raw engine's stepping rate is left to each task, with observation, reward and reset?
 
-    python -m experiments.tasks.speed --num-envs 256 --threads 1 2
+    python -m experiments.tasks.speed --threads 1 2
 
 Raw is ``mujoco.batch.Batch.step`` alone, from the same states with the same controls as the task's worlds have in that step:
 a first pass records them, later ones take turns, a raw step and a step of the task. Random actions, so that worlds fall
@@ -123,7 +123,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[256])
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
