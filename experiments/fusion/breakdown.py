@@ -5,6 +5,8 @@ The paper measured its GPU with RL-Scope. Here three parts are told apart by mea
     Python    the same loop with the compiled program replaced by something that returns at once
     backend   the same program for one environment, less Python: dispatch, and starting kernels
     device    the rest: what the other environments add
+
+All in CPU time of all threads: by the clock, a long call is interrupted by others' work and a short one is not.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ def _parts(steps: int, size: Size) -> Measure:
     idle.compiled = lambda *_: result
 
     def once() -> dict[str, float]:
-        python = cost(idle.collect, lambda: None, size.seconds / 10).wall
-        overhead = cost(one.collect, one.wait, size.seconds).wall
-        everything = cost(whole.collect, whole.wait, size.seconds).wall
+        python = cost(idle.collect, lambda: None, size.seconds / 10).cpu
+        overhead = cost(one.collect, one.wait, size.seconds).cpu
+        everything = cost(whole.collect, whole.wait, size.seconds).cpu
         parts = {"python": python, "backend": overhead - python, "device": everything - overhead}
         return {name: part / steps for name, part in parts.items()}
 
@@ -82,7 +84,7 @@ def draw_time(records: Records, path: Path) -> None:
             axes.bar(names, drawn, bottom=bottom, label=part, color=colour)
             bottom = [low + high for low, high in zip(bottom, drawn, strict=True)]
         axes.set_xlabel("steps per call K")
-    left.set_ylabel(f"microseconds of a step of {NUM_ENVS} environments")
+    left.set_ylabel(f"CPU microseconds of a step of {NUM_ENVS} environments")
     right.set_ylabel("%")
     left.legend()
     figure.suptitle("Figure 5: where XLA's data collection spends its time")
@@ -113,7 +115,7 @@ def draw_counts(records: Records, path: Path) -> None:
 def time_findings(records: Records) -> str:
     """Medians and shares."""
     lines = [
-        "| K | Python, us a step | backend | device | Python and backend, share |",
+        "| K | Python, CPU us a step | backend | device | Python and backend, share |",
         "|---|---|---|---|---|",
     ]
     for labels, values in sorted(records.of("5"), key=lambda case: case[0]["steps"]):

@@ -14,7 +14,7 @@ from rayagi.envs.fused.variants.catalogue import variant
 from rayagi.envs.fused.variants.variant import Work, random_actions
 
 MOST_STEPS = {
-    "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 1e7, "torch.compile": 3e7, "xla": 7e7, "warp": 3e7,
+    "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 5e6, "torch.compile": 1e7, "xla": 7e7, "warp": 3e7,
     "c": 3e8,
 }  # fmt: skip
 """Environment steps of one call: about a second on a small machine. Longer calls are not measured."""

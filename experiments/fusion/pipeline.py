@@ -107,16 +107,14 @@ def one(name: str, settings: Settings, threads: int, seconds: float) -> dict[str
     iterate, iterations = loop(name, settings, threads)
     iterate()
     iterate()
-    began, calls, length = time.perf_counter(), 0, 0.0
+    began, used, calls, length = time.perf_counter(), time.process_time(), 0, 0.0
     while time.perf_counter() - began < seconds:
         length = iterate()
         calls += 1
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
     steps = calls * iterations * settings.num_envs * settings.rollout_length
-    return {
-        "steps_per_s": steps / (time.perf_counter() - began),
-        "iterations": calls * iterations,
-        "episode_length": length,
-    }
+    rates = {"steps_per_s": steps / wall, "steps_per_cpu_s": steps / cpu}
+    return {**rates, "iterations": calls * iterations, "episode_length": length}
 
 
 def measure(name: str, num_envs: int, seconds: float) -> dict[str, Any]:
@@ -132,25 +130,30 @@ def measure(name: str, num_envs: int, seconds: float) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians and spread, and the fused loop over each in the same repeat."""
+    """Medians and spread, by the clock and by CPU time, and the fused loop over each in the same repeat."""
     lines = [
-        "| N | loop | steps/s: median (lowest - highest) | rayagi-fused / this: median (lowest - highest) |",
-        "|---|---|---|---|",
+        "| N | loop | steps/s | rayagi-fused / this | steps per CPU second | rayagi-fused / this |",
+        "|---|---|---|---|---|---|",
     ]
-    for num_envs in dict.fromkeys(row["num_envs"] for row in rows):
-        rates: dict[str, dict[int, float]] = {}
-        for row in rows:
-            if row["num_envs"] == num_envs and "steps_per_s" in row:
-                rates.setdefault(row["loop"], {})[row["repeat"]] = row["steps_per_s"]
-        ours = rates.get("rayagi-fused", {})
-        for name, found in rates.items():
-            ratios = [ours[repeat] / rate for repeat, rate in found.items() if repeat in ours]
-            cells = [f"{num_envs} | {name}", _spread(list(found.values()), ",.0f"), _spread(ratios, ".2f")]
-            lines.append(f"| {' | '.join(cells)} |")
+    whole = [row for row in rows if "steps_per_s" in row]
+    for num_envs, name in dict.fromkeys((row["num_envs"], row["loop"]) for row in whole):
+        cells = [str(num_envs), name]
+        for rate in ("steps_per_s", "steps_per_cpu_s"):
+            found, ours = (
+                {
+                    row["repeat"]: row[rate]
+                    for row in whole
+                    if (row["num_envs"], row["loop"]) == (num_envs, one)
+                }
+                for one in (name, "rayagi-fused")
+            )
+            ratios = [ours[repeat] / value for repeat, value in found.items() if repeat in ours]
+            cells += [_spread(list(found.values()), ",.0f"), _spread(ratios, ".2f")]
+        lines.append(f"| {' | '.join(cells)} |")
     failed = [
         f"- {row['loop']}, N = {row['num_envs']}, failed: {row['failed']}" for row in rows if "failed" in row
     ]
-    return "\n".join([*lines, "", *failed])
+    return "\n".join([*lines, "", "Medians (lowest - highest).", *failed])
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -110,6 +110,10 @@ def rate_table(cases: Iterable[Measured], unit: float, word: str) -> str:
     lines = [f"| form | {' | '.join(f'N = {n}' for n in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
     for form, steps in dict.fromkeys((form, steps) for form, steps, _ in rates):
         found = [rates.get((form, steps, n)) for n in sizes]
-        cells = ["" if one is None else f"{one[0]:,.3g}, {one[1]:,.3g}" for one in found]
+        cells = ["" if one is None else ", ".join(map(_figures, one)) for one in found]
         lines.append(f"| {form}, K = {steps} | {' | '.join(cells)} |")
     return f"{word} environment steps per second, and per CPU second; medians:\n\n" + "\n".join(lines)
+
+
+def _figures(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

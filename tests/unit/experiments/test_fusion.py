@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from experiments.fusion import collection, complexity, pipeline, run
+from experiments.fusion import collection, complexity, pipeline, run, simulators
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records, by
 from experiments.fusion.settings import Settings
@@ -102,6 +102,11 @@ def test_every_figure_asks_for_what_it_draws():
         assert len(set(keys)) == len(keys) >= 2, name
 
 
+def test_mujoco_s_ant_is_measured_beside_the_others():
+    rates = simulators.ants(2, QUICK)()
+    assert 10 < rates["steps_per_s"] < 1e6
+
+
 def loops():
     for form in collection.MOST_STEPS:
         package = {"xla": "jax", "envpool": "envpool"}.get(form)
@@ -155,10 +160,13 @@ def test_every_pipeline_learns(name):
 
 def test_the_pipelines_table():
     rows = [
-        {"repeat": repeat, "num_envs": 256, "loop": name, "steps_per_s": rate}
+        {"repeat": repeat, "num_envs": 256, "loop": name, "steps_per_s": rate, "steps_per_cpu_s": rate / 2}
         for name, rates in (("rayagi-fused", (300.0, 400.0)), ("purejax", (100.0, 200.0)))
         for repeat, rate in enumerate(rates)
     ] + [{"repeat": 0, "num_envs": 256, "loop": "envpool", "failed": "no envpool"}]
     text = pipeline.table(rows)
-    assert "| 256 | purejax | 150 (100 - 200) | 2.50 (2.00 - 3.00) |" in text
+    assert (
+        "| 256 | purejax | 150 (100 - 200) | 2.50 (2.00 - 3.00) | 75 (50 - 100) | 2.50 (2.00 - 3.00) |"
+        in text
+    )
     assert "- envpool, N = 256, failed: no envpool" in text
