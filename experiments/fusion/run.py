@@ -1,6 +1,6 @@
 """Figures 2, 4, 5, 6, 8 and 9 of the MLBench'22 paper for the machine at hand.
 
-    python -m experiments.fusion.run --figure 2|4|5|6|8|9|headline|all [--quick]
+    python -m experiments.fusion.run --figure 2|4|5|6|8|9|headline|inference|all [--quick]
 
 Every measurement is kept at once in results/measurements.jsonl; called again, it goes on where it was stopped. Then
 results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
