@@ -115,7 +115,9 @@ def memory_held():
     return held(1), held(4)
 
 
-def test_parts_hold_at_least_as_much_memory_as_whole_iterations():
+def test_parts_hold_at_least_as_much_memory_as_whole_iterations(monkeypatch):
+    # The C library raises this limit as it goes, and then keeps what was freed, more or less by chance.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(MIB // 8))
     if not forget_peak() or not peak_bytes():
         pytest.skip("this system does not tell a process's peak")
     # In a process of its own: what other tests left free in this one would be used without showing.
@@ -123,5 +125,5 @@ def test_parts_hold_at_least_as_much_memory_as_whole_iterations():
         whole, part = apart.submit(memory_held).result(timeout=120)
     # values of 32,768 states pass through 256 + 128 numbers each: 48 MiB at once
     assert whole > 32 * MIB
-    # The part's own rollout is held beside the whole one, and the C library may keep what lies between: never less.
-    assert 0.9 * whole < part < 2 * whole
+    # A part's update takes less than a whole one's, and its own rollout is held beside the whole one.
+    assert 0.9 * whole < part < 1.2 * whole
