@@ -12,7 +12,7 @@ from placement.errors import PlanError
 from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
-from rayagi.envs import SimulationError
+from rayagi.envs import SimulationError, has_pictures
 from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
@@ -24,7 +24,7 @@ _DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
 """Ends that a run would meet again if it went on from its last checkpoint."""
 
 
-def conclude(folder: RunFolder, outcome: Outcome, interrupted_by: str) -> int:
+def conclude(folder: RunFolder, spec: RunSpec, outcome: Outcome, interrupted_by: str) -> int:
     """Record how the run ended, write the report, and say what to do next; returns the exit code."""
     position = outcome.position
     folder.update(
@@ -47,7 +47,8 @@ def conclude(folder: RunFolder, outcome: Outcome, interrupted_by: str) -> int:
     if outcome.stop is None:
         say(f"\nSaved {outcome.checkpoint}. Go on with:\n  rayagi train --resume {folder.path}")
         return INTERRUPTED
-    say(f"\nNext:\n  rayagi evaluate {folder.path}\n  rayagi evaluate {folder.path} --video out.mp4")
+    evaluate = f"  rayagi evaluate {folder.path}"
+    say("\nNext:\n" + evaluate + (f"\n{evaluate} --video out.mp4" if has_pictures(spec.env.id) else ""))
     return 0
 
 

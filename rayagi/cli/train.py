@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     finally:
         folder.unlock()
-    return conclude(folder, outcome, interrupt.reason)
+    return conclude(folder, spec, outcome, interrupt.reason)
 
 
 def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:

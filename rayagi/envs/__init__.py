@@ -9,7 +9,7 @@ from rayagi.envs.errors import (
     UnsupportedSpaceError,
 )
 from rayagi.envs.registry import EnvListing, default_hidden, env_info, list_envs, make_env_factory, named_env
-from rayagi.envs.rendering import render_env
+from rayagi.envs.rendering import has_pictures, render_env
 
 __all__ = [
     "EnvError",
@@ -21,6 +21,7 @@ __all__ = [
     "UnsupportedSpaceError",
     "default_hidden",
     "env_info",
+    "has_pictures",
     "list_envs",
     "make_env_factory",
     "named_env",

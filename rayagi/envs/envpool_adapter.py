@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
-from rayagi.envs.families import Place
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.families import Place, check_saved
 from rayagi.envs.gymnasium_adapter import episode_seed
 
 
@@ -109,13 +109,7 @@ class EnvPoolVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        saved = len(state["episode"])
-        if saved != self.num_envs:
-            raise EnvironmentOptionError(
-                self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; "
-                f"resume with num_envs={saved} per GMI",
-            )
+        check_saved(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from actors.protocols import EnvInfo, VecEnv
@@ -64,3 +64,25 @@ def time_limit(
             env_id, f"max_episode_steps is {limit!r}; it must be a positive integer, or -1 for no limit"
         )
     return (None if limit == -1 else limit), options
+
+
+def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]) -> None:
+    """Look at a task's options, which are its class's fields. Raises EnvironmentOptionError for one that it lacks."""
+    known = [field.name for field in fields(task_class)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise EnvironmentOptionError(
+            env_id, f"there is no option {', '.join(unknown)}; it has max_episode_steps, {', '.join(known)}"
+        )
+    frame_skip = options.get("frame_skip", 1)
+    if not isinstance(frame_skip, int) or frame_skip < 1:
+        raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+
+
+def check_saved(env_id: str, saved: int, num_envs: int) -> None:
+    """Raise EnvironmentOptionError where a saved state is of another number of environments."""
+    if saved != num_envs:
+        raise EnvironmentOptionError(
+            env_id,
+            f"the saved state holds {saved} environments, not {num_envs}; resume with num_envs={saved} per GMI",
+        )

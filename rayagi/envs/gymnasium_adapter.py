@@ -17,6 +17,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
+from rayagi.envs.families import check_saved
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -214,13 +215,7 @@ class GymnasiumVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        saved = len(state["episode"])
-        if saved != self.num_envs:
-            raise EnvironmentOptionError(
-                self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; "
-                f"resume with num_envs={saved} per GMI",
-            )
+        check_saved(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 

@@ -22,6 +22,11 @@ _GL_ADVICE = (
 )
 
 
+def has_pictures(env_id: str) -> bool:
+    """Whether an environment may be drawn; ``render_env`` says whether it can, and why not."""
+    return fused.find(env_id) is None
+
+
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
     """One environment with ``render_mode="rgb_array"``, rayagi's own or Gymnasium's; it steps as what rayagi trains on does.
 
@@ -32,7 +37,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         RenderingError: the environment has no frames, or this machine cannot draw them.
         EnvError: it cannot be made.
     """
-    if fused.find(env_id) is not None:
+    if not has_pictures(env_id):
         raise RenderingError(env_id, "fused simulators have no pictures")
     _choose_gl(env_id)
     options = dict(kwargs or {})

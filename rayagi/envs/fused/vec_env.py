@@ -12,6 +12,7 @@ from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.rollout import Episodes, Rollout
 from rayagi.envs.errors import SimulationError
+from rayagi.envs.families import check_saved
 from rayagi.envs.fused.c.form import CForm
 from rayagi.envs.fused.forms import Fleet, Form, Setting, Steps
 from rayagi.envs.fused.rollout import FusedRollout
@@ -68,7 +69,8 @@ class FormVecEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Go on within the saved episodes."""
+        """Go on within the saved episodes of as many environments."""
+        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._form.fleet.copy_(Fleet(state["state"], state["elapsed"], state["episode"]))
         return self._rows(self._form.observe())
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
-from rayagi.envs.families import Place
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.families import Place, check_saved
 from rayagi.envs.isaac.process import SimulatorProcess
 
 
@@ -79,13 +79,7 @@ class IsaacVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        saved = int(state["num_envs"])
-        if saved != self.num_envs:
-            raise EnvironmentOptionError(
-                self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; "
-                f"resume with num_envs={saved} per GMI",
-            )
+        check_saved(self.info.env_id, int(state["num_envs"]), self.num_envs)
         self._resets = int(state["resets"])
         return self.reset()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.families import check_options
 from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
 from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
 from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
@@ -31,15 +30,7 @@ TASKS: Mapping[str, type[Task]] = {
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     """The task with Gymnasium's constructor arguments; EnvironmentOptionError for one that it lacks."""
     task_class = TASKS[env_id]
-    known = [field.name for field in fields(task_class)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise EnvironmentOptionError(
-            env_id, f"there is no option {', '.join(unknown)}; it has max_episode_steps, {', '.join(known)}"
-        )
-    frame_skip = options.get("frame_skip", 1)
-    if not isinstance(frame_skip, int) or frame_skip < 1:
-        raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+    check_options(env_id, task_class, options)
     # Configuration files give lists where Gymnasium's signatures have tuples.
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     return task_class(**values)

@@ -14,6 +14,7 @@ from torch import Tensor
 from actors.noise import environment_generator
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.families import check_saved
 from rayagi.envs.mujoco_cpu.physics import (
     Array,
     BatchPhysics,
@@ -170,13 +171,7 @@ class MujocoVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Go on from a saved state of as many environments. Returns the observation to act on next."""
-        saved = len(state["elapsed"])
-        if saved != self.num_envs:
-            raise EnvironmentOptionError(
-                self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; "
-                f"resume with num_envs={saved} per GMI",
-            )
+        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._physics.load_state_dict(state["physics"])
         self._elapsed[:] = state["elapsed"]
         self._episode[:] = state["episode"]

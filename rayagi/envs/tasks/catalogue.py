@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.families import check_options
 from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
@@ -20,8 +21,8 @@ TASKS: Mapping[str, type[Task]] = {
     "rayagi/Anymal-v0": Anymal,
     "rayagi/BallBalance-v0": BallBalance,
     "rayagi/FrankaCabinet-v0": FrankaCabinet,
-    "rayagi/ShadowHand-v0": ShadowHand,
     "rayagi/Humanoid-v0": Humanoid,
+    "rayagi/ShadowHand-v0": ShadowHand,
 }
 
 
@@ -32,15 +33,7 @@ _KINDS: Mapping[type, tuple[Any, str]] = {float: (float | int, "a number"), str:
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     """The task with its options; EnvironmentOptionError for one that it lacks."""
     task_class = TASKS[env_id]
-    known = [field.name for field in fields(task_class)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise EnvironmentOptionError(
-            env_id, f"there is no option {', '.join(unknown)}; it has max_episode_steps, {', '.join(known)}"
-        )
-    frame_skip = options.get("frame_skip", 1)
-    if not isinstance(frame_skip, int) or frame_skip < 1:
-        raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+    check_options(env_id, task_class, options)
     for field in fields(task_class):
         kinds, name = _KINDS.get(type(field.default), (object, ""))
         value = options.get(field.name, field.default)

@@ -58,27 +58,7 @@ def angle_between(a: Tensor, b: Tensor) -> Tensor:
     return 4.0 * torch.atan2(torch.minimum(near, far), torch.maximum(near, far))
 
 
-def yaw(q: Tensor) -> Tensor:
-    """Heading around the vertical, (...), radians."""
-    w, x, y, z = q.unbind(-1)
-    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-
-
-def roll(q: Tensor) -> Tensor:
-    """Turn around the body's x axis, (...), radians."""
-    w, x, y, z = q.unbind(-1)
-    return torch.atan2(2.0 * (w * x + y * z), 1.0 - 2.0 * (x * x + y * y))
-
-
 def from_axis_angle(axis: Tensor, angle: Tensor) -> Tensor:
     """The rotation by ``angle`` (...) around the unit vector ``axis`` (..., 3)."""
     half = 0.5 * angle.unsqueeze(-1)
     return torch.cat((torch.cos(half), torch.sin(half) * axis), -1)
-
-
-def uniform_rotation(draws: Tensor) -> Tensor:
-    """Rotations spread evenly, from three uniform numbers each, (..., 3) (Shoemake 1992)."""
-    u, v, w = draws.unbind(-1)
-    a, b = torch.sqrt(1.0 - u), torch.sqrt(u)
-    v, w = 2.0 * torch.pi * v, 2.0 * torch.pi * w
-    return torch.stack((a * torch.sin(v), a * torch.cos(v), b * torch.sin(w), b * torch.cos(w)), -1)

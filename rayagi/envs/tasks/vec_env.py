@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.families import check_saved
 from rayagi.envs.tasks.draws import START, uniform
 from rayagi.envs.tasks.task import Memory, Rules, State, Task
 from rayagi.envs.tasks.worlds import Worlds
@@ -165,13 +166,7 @@ class TaskVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Go on from a saved state of as many environments. Returns the observation to act on next."""
-        saved = len(state["elapsed"])
-        if saved != self.num_envs:
-            raise EnvironmentOptionError(
-                self.info.env_id,
-                f"the saved state holds {saved} environments, not {self.num_envs}; "
-                f"resume with num_envs={saved} per GMI",
-            )
+        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
         device = self._worlds.device
         self._worlds.load_state_dict(state["worlds"])
         self._memory = {name: values.to(device).clone() for name, values in state["memory"].items()}

@@ -160,3 +160,11 @@ def test_ppo_from_fused_rollouts_solves_cartpole():
         if run.trainer.iteration % 20 == 0 and run.evaluate(10, 1).mean_return() == 500.0:
             break
     assert run.evaluate(20, 2).mean_return() >= 495.0
+
+
+def test_a_saved_state_of_another_number_of_environments_is_refused():
+    make = envs.make_env_factory("fused/CartPole-v1", engine="fused_torch")
+    three, one = (make(num_envs=n, first_env_index=0, seed=0, num_threads=1) for n in (3, 1))
+    one.reset()
+    with pytest.raises(EnvironmentOptionError, match="holds 1 environments, not 3; resume with num_envs=1"):
+        three.load_state_dict(one.state_dict())
