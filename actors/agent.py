@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from actors.protocols import Policy
+from actors.rollout import Rollout
+
+
+class Acting(Protocol):
+    """What acts through a rollout with a policy as it was when this was made."""
+
+    def __call__(self, t: int, obs: Tensor) -> Tensor:
+        """Fill step ``t`` of the rollout but for its outcome.
+
+        Args:
+            t: step within the rollout
+            obs: raw observations to act on   (N, obs_dim)
+
+        Returns:
+            actions on the host, (N, dim) or (N,), valid until the rollout is filled anew.
+        """
+        ...
 
 
 class Agent:
@@ -29,7 +48,28 @@ class Agent:
         outputs = self.policy.outputs(observed)
         return observed, outputs, self.policy.sample(outputs, noise)
 
+    def through(self, rollout: Rollout, noise: Tensor) -> Acting:
+        """Act through ``rollout`` with the policy as it is now; ``noise`` (T, N, output_dim) is on the policy's device."""
+        return self.policy.acting(rollout, noise) or ActingByOperations(self, rollout, noise)
+
     @torch.inference_mode()
     def act_greedily(self, obs: Tensor) -> Tensor:
         """The policy's mode, on the host."""
         return self.policy.mode(self.policy.outputs(self.policy.observe(obs))).cpu()
+
+
+class ActingByOperations:
+    """Implements Acting with the policy's own operations."""
+
+    def __init__(self, agent: Agent, rollout: Rollout, noise: Tensor) -> None:
+        self._agent, self._rollout, self._noise = agent, rollout, noise
+
+    def __call__(self, t: int, obs: Tensor) -> Tensor:
+        """Fill step ``t``; returns the actions on the host."""
+        rollout = self._rollout
+        rollout.raw_obs[t].copy_(obs)
+        observed, outputs, actions = self._agent.act(obs, self._noise[t])
+        rollout.obs[t].copy_(observed)
+        rollout.outputs[t].copy_(outputs)
+        rollout.actions[t].copy_(actions)
+        return actions.cpu()

@@ -46,20 +46,16 @@ def collect(simulator: Steps, agent: Agent, rollout: Rollout, noise: Tensor) -> 
     times = CollectTimes()
     rollout.finals.clear()
     clock = time.perf_counter
-    for t, (step_noise, row) in enumerate(zip(noise.unbind(0), rollout.steps(), strict=True)):
+    act = agent.through(rollout, noise)
+    for t, outcome in enumerate(rollout.outcomes()):
         started = clock()
-        row.raw_obs.copy_(simulator.obs)
-        observed, outputs, actions = agent.act(simulator.obs, step_noise)
-        row.obs.copy_(observed)
-        row.outputs.copy_(outputs)
-        row.actions.copy_(actions)
-        host_actions = actions.cpu()
+        actions = act(t, simulator.obs)
         acted = clock()
-        step = simulator.step(host_actions)
+        step = simulator.step(actions)
         times.simulate_s += clock() - acted
-        row.rewards.copy_(step.rewards)
-        row.terminated.copy_(step.terminated)
-        row.truncated.copy_(step.truncated)
+        outcome.rewards.copy_(step.rewards)
+        outcome.terminated.copy_(step.terminated)
+        outcome.truncated.copy_(step.truncated)
         if len(step.final_ids):
             rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
         times.act_s += acted - started

@@ -12,7 +12,7 @@ The loop that a ``dp_only`` GMI runs, written against these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -211,4 +211,8 @@ class Policy(Protocol):
 
     def mode(self, outputs: Tensor) -> Tensor:
         """The most likely actions."""
+        ...
+
+    def acting(self, rollout: Rollout, noise: Tensor) -> Callable[[int, Tensor], Tensor] | None:
+        """A faster way through a rollout than the functions above, where there is one (agent.Acting)."""
         ...

@@ -12,13 +12,9 @@ from torch import Tensor
 from actors.protocols import EnvInfo
 
 
-class StepRow(NamedTuple):
-    """Views of one step of a rollout; names and shapes as in Rollout without the first dimension."""
+class Outcome(NamedTuple):
+    """Views of what one step of a rollout led to; names and shapes as in Rollout without the first dimension."""
 
-    raw_obs: Tensor
-    obs: Tensor
-    outputs: Tensor
-    actions: Tensor
     rewards: Tensor
     terminated: Tensor
     truncated: Tensor
@@ -93,10 +89,9 @@ class Rollout:
             final_obs=torch.zeros((*shape, info.obs_dim), device=device) if all_there else None,
         )
 
-    def steps(self) -> Iterator[StepRow]:
+    def outcomes(self) -> Iterator[Outcome]:
         """Views of each step in turn: cut once per rollout, since indexing costs as much as copying a small row."""
-        fields = (getattr(self, name).unbind(0) for name in StepRow._fields)
-        return map(StepRow, *fields)
+        return map(Outcome, self.rewards.unbind(0), self.terminated.unbind(0), self.truncated.unbind(0))
 
     @property
     def num_steps(self) -> int:

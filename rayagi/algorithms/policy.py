@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from actors.noise import exploration_noise
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo
+from actors.rollout import Rollout
 from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
+from rayagi.native.acting import compiled_acting
 
 
 class NetworkPolicy:
@@ -69,6 +71,10 @@ class NetworkPolicy:
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""
         return self.model.head.mode(outputs)
+
+    def acting(self, rollout: Rollout, noise: Tensor) -> Callable[[int, Tensor], Tensor] | None:
+        """In a compiled program, on the host and where there is a compiler."""
+        return None if self.device.type != "cpu" else compiled_acting(self.tensors(), rollout, noise)
 
     def tensors(self) -> PolicyTensors:
         """Its numbers, for programs other than torch's."""

@@ -13,27 +13,10 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout
-from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.c.form import CForm
 from rayagi.envs.fused.simulator import Choices
-
-_ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
-
-
-class PolicyPointers(ctypes.Structure):
-    """Policy of policy.h."""
-
-    _fields_ = (
-        ("layers", ctypes.c_int64),
-        ("sizes", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("biases", ctypes.c_void_p),
-        ("activation", ctypes.c_int64),
-        ("normalise", ctypes.c_int64),
-        ("shift", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("clip", ctypes.c_float),
-        ("std", ctypes.c_void_p),
-    )
+from rayagi.native.packed_policy import PackedPolicy
+from rayagi.native.pointers import pointer
 
 
 class RolloutPointers(ctypes.Structure):
@@ -76,7 +59,7 @@ class FusedRollout:
         num_steps = rollout.num_steps
         final_obs, final_returns, final_lengths = self._final_storage(rollout)
         self._check(rollout, policy)
-        packed, kept = self._packed(policy)
+        packed = PackedPolicy(policy, self._rows)
         discrete = isinstance(form.setting.simulator.actions, Choices)
         out = RolloutPointers(
             *(pointer(getattr(rollout, name)) for name in ("raw_obs", "obs", "outputs")),
@@ -89,10 +72,9 @@ class FusedRollout:
         results = form.on_threads(
             num_steps,
             lambda begin, end: call(
-                fleet, begin, end, num_steps, iteration, ctypes.byref(packed), ctypes.byref(out)
+                fleet, begin, end, num_steps, iteration, packed.address, ctypes.byref(out)
             ),
         )
-        del kept  # what the pointers led to
         if any(results):
             raise MemoryError(
                 f"no memory for the activations of layers {[len(bias) for bias in policy.biases]}"
@@ -131,37 +113,3 @@ class FusedRollout:
                 f"the environments are {n} with observations of {d}, the policy maps {sizes[0]} to {sizes[-1]}, and the "
                 f"rollout has room for {wanted[0]} with {wanted[1]} and {wanted[2]}"
             )
-
-    def _packed(self, policy: PolicyTensors) -> tuple[PolicyPointers, list[Tensor]]:
-        """Weights in the order in which the kernel reads them (policy.h), and what has to be kept meanwhile."""
-        sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
-        weights = torch.cat([self._blocks(weight).flatten() for weight in policy.weights])
-        biases = torch.cat([self._padded(bias) for bias in policy.biases])
-        kept = [sizes, weights, biases]
-        vectors = (policy.shift, policy.scale, policy.std)
-        plain = [None if vector is None else vector.detach().contiguous() for vector in vectors]
-        kept += [vector for vector in plain if vector is not None]
-        shift, scale, std = (None if vector is None else pointer(vector) for vector in plain)
-        return (
-            PolicyPointers(
-                len(policy.weights),
-                *(pointer(tensor) for tensor in (sizes, weights, biases)),
-                _ACTIVATIONS[policy.activation],
-                scale is not None,
-                shift,
-                scale,
-                policy.clip,
-                std,
-            ),
-            kept,
-        )
-
-    def _blocks(self, weight: Tensor) -> Tensor:
-        """(out, in) to (ceil(out / rows), in, rows)."""
-        padded = self._padded(weight)
-        return padded.view(-1, self._rows, weight.shape[1]).transpose(1, 2)
-
-    def _padded(self, tensor: Tensor) -> Tensor:
-        missing = -len(tensor) % self._rows
-        tensor = tensor.detach()
-        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))]) if missing else tensor

@@ -31,6 +31,9 @@ class TowardsOrigin:
     def mode(self, outputs):
         return outputs
 
+    def acting(self, rollout, noise):
+        return None
+
 
 def test_a_simulator_counts_episodes_as_they_end():
     simulator = Simulator(PointEnv(3, 0, seed=1))

@@ -1,8 +1,7 @@
 """Printed C: the same values as torch, for functions of the dialect that hypothesis makes up and for the simulators."""
 
+import ctypes
 import math
-import os
-import stat
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rayagi.envs.fused import Box, Simulator, ops, parity
-from rayagi.envs.fused.c import compiler
-from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.c.form import CForm
 from rayagi.envs.fused.c.source import C, function_source
 from rayagi.envs.fused.draws import random_actions
 from rayagi.envs.fused.errors import KernelError
@@ -23,6 +21,8 @@ from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
 from rayagi.envs.fused.trace import trace_function
+from rayagi.native.compiler import load
+from rayagi.native.pointers import pointer
 
 NAMES = ("a", "b", "c")
 
@@ -30,9 +30,9 @@ NAMES = ("a", "b", "c")
 def in_c(function, inputs):
     """Values of a traced function in compiled C: (outputs, lanes) of (inputs, lanes)."""
     lanes = inputs.shape[1]
-    library = compiler.load("a function", function_source("wanted", function, lanes))
+    library = load(function_source("wanted", function, lanes))
     out = torch.empty((len(function.outputs), lanes))
-    library.wanted.argtypes = (compiler.ctypes.c_void_p,) * 2
+    library.wanted.argtypes = (ctypes.c_void_p,) * 2
     library.wanted(pointer(inputs), pointer(out))
     return out
 
@@ -198,60 +198,13 @@ def test_actions_of_another_shape_are_refused():
         form.run(torch.zeros((1, 3), dtype=torch.int64), Steps.allocate(1, 4, 4))
 
 
-def script(folder, text):
-    """A compiler of our own."""
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
-@pytest.fixture
-def empty_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
-def test_a_program_that_does_not_compile_is_reported_with_its_line(empty_cache):
-    with pytest.raises(KernelError, match=r"(?s)^Mine in C: .*kernel\.c:2:.*nonsense"):
-        compiler.load("Mine in C", "int f(void) {\n return nonsense; }")
-    assert not list((empty_cache / "cache" / "rayagi" / "kernels").iterdir())
-
-
-def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, empty_cache):
+def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(KernelError, match=r"no C compiler .looked for no-such-compiler.*fused_torch"):
-        compiler.load("Mine in C", "")
-
-
-def test_a_compiler_that_hangs_is_ended(monkeypatch, empty_cache):
-    monkeypatch.setenv("CC", script(empty_cache, "exec sleep 60"))
-    monkeypatch.setattr(compiler, "TIME_LIMIT_S", 0.3)
-    with pytest.raises(KernelError, match="took longer than"):
-        compiler.load("Mine in C", "")
-
-
-def test_a_kernel_is_compiled_once(monkeypatch, empty_cache):
-    log = empty_cache / "log"
-    monkeypatch.setenv("CC", script(empty_cache, f'echo called >> {log}\nexec cc "$@"'))
-    for _ in range(2):
-        compiler.load("Mine in C", "int f(void) { return 1; }")
-    assert log.read_text().count("called") == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
-    tmp_path.chmod(0o500)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(KernelError, match="set XDG_CACHE_HOME"):
-        compiler.load("Mine in C", "")
-
-
-def test_a_cache_that_is_no_folder_is_named(monkeypatch, tmp_path):
-    (tmp_path / "rayagi").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(KernelError, match="set XDG_CACHE_HOME"):
-        compiler.load("Mine in C", "")
+    with pytest.raises(
+        KernelError, match=r"^CartPole in C: no C compiler .looked for no-such-compiler.*fused_torch"
+    ):
+        CForm(Setting(CartPole(), num_envs=1))
 
 
 def test_a_language_without_an_operation_is_refused():

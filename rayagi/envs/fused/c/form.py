@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.c.compiler import load
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
+from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.forms import Fleet, Setting, Steps, Totals, check_actions
 from rayagi.envs.fused.simulator import Choices, Simulator
 from rayagi.envs.fused.trace import Traced, trace
+from rayagi.native.compiler import load
+from rayagi.native.errors import CompilerError
+from rayagi.native.pointers import pointer
 
 _STEPS_PER_THREAD = 1 << 14
 """Environment steps that are worth waking a thread for."""
@@ -126,7 +129,7 @@ class CForm:
 def compiled(simulator: Simulator) -> tuple[Traced, ctypes.CDLL]:
     """A simulator's trace and its program, loaded."""
     traced = trace(simulator)
-    library = load(f"{simulator.name} in C", source(traced))
+    library = load_kernel(f"{simulator.name} in C", source(traced))
     i64, u32, address = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)
@@ -139,17 +142,16 @@ def compiled(simulator: Simulator) -> tuple[Traced, ctypes.CDLL]:
     return traced, library
 
 
-def pointer(tensor: Tensor) -> int:
-    """Of a contiguous tensor on the host.
+def load_kernel(kernel: str, program: str) -> ctypes.CDLL:
+    """A compiled program, loaded; ``kernel`` says what it is.
 
     Raises:
-        ValueError: it is not one.
+        KernelError: it cannot be compiled here.
     """
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(
-            f"a kernel needs contiguous memory of the host, not {tensor.stride()} on {tensor.device}"
-        )
-    return tensor.data_ptr()
+    try:
+        return load(program)
+    except CompilerError as error:
+        raise KernelError(kernel, f"{error}; engine fused_torch needs no compiler") from error
 
 
 def pointers(structure: Any, holder: Any) -> Any:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from rayagi.envs.fused.printing import INFIX, Language, print_function
 from rayagi.envs.fused.simulator import Box, Choices, action_dim
 from rayagi.envs.fused.trace import Function, Traced
+from rayagi.native.compiler import shared
 
 LANES = 64
 """Environments of a tile: enough vectors in flight, and a tile of a small policy still fits the first-level cache."""
@@ -44,12 +45,14 @@ def source(traced: Traced) -> str:
         [
             f"/* {traced.simulator.name}, written by rayagi. */",
             *(f"#define {name} {size}" for name, size in sizes.items()),
-            _shared("numbers.h"),
+            shared("numbers.h"),
             *(_bounds(actions) if isinstance(actions, Box) else ()),
             _function("simulator_start", traced.start),
             _function("simulator_step", traced.step),
             _function("simulator_observe", traced.observe),
-            *(_shared(name) for name in ("draws.h", "worlds.h", "policy.h", "rollout.h")),
+            *(_shared(name) for name in ("draws.h", "worlds.h")),
+            shared("policy.h"),
+            _shared("rollout.h"),
         ]
     )
 
@@ -68,7 +71,7 @@ def _bounds(box: Box) -> list[str]:
 def function_source(name: str, function: Function, lanes: int = LANES) -> str:
     """A program of one exported function alone. in: (inputs, lanes); out: (outputs, lanes)."""
     printed = _function(name, function).removeprefix("static ")
-    return "\n".join([f"#define L {lanes}", _shared("numbers.h"), printed])
+    return "\n".join([f"#define L {lanes}", shared("numbers.h"), printed])
 
 
 def _function(name: str, function: Function) -> str:

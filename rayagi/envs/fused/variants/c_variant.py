@@ -7,11 +7,11 @@ from importlib.resources import files
 
 from torch import Tensor
 
-from rayagi.envs.fused.c.compiler import load
-from rayagi.envs.fused.c.form import CForm, pointer
+from rayagi.envs.fused.c.form import CForm, load_kernel
 from rayagi.envs.fused.c.source import source
 from rayagi.envs.fused.simulator import Choices
 from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+from rayagi.native.pointers import pointer
 
 
 class CStepper:
@@ -22,7 +22,9 @@ class CStepper:
         self.work = work
         self._form = CForm(work.setting, work.num_threads)
         knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
-        library = load(f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced)}\n{knobs}")
+        library = load_kernel(
+            f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced)}\n{knobs}"
+        )
         i64, address = ctypes.c_int64, ctypes.c_void_p
         self._simulate = library.rayagi_simulate
         self._simulate.argtypes = (address, i64, i64, i64, i64, i64, *[address] * 5)

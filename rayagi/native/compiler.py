@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
-from rayagi.envs.fused.errors import KernelError
+from rayagi.native.errors import CompilerError
 
 FLAGS = (
     "-std=gnu11",
@@ -30,82 +31,74 @@ TIME_LIMIT_S = 180.0
 _ERROR_LINES = 12
 
 
-def load(kernel: str, program: str) -> ctypes.CDLL:
-    """Compile a program, unless that was done before, and load it. Its functions release the GIL.
-
-    Args:
-        kernel: what it is, for messages
-        program: in C
+def load(program: str) -> ctypes.CDLL:
+    """Compile a program in C, unless that was done before, and load it. Its functions release the GIL.
 
     Raises:
-        KernelError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
+        CompilerError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
             TIME_LIMIT_S; or the cache cannot be written.
     """
-    command = [*_compiler(kernel), *FLAGS]
+    command = [*_compiler(), *FLAGS]
     key = hashlib.sha256("\0".join([*command, _machine(), program]).encode()).hexdigest()
-    library = cache_directory(kernel) / f"{key[:32]}.so"
+    library = cache_directory() / f"{key[:32]}.so"
     if not library.exists():
-        _compile(kernel, command, program, library)
+        _compile(command, program, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise KernelError(
-            kernel, f"what the compiler made cannot be loaded: {error}; delete {library}"
-        ) from error
+        raise CompilerError(f"what the compiler made cannot be loaded: {error}; delete {library}") from error
 
 
-def cache_directory(kernel: str) -> Path:
+def cache_directory() -> Path:
     """Where compiled kernels are kept: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``.
 
     Raises:
-        KernelError: it cannot be made.
+        CompilerError: it cannot be made.
     """
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(root) / "rayagi" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise KernelError(
-            kernel, f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that can be written"
+        raise CompilerError(
+            f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that can be written"
         ) from error
     return folder
 
 
-def _compile(kernel: str, command: list[str], program: str, library: Path) -> None:
+def _compile(command: list[str], program: str, library: Path) -> None:
     """Into a file of its own first: other processes see all of a library or nothing."""
     try:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".making-") as folder:
             written, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
             written.write_text(program, encoding="utf-8")
-            _run(kernel, [*command, str(written), "-o", str(made), "-lm"])
+            _run([*command, str(written), "-o", str(made), "-lm"])
             made.replace(library)
     except OSError as error:
-        raise KernelError(kernel, f"it cannot be compiled in {library.parent}: {error}") from error
+        raise CompilerError(f"it cannot be compiled in {library.parent}: {error}") from error
 
 
-def _run(kernel: str, command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise KernelError(
-            kernel,
-            f"{command[0]} took longer than {TIME_LIMIT_S:.0f} s; make the simulator's functions smaller",
+        raise CompilerError(
+            f"{command[0]} took longer than {TIME_LIMIT_S:.0f} s; make the program's functions smaller",
         ) from None
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
-        raise KernelError(kernel, f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
+        raise CompilerError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
 
 
-def _compiler(kernel: str) -> list[str]:
+def _compiler() -> list[str]:
     asked = os.environ.get("CC")
     names = [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]
     for name in names:
         if name and shutil.which(name[0]):
             return name
     looked = asked or "cc, gcc, clang"
-    raise KernelError(
-        kernel,
-        f"no C compiler (looked for {looked}); install one, set CC, or take engine fused_torch, which needs none",
+    raise CompilerError(
+        f"no C compiler (looked for {looked}); install one or set CC",
     )
 
 
@@ -118,3 +111,8 @@ def _machine() -> str:
         return f"{platform.machine()} {platform.processor()}"
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def shared(name: str) -> str:
+    """A header of this package, for programs to begin with."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -6,10 +6,14 @@ ROWS times, each weight COLUMNS times. Every lane adds in the same order however
 
 #include <stdlib.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && L >= 64
 #define WIDTH 16
 #define ROWS 6
 #define COLUMNS 4
+#elif defined(__AVX512F__) /* a tile of 32 */
+#define WIDTH 16
+#define ROWS 12
+#define COLUMNS 2
 #elif defined(__AVX__)
 #define WIDTH 8
 #define ROWS 6

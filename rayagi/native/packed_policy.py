@@ -1,0 +1,72 @@
+"""A policy's numbers in the order in which compiled programs read them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from actors.policy_tensors import PolicyTensors
+from rayagi.native.pointers import pointer
+
+_ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
+
+
+class _Policy(ctypes.Structure):
+    """Policy of policy.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("activation", ctypes.c_int64),
+        ("normalise", ctypes.c_int64),
+        ("shift", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("clip", ctypes.c_float),
+        ("std", ctypes.c_void_p),
+    )
+
+
+class PackedPolicy:
+    """A copy of the weights, packed for blocks of so many outputs; what is seen and sampled by stays where it is.
+
+    Attributes:
+        address: of policy.h's Policy, while this object lives
+        widest: units of the widest layer, the first one's inputs and padding included
+    """
+
+    def __init__(self, policy: PolicyTensors, rows: int) -> None:
+        """``rows``: of policy.h, as the program was compiled."""
+        self._rows = rows
+        sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
+        weights = torch.cat([self._blocks(weight).flatten() for weight in policy.weights])
+        biases = torch.cat([self._padded(bias) for bias in policy.biases])
+        vectors = (policy.shift, policy.scale, policy.std)
+        plain = [None if vector is None else vector.detach().contiguous() for vector in vectors]
+        shift, scale, std = (None if vector is None else pointer(vector) for vector in plain)
+        self._pointers = _Policy(
+            len(policy.weights),
+            *(pointer(tensor) for tensor in (sizes, weights, biases)),
+            _ACTIVATIONS[policy.activation],
+            scale is not None,
+            shift,
+            scale,
+            policy.clip,
+            std,
+        )
+        self._kept = [sizes, weights, biases, *plain]
+        self.address = ctypes.addressof(self._pointers)
+        self.widest = max(-(-size // rows) * rows for size in sizes.tolist())
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        """(out, in) to (ceil(out / rows), in, rows)."""
+        padded = self._padded(weight)
+        return padded.view(-1, self._rows, weight.shape[1]).transpose(1, 2)
+
+    def _padded(self, tensor: Tensor) -> Tensor:
+        missing = -len(tensor) % self._rows
+        tensor = tensor.detach()
+        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))]) if missing else tensor
