@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from actors.protocols import Policy
+from actors.protocols import Acting, Policy
 from actors.rollout import Rollout
-
-
-class Acting(Protocol):
-    """What acts through a rollout with a policy as it was when this was made."""
-
-    def __call__(self, t: int, obs: Tensor) -> Tensor:
-        """Fill step ``t`` of the rollout but for its outcome.
-
-        Args:
-            t: step within the rollout
-            obs: raw observations to act on   (N, obs_dim)
-
-        Returns:
-            actions on the host, (N, dim) or (N,), valid until the rollout is filled anew.
-        """
-        ...
 
 
 class Agent:
@@ -62,14 +44,15 @@ class ActingByOperations:
     """Implements Acting with the policy's own operations."""
 
     def __init__(self, agent: Agent, rollout: Rollout, noise: Tensor) -> None:
-        self._agent, self._rollout, self._noise = agent, rollout, noise
+        self._agent = agent
+        self._steps = list(zip(rollout.steps(), noise.unbind(0), strict=True))
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
         """Fill step ``t``; returns the actions on the host."""
-        rollout = self._rollout
-        rollout.raw_obs[t].copy_(obs)
-        observed, outputs, actions = self._agent.act(obs, self._noise[t])
-        rollout.obs[t].copy_(observed)
-        rollout.outputs[t].copy_(outputs)
-        rollout.actions[t].copy_(actions)
+        row, noise = self._steps[t]
+        row.raw_obs.copy_(obs)
+        observed, outputs, actions = self._agent.act(obs, noise)
+        row.obs.copy_(observed)
+        row.outputs.copy_(outputs)
+        row.actions.copy_(actions)
         return actions.cpu()

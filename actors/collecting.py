@@ -47,15 +47,15 @@ def collect(simulator: Steps, agent: Agent, rollout: Rollout, noise: Tensor) -> 
     rollout.finals.clear()
     clock = time.perf_counter
     act = agent.through(rollout, noise)
-    for t, outcome in enumerate(rollout.outcomes()):
+    for t, row in enumerate(rollout.steps()):
         started = clock()
         actions = act(t, simulator.obs)
         acted = clock()
         step = simulator.step(actions)
         times.simulate_s += clock() - acted
-        outcome.rewards.copy_(step.rewards)
-        outcome.terminated.copy_(step.terminated)
-        outcome.truncated.copy_(step.truncated)
+        row.rewards.copy_(step.rewards)
+        row.terminated.copy_(step.terminated)
+        row.truncated.copy_(step.truncated)
         if len(step.final_ids):
             rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
         times.act_s += acted - started

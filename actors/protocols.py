@@ -12,7 +12,7 @@ The loop that a ``dp_only`` GMI runs, written against these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -192,6 +192,22 @@ class Workload(Protocol):
         ...
 
 
+class Acting(Protocol):
+    """What acts through a rollout with a policy as it was when this was made."""
+
+    def __call__(self, t: int, obs: Tensor) -> Tensor:
+        """Fill step ``t`` of the rollout but for its outcome.
+
+        Args:
+            t: step within the rollout
+            obs: raw observations to act on   (N, obs_dim)
+
+        Returns:
+            actions on the host, (N, dim) or (N,), valid until the rollout is filled anew.
+        """
+        ...
+
+
 class Policy(Protocol):
     """What an agent acts with. ``observe`` normalises; the same normalised tensor goes to the learner."""
 
@@ -213,6 +229,6 @@ class Policy(Protocol):
         """The most likely actions."""
         ...
 
-    def acting(self, rollout: Rollout, noise: Tensor) -> Callable[[int, Tensor], Tensor] | None:
-        """A faster way through a rollout than the functions above, where there is one (agent.Acting)."""
+    def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
+        """A faster way through a rollout than the functions above, where there is one."""
         ...

@@ -12,9 +12,13 @@ from torch import Tensor
 from actors.protocols import EnvInfo
 
 
-class Outcome(NamedTuple):
-    """Views of what one step of a rollout led to; names and shapes as in Rollout without the first dimension."""
+class StepRow(NamedTuple):
+    """Views of one step of a rollout; names and shapes as in Rollout without the first dimension."""
 
+    raw_obs: Tensor
+    obs: Tensor
+    outputs: Tensor
+    actions: Tensor
     rewards: Tensor
     terminated: Tensor
     truncated: Tensor
@@ -89,9 +93,10 @@ class Rollout:
             final_obs=torch.zeros((*shape, info.obs_dim), device=device) if all_there else None,
         )
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def steps(self) -> Iterator[StepRow]:
         """Views of each step in turn: cut once per rollout, since indexing costs as much as copying a small row."""
-        return map(Outcome, self.rewards.unbind(0), self.terminated.unbind(0), self.truncated.unbind(0))
+        fields = (getattr(self, name).unbind(0) for name in StepRow._fields)
+        return map(StepRow, *fields)
 
     @property
     def num_steps(self) -> int:

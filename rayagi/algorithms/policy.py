@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actors.noise import exploration_noise
 from actors.policy_tensors import PolicyTensors
-from actors.protocols import EnvInfo
+from actors.protocols import Acting, EnvInfo
 from actors.rollout import Rollout
 from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.networks import ActorCritic
@@ -72,7 +72,7 @@ class NetworkPolicy:
         """Most likely actions."""
         return self.model.head.mode(outputs)
 
-    def acting(self, rollout: Rollout, noise: Tensor) -> Callable[[int, Tensor], Tensor] | None:
+    def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
         """In a compiled program, on the host and where there is a compiler."""
         return None if self.device.type != "cpu" else compiled_acting(self.tensors(), rollout, noise)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -69,7 +68,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 class CompiledActing:
-    """Implements actors.agent.Acting. Numbers depend neither on threads nor on an environment's neighbours."""
+    """Implements actors.protocols.Acting. Numbers depend neither on threads nor on an environment's neighbours."""
 
     def __init__(self, program: ctypes.CDLL, policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> None:
         """Pack the policy as it is now. Everything is on the host, and the last dimension of each tensor is dense."""
@@ -107,9 +106,7 @@ class CompiledActing:
         return self._actions[t]
 
 
-def compiled_acting(
-    policy: PolicyTensors, rollout: Rollout, noise: Tensor
-) -> Callable[[int, Tensor], Tensor] | None:
+def compiled_acting(policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> CompiledActing | None:
     """Acting through ``rollout`` with the policy as it is now; None where there is no compiler."""
     program = library()
     return None if program is None else CompiledActing(program, policy, rollout, noise)

@@ -80,6 +80,7 @@ def both_rollouts(make, iterations):
 
     envs = make(), make()
     policy = new_policy(SPEC, envs[0].info, torch.device("cpu"))
+    policy.acting = lambda rollout, noise: None  # its own operations, as on a device: equal to the last bit
     device = DeviceRollouts(envs[0], policy, num_steps=STEPS, seed=SPEC.seed)
     put_apart(device.simulator)
     simulator, agent = put_apart(Simulator(envs[1])), Agent(policy)
