@@ -27,8 +27,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests that start Ray take turns on one worker, the rest run beside them on the other.
 test: check
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"
