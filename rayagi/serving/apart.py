@@ -86,6 +86,7 @@ class AgentServing(ServingProgram):
         self.agent = ServingAgent(
             job,
             policy,
+            self._simulators.info,
             num_envs=self._simulators.num_envs,
             first_env_index=crew.first_env_index_of(context.identity.index),
         )

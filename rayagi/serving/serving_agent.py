@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import fields
 
+import torch
 from torch import Tensor
 
 from actors.agent import Agent
+from actors.protocols import Acting, EnvInfo
+from actors.rollout import Rollout
 from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.serving.program import ServingJob
 
@@ -18,32 +21,41 @@ class ServingAgent:
     """Acts for a GMI's environments. Where it samples, each environment has noise of its own, whichever GMI draws it."""
 
     def __init__(
-        self, job: ServingJob, policy: NetworkPolicy, *, num_envs: int, first_env_index: int
+        self, job: ServingJob, policy: NetworkPolicy, info: EnvInfo, *, num_envs: int, first_env_index: int
     ) -> None:
         self._agent, self._policy, self._greedy = Agent(policy), policy, job.greedy
         self._seed, self._num_envs, self._first_env_index = job.seed, num_envs, first_env_index
-        self._block = 0
-        self._noise: Iterator[Tensor] = iter(())
+        self._rollout = _one_row(info, num_envs, policy.device)
+        self._block, self._step = 0, _STEPS
+        self._acting: Acting
 
     def act(self, obs: Tensor) -> Tensor:
-        """Actions (N, dim) or (N,) for raw observations (N, obs_dim), on the host."""
-        if self._greedy:
-            return self._agent.act_greedily(obs)
-        _, _, actions = self._agent.act(obs, self._next_noise())
-        return actions.cpu()
-
-    def _next_noise(self) -> Tensor:
-        """Of one step, (N, output_dim) float32, on the policy's device."""
-        step = next(self._noise, None)
-        if step is None:
-            noise = self._policy.noise(
-                _STEPS,
-                self._num_envs,
-                seed=self._seed,
-                first_env_index=self._first_env_index,
-                number=self._block,
-            )
+        """Actions (N, dim) or (N,) for raw observations (N, obs_dim), on the host, valid until the next call."""
+        # The mode needs no new noise: its first block lasts.
+        if self._step == _STEPS and not (self._greedy and self._block):
+            self._acting = self._agent.through(self._rollout, self._noise())
             self._block += 1
-            self._noise = iter(noise.unbind(0))
-            step = next(self._noise)
-        return step
+        self._step = self._step % _STEPS + 1
+        return self._acting(self._step - 1, obs)
+
+    def _noise(self) -> Tensor:
+        """Of a block of steps, (T, N, output_dim) float32, on the policy's device: none where the mode is wanted."""
+        if self._greedy:
+            return torch.zeros_like(self._rollout.outputs)
+        return self._policy.noise(
+            _STEPS,
+            self._num_envs,
+            seed=self._seed,
+            first_env_index=self._first_env_index,
+            number=self._block,
+        )
+
+
+def _one_row(info: EnvInfo, num_envs: int, device: torch.device) -> Rollout:
+    """A block's steps all in the memory of one: nobody looks back."""
+    row = Rollout.allocate(1, num_envs, info, device)
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, Tensor) and field.name != "last_obs":
+            setattr(row, field.name, value.expand(_STEPS, *value.shape[1:]))
+    return row
