@@ -17,13 +17,14 @@ from importlib.resources import files
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from collectives import futex
 from collectives.compiler import CompilerError, load
 from collectives.rendezvous import Member
 from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
-from collectives.transports.shm.memory import CACHE_LINE_BYTES, Region
+from collectives.transports.shm.memory import CACHE_LINE_BYTES
 from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, WORD_BYTES, Barrier
 
 _logger = logging.getLogger(__name__)
@@ -72,10 +73,10 @@ def reduction(
     op: ReduceOp,
     dtype: torch.dtype,
     numel: int,
-    region: Region,
+    pieces: Sequence[Tensor],
     outputs: int,
 ) -> Operation:
-    """A reduction of the first elements of every member's piece of a region.
+    """A reduction of the first elements of every member's piece of memory.
 
     Args:
         kind: alone: each member stages its tensor there and reduces all, into its own tensor; together: where it is
@@ -83,10 +84,10 @@ def reduction(
         op: how elements are combined
         dtype: their type
         numel: elements of each member
-        region: staging memory, or a registered buffer
+        pieces: by rank, at equal distances: of staging memory, or a registered buffer
         outputs: members that get the result, from the first on; 0 where each gets its share
     """
-    begin, second = region.pieces[0].data_ptr(), region.pieces[1].data_ptr()
+    begin, second = pieces[0].data_ptr(), pieces[1].data_ptr()
     operator = _DTYPES.index(dtype) * len(calls.OPS) + calls.OPS.index(op)
     return Operation(
         call, _KINDS.index(kind), operator, outputs, dtype.itemsize, numel, begin, second - begin

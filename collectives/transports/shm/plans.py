@@ -84,19 +84,19 @@ class Plans:
         if self._compiled and whole:
             outputs = 1 if call == "reduce" else self._world_size
             compiled = tuple(
-                kernel.reduction("alone", word, op, dtype, numel, half, outputs)
+                kernel.reduction("alone", word, op, dtype, numel, half.pieces, outputs)
                 for half in self._regions[:HALVES]
             )
         elif self._compiled and not staged:
             outputs = 0 if call == "reduce_scatter" else len(to)
-            region = self._regions[region_of(place)]
-            compiled = (kernel.reduction("together", word, op, dtype, numel, region, outputs),)
+            pieces = self._regions[region_of(place)].pieces
+            compiled = (kernel.reduction("together", word, op, dtype, numel, pieces, outputs),)
         return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank], compiled)
 
     def _compiled_share(
         self, op: ReduceOp, dtype: torch.dtype, region: int, numel: int, to: range
     ) -> kernel.Operation:
-        return kernel.reduction("together", 0, op, dtype, numel, self._regions[region], len(to))
+        return kernel.reduction("together", 0, op, dtype, numel, self._regions[region].pieces, len(to))
 
     def _whole(self, dtype: torch.dtype, half: int, numel: int) -> tuple[Tensor, ...]:
         return self._regions[half].views(numel, dtype)

@@ -22,8 +22,9 @@ from torch import Tensor
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.transports.base import ReduceOp
-from collectives.transports.shm import calls, kernel
+from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm.kernel import KernelBarrier, agreed, library, offer
 from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
 from collectives.transports.shm.plans import Plan, Plans, region_of
 from collectives.transports.shm.staging import Staging, pieces
@@ -53,12 +54,12 @@ class SharedMemoryTransport:
         self._numbers: dict[int, int] = {}
         self._lock = threading.RLock()
         """Held during operations: memory is let go of only between them."""
-        kernel.offer(segment.words, rank)
+        offer(segment.words, rank)
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s)
         self._arrive(calls.encoded("connect"))
-        self._kernel: kernel.KernelBarrier | None = None
-        if kernel.agreed(segment.words, self.world_size):
-            self._barrier = self._kernel = kernel.KernelBarrier(self._barrier, kernel.library())
+        self._kernel: KernelBarrier | None = None
+        if agreed(segment.words, self.world_size):
+            self._barrier = self._kernel = KernelBarrier(self._barrier, library())
         self._plans = Plans(self._regions, self.world_size, rank, compiled=self._kernel is not None)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
@@ -197,8 +198,8 @@ class SharedMemoryTransport:
         with self._lock:
             place = self._place(call, tensor)
             plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place)
-            if plan.compiled:
-                self._reduce_compiled(plan, tensor)
+            if self._kernel is not None and plan.compiled:
+                self._reduce_compiled(self._kernel, plan, tensor)
             elif plan.whole:
                 self._reduce_whole(plan, _flat(tensor))
             elif place in (ON_HOST, ON_DEVICE):
@@ -209,11 +210,11 @@ class SharedMemoryTransport:
                 self._arrive(plan.word)
         return plan
 
-    def _reduce_compiled(self, plan: Plan, tensor: Tensor) -> None:
+    def _reduce_compiled(self, kernel: KernelBarrier, plan: Plan, tensor: Tensor) -> None:
         """All of it in one call."""
         operation = plan.compiled[self._staging.next_half() if plan.whole else 0]
         try:
-            self._kernel.run(operation, tensor.data_ptr())
+            kernel.run(operation, tensor.data_ptr())
         except CommunicatorError:
             self.close()
             raise
