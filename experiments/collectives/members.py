@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import time
 from collections.abc import Callable
+from ctypes import addressof
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -16,11 +17,13 @@ from torch import Tensor
 from collectives.rendezvous import Member, this_member
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment, SharedMemoryTransport
+from collectives.transports.shm.kernel import Operation, library, reduction
 from collectives.transports.shm.reduction import Reduction
 
 TIMEOUT_S = 120.0
 REDUCING = ("gloo", "staged", "registered")
-CASES = (*REDUCING, "one process", "memcpy", "memcpy from neighbour")
+ALONE = ("one process", "one process, compiled")
+CASES = (*REDUCING, *ALONE, "memcpy", "memcpy from neighbour")
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class _Bench:
         """Every iteration begins with tensors that their own member has just written, and a barrier."""
         self._hold(run.numel)
         inputs, work = self._case(run.case)
-        alone = run.case == "one process"
+        alone = run.case in ALONE
         begins, ends, cpu_s = [], [], time.process_time()
         for _ in range(run.iterations if self._rank == 0 or not alone else 0):
             for tensor in inputs:
@@ -142,7 +145,8 @@ class _Bench:
             self._registered = self._shared.buffer(numel, torch.float32)
             place = self._shared._numbers[self._registered.data_ptr()]
             self._neighbours = self._shared._views(place, self._registered)[self._rank - 1]
-            self._private = [torch.ones(numel) for _ in range(self._world_size)]
+            padded = -(-numel // 16) * 16
+            self._private = [row[:numel] for row in torch.ones(self._world_size, padded)]
 
     def _case(self, name: str) -> tuple[list[Tensor], Callable[[], object]]:
         """What this member writes before each iteration, and what is timed."""
@@ -159,6 +163,11 @@ class _Bench:
                 for chunk in self._reduction.chunks(0, registered.numel())
             ]
             return private, lambda: self._reduce_all(chunks)
+        if name == "one process, compiled":
+            everything = reduction(
+                "together", 0, "sum", torch.float32, len(registered), private, self._world_size
+            )
+            return private, lambda: self._reduce_all_compiled(everything)
         source = registered if name == "memcpy" else self._neighbours
         to, start, size = private[0].data_ptr(), source.data_ptr(), source.nbytes
         return [registered], lambda: ctypes.memmove(to, start, size)
@@ -170,11 +179,16 @@ class _Bench:
             for part in parts[1:]:
                 part.copy_(parts[0])
 
+    def _reduce_all_compiled(self, everything: Operation) -> None:
+        """The same by the compiled kernel: every member's share."""
+        for rank in range(self._world_size):
+            library().reduce_share(addressof(everything), self._world_size, rank)
+
     def _check(self, run: Run, inputs: list[Tensor]) -> None:
-        """The results are right: rank r gave r + 1; "one process" gave 1 for each member."""
+        """The results are right: rank r gave r + 1; alone, rank 0 gave 1 for each member."""
         if run.case in REDUCING:
             expected = self._world_size * (self._world_size + 1) / 2
-        elif run.case == "one process" and self._rank == 0:
+        elif run.case in ALONE and self._rank == 0:
             expected = float(self._world_size)
         else:
             return

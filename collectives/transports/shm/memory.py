@@ -18,8 +18,8 @@ from torch import Tensor
 from collectives.errors import CommunicatorError
 
 CACHE_LINE_BYTES = 64
-LINES_PER_MEMBER = 2
-"""What a member says at barriers, and its goodbye."""
+LINES_PER_MEMBER = 4
+"""What a member says at barriers, its goodbye, and the two counters of its share (``kernel.c``)."""
 HALVES = 2
 HALF_BYTES = 2**19
 """A member's staging memory is two halves of this size: one is filled while the other is read."""

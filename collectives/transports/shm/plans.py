@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collectives.shares import shares
 from collectives.transports.base import ReduceOp
-from collectives.transports.shm import calls
+from collectives.transports.shm import calls, kernel
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.memory import HALVES, Region
 from collectives.transports.shm.reduction import Reduction
@@ -40,26 +40,32 @@ class Plan(NamedTuple):
     """Whether each of them reduces everything straight into its tensor, from staging memory."""
     share: tuple[int, int]
     """Elements that this member reduces, of a registered buffer."""
+    compiled: tuple[kernel.Operation, ...]
+    """The whole operation for ``KernelBarrier.run``; one for each half of the staging memory if it passes there. Without
+    a kernel, and where tensors pass in pieces, there is none."""
 
 
 class Plans:
     """One member's plans. Regions may be added to the list that it was made with."""
 
-    def __init__(self, regions: Sequence[Region], world_size: int, rank: int) -> None:
+    def __init__(self, regions: Sequence[Region], world_size: int, rank: int, *, compiled: bool) -> None:
         self._regions = regions
         self._world_size = world_size
         self._rank = rank
+        self._compiled = compiled
         self.reduction = lru_cache(maxsize=256)(self._reduction)
         """A plan by operation, operator, type, number of elements, place."""
         self.share = lru_cache(maxsize=256)(self._share)
         """This member's chunks of the first elements of a region."""
+        self.compiled_share = lru_cache(maxsize=256)(self._compiled_share)
+        """The same for ``KernelBarrier.reduce_share``, by operator, type, region, number of elements, receivers."""
         self.whole = lru_cache(maxsize=256)(self._whole)
         """Every member's first elements of a half, by type, half, number of elements."""
         self._operators = lru_cache(maxsize=32)(self._operator)
 
     def clear(self) -> None:
         """Let go of all that holds memory."""
-        for kept in (self.reduction, self.share, self.whole, self._operators):
+        for kept in (self.reduction, self.share, self.compiled_share, self.whole, self._operators):
             kept.cache_clear()
 
     def _reduction(self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int) -> Plan:
@@ -74,7 +80,23 @@ class Plans:
         else:  # scattering what is not in registered memory saves nothing
             to = range(self._world_size)
         word = calls.encoded(call, calls.OPS.index(op), dtype, numel, place)
-        return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank])
+        compiled: tuple[kernel.Operation, ...] = ()
+        if self._compiled and whole:
+            outputs = 1 if call == "reduce" else self._world_size
+            compiled = tuple(
+                kernel.reduction("alone", word, op, dtype, numel, half.pieces, outputs)
+                for half in self._regions[:HALVES]
+            )
+        elif self._compiled and not staged:
+            outputs = 0 if call == "reduce_scatter" else len(to)
+            pieces = self._regions[region_of(place)].pieces
+            compiled = (kernel.reduction("together", word, op, dtype, numel, pieces, outputs),)
+        return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank], compiled)
+
+    def _compiled_share(
+        self, op: ReduceOp, dtype: torch.dtype, region: int, numel: int, to: range
+    ) -> kernel.Operation:
+        return kernel.reduction("together", 0, op, dtype, numel, self._regions[region].pieces, len(to))
 
     def _whole(self, dtype: torch.dtype, half: int, numel: int) -> tuple[Tensor, ...]:
         return self._regions[half].views(numel, dtype)

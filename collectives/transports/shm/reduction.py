@@ -32,7 +32,7 @@ class Reduction:
             raise ValueError(f"cannot reduce {dtype}; convert to one of {names}")
         if op == "mean" and dtype == torch.int64:
             raise ValueError("the mean of int64 is not an integer; use op='sum', or convert to float64")
-        self.dtype = dtype
+        self.op, self.dtype = op, dtype
         self._combine = torch.maximum if op == "max" else torch.add
         self._wide: tuple[Tensor, Tensor] | None = None
         accumulated = dtype

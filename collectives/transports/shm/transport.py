@@ -24,6 +24,7 @@ from collectives.rendezvous import Member
 from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm.kernel import KernelBarrier, agreed, library, offer
 from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
 from collectives.transports.shm.plans import Plan, Plans, region_of
 from collectives.transports.shm.staging import Staging, pieces
@@ -51,11 +52,15 @@ class SharedMemoryTransport:
         self._staging = Staging(segment.halves, rank)
         self._regions: list[Region] = list(segment.halves)
         self._numbers: dict[int, int] = {}
-        self._plans = Plans(self._regions, self.world_size, rank)
         self._lock = threading.RLock()
         """Held during operations: memory is let go of only between them."""
+        offer(segment.words, rank)
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s)
         self._arrive(calls.encoded("connect"))
+        self._kernel: KernelBarrier | None = None
+        if agreed(segment.words, self.world_size):
+            self._barrier = self._kernel = KernelBarrier(self._barrier, library())
+        self._plans = Plans(self._regions, self.world_size, rank, compiled=self._kernel is not None)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place, on every member."""
@@ -121,7 +126,8 @@ class SharedMemoryTransport:
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._arrive(calls.encoded("barrier"))
+        with self._lock:
+            self._arrive(calls.encoded("barrier"))
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
@@ -192,7 +198,9 @@ class SharedMemoryTransport:
         with self._lock:
             place = self._place(call, tensor)
             plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place)
-            if plan.whole:
+            if self._kernel is not None and plan.compiled:
+                self._reduce_compiled(self._kernel, plan, tensor)
+            elif plan.whole:
                 self._reduce_whole(plan, _flat(tensor))
             elif place in (ON_HOST, ON_DEVICE):
                 self._reduce_shares_staged(plan, _flat(tensor))
@@ -201,6 +209,15 @@ class SharedMemoryTransport:
                 self._reduce_share(plan, region_of(place), tensor.numel())
                 self._arrive(plan.word)
         return plan
+
+    def _reduce_compiled(self, kernel: KernelBarrier, plan: Plan, tensor: Tensor) -> None:
+        """All of it in one call."""
+        operation = plan.compiled[self._staging.next_half() if plan.whole else 0]
+        try:
+            kernel.run(operation, tensor.data_ptr())
+        except CommunicatorError:
+            self.close()
+            raise
 
     def _reduce_whole(self, plan: Plan, flat: Tensor) -> None:
         """Everyone stages its tensor; those that take the result reduce all of it straight into their tensors."""
@@ -233,6 +250,11 @@ class SharedMemoryTransport:
 
     def _reduce_share(self, plan: Plan, region: int, numel: int) -> None:
         """This member's share of the first elements of a region, into those of the members that take it."""
+        if self._kernel is not None:
+            reduction = plan.reduction
+            operation = self._plans.compiled_share(reduction.op, reduction.dtype, region, numel, plan.to)
+            self._kernel.reduce_share(operation)
+            return
         for parts, out, copies in self._plans.share(plan.reduction, region, numel, plan.to):
             plan.reduction(parts, out)
             for copy in copies:

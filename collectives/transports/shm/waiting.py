@@ -20,9 +20,9 @@ from collectives.rendezvous import Member
 from collectives.transports.shm import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
-_WORD_BYTES = 8
-_STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // _WORD_BYTES
-_ARRIVALS, _CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // _WORD_BYTES
+WORD_BYTES = 8
+STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
+ARRIVALS, CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
 """A member's words. Two for calls, by turns: a fast member's next does not overwrite the one that a slow one compares."""
 
 _SPINS = 10
@@ -48,8 +48,8 @@ class Barrier:
         self._rank = rank
         self._timeout_s = timeout_s
         self._count = 0
-        self._own = rank * _STRIDE
-        self._others = [index * _STRIDE for index in range(len(members)) if index != rank]
+        self._own = rank * STRIDE
+        self._others = [index * STRIDE for index in range(len(members)) if index != rank]
         self._fence = threading.Lock()
         self._processes = Processes(member.pid for index, member in enumerate(members) if index != rank)
 
@@ -63,7 +63,7 @@ class Barrier:
         if self.broken is not None:
             self.check_open(calls.name(call))
         self._count = count = self._count + 1
-        call_at = _CALL + (count & 1)
+        call_at = CALL + (count & 1)
         words[self._own + call_at] = call
         words[self._own] = count
         # A processor may look before its own store is visible, and would miss a sleeper that missed the store. Taking
@@ -73,13 +73,13 @@ class Barrier:
         awaited = self._rank + 1
         for other in self._others:
             if words[other + _ASLEEP] == awaited:
-                futex.wake(self._address + self._own * _WORD_BYTES)
+                futex.wake(self._address + self._own * WORD_BYTES)
                 break
         for other in self._others:
             if words[other] < count:
                 self._wait(words, other, count, call)
             if words[other + call_at] != call:
-                self._refuse(call, self._members[other // _STRIDE], words[other + call_at])
+                self._refuse(call, self._members[other // STRIDE], words[other + call_at])
 
     def check_open(self, operation: str) -> None:
         """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
@@ -92,7 +92,7 @@ class Barrier:
         words, self._words = self._words, memoryview(b"").cast("Q")
         if len(words):
             words[self._own + _GOODBYE] = 1
-            futex.wake(self._address + self._own * _WORD_BYTES)
+            futex.wake(self._address + self._own * WORD_BYTES)
         self._processes.close()
 
     @property
@@ -109,27 +109,37 @@ class Barrier:
             os.sched_yield()
             if words[other] >= count:
                 return
-        words[self._own + _ASLEEP] = other // _STRIDE + 1
+        words[self._own + _ASLEEP] = other // STRIDE + 1
         while (seen := words[other]) < count:
-            futex.sleep(self._address + other * _WORD_BYTES, seen, _SLEEP_S)
+            futex.sleep(self._address + other * WORD_BYTES, seen, _SLEEP_S)
             if words[other] < count:
-                self._check(words, other, count, call, time.monotonic() - begin)
+                self._check(words, count, call, time.monotonic() - begin)
         words[self._own + _ASLEEP] = 0
 
-    def _check(self, words: memoryview, other: int, count: int, call: int, waited_s: float) -> None:
+    def _check(self, words: memoryview, count: int, call: int, waited_s: float) -> None:
         """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
         gone = self._processes.ended()
-        member, detail = self._members[other // _STRIDE], self.broken
-        for line in self._others:
-            late = self._members[line // _STRIDE]
-            if words[line] < count and words[line + _GOODBYE]:
-                member, detail = late, "it left the group"
-            elif words[line] < count and late.pid in gone:
-                member, detail = late, "its process has ended"
-        if detail is None and waited_s >= self._timeout_s:
-            detail = f"it did not come within {self._timeout_s:.1f} s"
-        if detail is not None:
-            self._fail(call, member, waited_s, detail)
+        late = [line for line in self._others if words[line] < count]
+        loss = self._loss(words, gone, late, waited_s) if late else None
+        if loss is not None:
+            self._fail(call, loss[0], waited_s, loss[1])
+
+    def _loss(
+        self, words: memoryview, gone: set[int], awaited: Sequence[int], waited_s: float
+    ) -> tuple[Member, str] | None:
+        """Which of the awaited members, by their words, will never come, and why; None if all of them may yet."""
+        for line in awaited:
+            member = self._members[line // STRIDE]
+            if words[line + _GOODBYE]:
+                return member, "it left the group"
+            if member.pid in gone:
+                return member, "its process has ended"
+        first = self._members[awaited[0] // STRIDE]
+        if self.broken is not None:
+            return first, self.broken
+        if waited_s >= self._timeout_s:
+            return first, f"it did not come within {self._timeout_s:.1f} s"
+        return None
 
     def _refuse(self, call: int, member: Member, other_call: int) -> None:
         """Two members came for different calls: what they would exchange means nothing."""

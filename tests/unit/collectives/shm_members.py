@@ -1,10 +1,11 @@
-"""Runs a task on every member of a shared-memory group, each a process of its own."""
+"""Runs a task on every member of a shared-memory group, each a process of its own, with the compiled kernel or without."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -19,11 +20,16 @@ _context.set_forkserver_preload(["torch"])
 Task = Callable[[SharedMemoryTransport], Any]
 
 
-def run_members(world_size: int, task: Task, timeout_s: float = 30.0) -> list[Any]:
-    """What each rank's task returned, the exception that it raised, None where its process was killed."""
+def run_members(
+    world_size: int, task: Task, timeout_s: float = 30.0, without_compiler: Collection[int] = ()
+) -> list[Any]:
+    """What each rank's task returned, the exception that it raised, None where its process was killed.
+
+    Where a rank finds no compiler, all members do without the kernel.
+    """
     pipes = [_context.Pipe() for _ in range(world_size)]
     processes = [
-        _context.Process(target=_member, args=(rank, task, timeout_s, theirs))
+        _context.Process(target=_member, args=(rank, task, timeout_s, rank not in without_compiler, theirs))
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):
@@ -53,8 +59,10 @@ def _receive(pipe: Any) -> Any:
         return None
 
 
-def _member(rank: int, task: Task, timeout_s: float, pipe: Any) -> None:
+def _member(rank: int, task: Task, timeout_s: float, compiler: bool, pipe: Any) -> None:
     torch.set_num_threads(1)
+    if not compiler:
+        os.environ["CC"] = "no-such-compiler"
     try:
         _send(pipe, this_member(rank))
         members = pipe.recv()

@@ -45,8 +45,18 @@ class LoseAMember:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("registered", [True, False], ids=["registered", "private"])
 def test_survivors_of_any_operation_raise_in_time_and_keep_nothing(operation, registered):
+    lose_and_check(operation, registered, without_compiler=())
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "private"])
+def test_so_do_those_without_a_compiler(registered):
+    lose_and_check("all_reduce", registered, without_compiler=(2,))
+
+
+def lose_and_check(operation, registered, without_compiler):
     after_s = 0.001 * (1 + OPERATIONS.index(operation))
-    answers = run_members(3, LoseAMember(operation, registered, after_s), timeout_s=60.0)
+    task = LoseAMember(operation, registered, after_s)
+    answers = run_members(3, task, timeout_s=60.0, without_compiler=without_compiler)
     assert answers[1] is None
     for rank in (0, 2):
         error, (descriptors, mappings) = answers[rank]

@@ -19,7 +19,6 @@ from collectives.transports.shm.reduction import REDUCIBLE
 PIECES_3 = 2 * HALF_BYTES // 4 + 4099
 """float32 elements that pass the staging memory in three pieces, the last an odd one."""
 SIZES = (0, 1, 1001, 8209, PIECES_3)
-WORLDS = (2, 3, 4)
 
 
 def values(rank, size, dtype):
@@ -105,9 +104,10 @@ def in_rank_order(op, parts):
     return (total / len(parts) if op == "mean" else total).to(parts[0].dtype)
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=[(2, True), (3, True), (4, True), (5, True), (2, False), (3, False)])
 def results(request):
-    answers = run_members(request.param, every_operation)
+    world_size, compiler = request.param
+    answers = run_members(world_size, every_operation, without_compiler=() if compiler else (0,))
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -134,16 +134,23 @@ def test_results_are_bitwise_equal_on_all_members(results):
 
 def dawdle_and_mix(transport):
     """Members are late by turns, right after a barrier, when others may already fill the next piece."""
-    arrive, calls = transport._barrier.arrive, 0
+    calls = 0
 
-    def arrive_late(call):
-        nonlocal calls
-        arrive(call)
-        calls += 1
-        if (calls + transport.rank) % 3 == 0:
-            time.sleep(5e-4)
+    def late_after(method):
+        def call_late(*arguments):
+            nonlocal calls
+            method(*arguments)
+            calls += 1
+            if (calls + transport.rank) % 3 == 0:
+                time.sleep(5e-4)
 
-    transport._barrier.arrive = arrive_late
+        return call_late
+
+    barrier = transport._barrier
+    if transport._kernel is None:
+        barrier.arrive = late_after(barrier.arrive)
+    else:
+        barrier.run = late_after(barrier.run)
     registered, wrong, world_size = transport.buffer(9000, torch.float32), [], transport.world_size
     total = world_size * (world_size - 1) / 2
     for turn in range(25):
@@ -168,9 +175,12 @@ def dawdle_and_mix(transport):
     return wrong
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size):
-    assert run_members(world_size, dawdle_and_mix) == [[]] * world_size
+@pytest.mark.parametrize(
+    ("world_size", "without_compiler"), [(2, ()), (3, ()), (4, ()), (2, (0,)), (4, (0,))]
+)
+def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size, without_compiler):
+    answers = run_members(world_size, dawdle_and_mix, without_compiler=without_compiler)
+    assert answers == [[]] * world_size
 
 
 def allocations(transport):
@@ -200,9 +210,9 @@ def allocations(transport):
     return blocks, after - before, peak - before
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_steady_state_allocates_nothing(world_size):
-    for blocks, kept, peak in run_members(world_size, allocations):
+@pytest.mark.parametrize("without_compiler", [(), (0,)], ids=["compiled", "python"])
+def test_the_steady_state_allocates_nothing(without_compiler):
+    for blocks, kept, peak in run_members(3, allocations, without_compiler=without_compiler):
         assert blocks == []
         assert kept < 1000
         assert peak < 10_000  # views and numbers of the operation in progress
@@ -255,8 +265,10 @@ def call_differently(transport):
     return text, held()
 
 
-def test_members_that_disagree_where_the_tensor_is_are_told_both_calls():
-    for rank, (text, left) in enumerate(run_members(2, call_differently)):
+@pytest.mark.parametrize("without_compiler", [(), (0,)], ids=["compiled", "python"])
+def test_members_that_disagree_where_the_tensor_is_are_told_both_calls(without_compiler):
+    answers = run_members(2, call_differently, without_compiler=without_compiler)
+    for rank, (text, left) in enumerate(answers):
         calls = ["all_reduce(sum) of 40000 float32 in buffer 1", "all_reduce(sum) of 40000 float32"]
         assert f"rank {rank} called {calls[rank]}, and rank {1 - rank} {calls[1 - rank]};" in text
         assert left == ([], 0)

@@ -1,0 +1,216 @@
+"""The compiled way: ``kernel.c`` takes part in whole operations, on the words of ``waiting.py`` and some of its own.
+
+One call arrives, waits, reduces and waits again, without Python in between and without the interpreter's lock. Its waits
+end after 50 ms of sleep, or by a signal; then Python looks at the other members, as it does without a compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from collectives import futex
+from collectives.compiler import CompilerError, load
+from collectives.rendezvous import Member
+from collectives.transports.base import ReduceOp
+from collectives.transports.shm import calls
+from collectives.transports.shm.memory import CACHE_LINE_BYTES
+from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, WORD_BYTES, Barrier
+
+_logger = logging.getLogger(__name__)
+
+_SLEEPS, _KERNEL = 4, CACHE_LINE_BYTES // WORD_BYTES + 1
+"""Words of a member's station beside those of ``waiting.py``."""
+_COMPLETE, _LOOK = 0, 1
+_KINDS = ("meeting", "alone", "together")
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+_SLEEP_NS = 50_000_000
+
+
+class _Side(ctypes.Structure):
+    """``struct member``."""
+
+    _fields_ = (
+        ("stations", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("crowded", ctypes.c_int32),
+        ("next", ctypes.c_int32),
+        ("arrivals", ctypes.c_uint64),
+        ("reductions", ctypes.c_uint64),
+    )
+
+
+class Operation(ctypes.Structure):
+    """``struct operation``. It names memory by address: whoever runs it keeps that memory."""
+
+    call: int
+    _fields_ = (
+        ("call", ctypes.c_uint64),
+        ("kind", ctypes.c_int32),
+        ("operator", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("element_bytes", ctypes.c_int32),
+        ("numel", ctypes.c_uint64),
+        ("pieces", ctypes.c_void_p),
+        ("piece_bytes", ctypes.c_uint64),
+    )
+
+
+def reduction(
+    kind: Literal["alone", "together"],
+    call: int,
+    op: ReduceOp,
+    dtype: torch.dtype,
+    numel: int,
+    pieces: Sequence[Tensor],
+    outputs: int,
+) -> Operation:
+    """A reduction of the first elements of every member's piece of memory.
+
+    Args:
+        kind: alone: each member stages its tensor there and reduces all, into its own tensor; together: where it is
+        call: the word by which members compare what they do
+        op: how elements are combined
+        dtype: their type
+        numel: elements of each member
+        pieces: by rank, at equal distances: of staging memory, or a registered buffer
+        outputs: members that get the result, from the first on; 0 where each gets its share
+    """
+    begin, second = pieces[0].data_ptr(), pieces[1].data_ptr()
+    operator = _DTYPES.index(dtype) * len(calls.OPS) + calls.OPS.index(op)
+    return Operation(
+        call, _KINDS.index(kind), operator, outputs, dtype.itemsize, numel, begin, second - begin
+    )
+
+
+class KernelBarrier(Barrier):
+    """One member's side of the group, in which ``run`` takes part in an operation in one call."""
+
+    def __init__(self, barrier: Barrier, library: ctypes.CDLL) -> None:
+        """Go on where the barrier was that all members have just passed."""
+        vars(self).update(vars(barrier))
+        self._run = library.run
+        self._reduce_share = library.reduce_share
+        size = len(self._members)
+        crowded = size > _num_cores(self._members)
+        self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0)
+        self._side_at = ctypes.addressof(self._side)
+        self._meeting = lru_cache(maxsize=4096)(Operation)
+
+    def arrive(self, call: int) -> None:
+        """As ``Barrier.arrive``."""
+        self.run(self._meeting(call))
+
+    def run(self, operation: Operation, own: int = 0) -> None:
+        """Take part in an operation of all members.
+
+        Args:
+            operation: what all members do
+            own: address of this member's tensor, for those in which each works alone
+
+        Raises:
+            CommunicatorError: as of ``Barrier.arrive``. What the tensors then hold is unspecified.
+        """
+        words = self._words  # the memory, if another thread closes meanwhile
+        if self.broken is not None:
+            self.check_open(calls.name(operation.call))
+        try:
+            state = self._run(self._side_at, ctypes.addressof(operation), own, _SLEEP_NS)
+            if state != _COMPLETE:
+                self._go_on(words, operation, own, state)
+        except BaseException as error:  # Ctrl-C: what was begun cannot be taken up again
+            self.broken = self.broken or f"an earlier {calls.name(operation.call)} was ended by {error!r}"
+            self.leave()
+            raise
+
+    def reduce_share(self, operation: Operation) -> None:
+        """Reduce this member's share, without a word to the others."""
+        self._reduce_share(ctypes.addressof(operation), self._side.size, self._rank)
+
+    def leave(self) -> None:
+        """As ``Barrier.leave``."""
+        words = self._words
+        super().leave()
+        if len(words):
+            for other in self._others:
+                futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
+
+    def _go_on(self, words: memoryview, operation: Operation, own: int, state: int) -> None:
+        """Until it is complete. Members are looked at between sleeps."""
+        begin = time.monotonic()
+        while state == _LOOK:
+            arrivals, waited_s = self._side.arrivals, time.monotonic() - begin
+            gone = self._processes.ended()
+            late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
+            loss = self._loss(words, gone, late or self._others, waited_s)
+            # Who left or ended may have done its part before, and this side was not yet awake to see it.
+            limit_ns = _SLEEP_NS if loss is None else 0
+            state = self._run(self._side_at, ctypes.addressof(operation), own, limit_ns)
+            if state == _LOOK and loss is not None:
+                self._fail(operation.call, loss[0], waited_s, loss[1])
+        if state != _COMPLETE:
+            call_at = CALL + (self._side.arrivals & 1)
+            other = next(line for line in self._others if words[line + call_at] != operation.call)
+            self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The kernel, compiled where that was not done before.
+
+    Raises:
+        CompilerError: it cannot be had here.
+    """
+    found = load(_source())
+    found.run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    found.reduce_share.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    found.reduce_share.restype = None
+    return found
+
+
+def offer(words: memoryview, rank: int) -> None:
+    """Say which kernel this member has, before the group's first barrier. One line of the log says why it has none."""
+    try:
+        library()
+    except CompilerError as error:
+        reason = str(error).splitlines()[0]
+        _logger.warning("shared memory: reductions without the compiled kernel, which is faster: %s", reason)
+    else:
+        words[rank * STRIDE + _KERNEL] = _fingerprint()
+
+
+def agreed(words: memoryview, size: int) -> bool:
+    """Whether all members have the same kernel, after the group's first barrier: the same answer on all."""
+    offered = {words[rank * STRIDE + _KERNEL] for rank in range(size)}
+    return len(offered) == 1 and offered != {0}
+
+
+@cache
+def _source() -> str:
+    return files(__package__).joinpath("kernel.c").read_text(encoding="utf-8")
+
+
+def _fingerprint() -> int:
+    return int.from_bytes(hashlib.sha256(_source().encode()).digest()[:8], "little") | 1
+
+
+def _num_cores(members: Sequence[Member]) -> int:
+    """Cores on which any of the members may run."""
+    cores: set[int] = set()
+    for member in members:
+        try:
+            cores |= os.sched_getaffinity(member.pid)
+        except OSError:  # it has just ended
+            continue
+    return len(cores)

@@ -1,0 +1,188 @@
+"""The compiled kernel among threads, whose calls meet in one process, against the definition and against Python's way."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shm_members import run_members
+from test_shm_waiting import LIMIT_S, in_threads
+
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import this_member
+from collectives.shares import shares
+from collectives.transports.shm import SharedMemoryTransport, kernel, waiting
+from collectives.transports.shm.memory import Segment
+from collectives.transports.shm.reduction import REDUCIBLE, Reduction
+
+CHUNK_ELEMENTS = 2048
+"""float32 of a chunk in kernel.c."""
+
+
+def group(world_size, timeout_s=10.0):
+    """Transports of one group, all in this process."""
+    segment = Segment.host(world_size)
+    attached = [segment] + [
+        Segment.attach(segment.endpoint, world_size, rank) for rank in range(1, world_size)
+    ]
+    members = [this_member(rank) for rank in range(world_size)]
+    made = [None] * world_size
+
+    def make(rank):
+        made[rank] = SharedMemoryTransport(attached[rank], members, rank, timeout_s)
+
+    assert in_threads([lambda rank=rank: make(rank) for rank in range(world_size)]) == [None] * world_size
+    return made
+
+
+def close(transports):
+    for transport in transports:
+        transport.close()
+
+
+@st.composite
+def tensors(draw):
+    """Every member's part: few members and many, sizes about shares and chunks, values that test the order of sums."""
+    world_size = draw(st.integers(2, 6))
+    dtype = draw(st.sampled_from(REDUCIBLE))
+    op = draw(st.sampled_from(["sum", "max"] if dtype == torch.int64 else ["sum", "mean", "max"]))
+    near = draw(st.sampled_from([9000, 16 * world_size * 700, world_size * CHUNK_ELEMENTS, 50_000]))
+    numel = near + draw(st.integers(-17, 17))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    parts = torch.randn(world_size, numel, generator=generator, dtype=torch.float64) * 1000
+    if dtype != torch.int64:
+        parts[draw(st.integers(0, world_size - 1)), draw(st.integers(0, numel - 1))] = draw(
+            st.sampled_from([float("nan"), float("inf"), -float("inf")])
+        )
+    return op, list(parts.to(dtype))
+
+
+@settings(max_examples=30, deadline=None)
+@given(tensors())
+def test_chunks_that_anyone_claims_give_what_the_definition_says(case):
+    op, parts = case
+    numel, dtype, world_size = parts[0].numel(), parts[0].dtype, len(parts)
+    transports = group(world_size)
+    found = [None] * world_size
+
+    def reduce_twice(rank):
+        buffer = transports[rank].buffer(numel, dtype)
+        buffer.copy_(parts[rank])
+        transports[rank].all_reduce(buffer, op)
+        whole = buffer.clone()
+        buffer.copy_(parts[rank])
+        begin, end = transports[rank].reduce_scatter(buffer, op)
+        found[rank] = whole, (begin, end), buffer[begin:end].clone()
+
+    assert (
+        in_threads([lambda rank=rank: reduce_twice(rank) for rank in range(world_size)])
+        == [None] * world_size
+    )
+    expected = torch.empty_like(parts[0])
+    reduction = Reduction(op, dtype, world_size)
+    for chunk in reduction.chunks(0, numel):
+        reduction([part[chunk] for part in parts], expected[chunk])
+    for rank, (whole, share, scattered) in enumerate(found):
+        torch.testing.assert_close(whole, expected, rtol=0, atol=0, equal_nan=True)
+        assert share == shares(numel, world_size)[rank]
+        torch.testing.assert_close(scattered, expected[slice(*share)], rtol=0, atol=0, equal_nan=True)
+    close(transports)
+
+
+def test_who_comes_last_works_for_those_that_sleep():
+    # Rank 1 sleeps until rank 0 comes; then 64 MiB are there to be reduced, and each of both claims some.
+    numel = 2**24
+    transports = group(2, timeout_s=LIMIT_S)
+    sums = [None, None]
+
+    def reduce(rank):
+        buffer = transports[rank].buffer(numel, torch.float32)
+        buffer.fill_(rank + 1)
+        if rank == 0:
+            asleep = kernel.STRIDE + kernel._SLEEPS
+            while not transports[0]._kernel._words[asleep]:
+                time.sleep(1e-4)
+        transports[rank].all_reduce(buffer)
+        sums[rank] = (buffer == 3).all().item()
+
+    assert in_threads([lambda: reduce(0), lambda: reduce(1)]) == [None, None]
+    assert sums == [True, True]
+    close(transports)
+
+
+def test_an_absent_member_is_named_with_the_time_limit():
+    transports = group(3, timeout_s=0.2)
+    errors = in_threads([transports[0].barrier, lambda: transports[2].all_reduce(torch.ones(3))])
+    assert all(isinstance(error, CommunicatorError) for error in errors)
+    assert any("rank 1" in error.waiting_for or "left the group" in error.detail for error in errors)
+    close(transports)
+
+
+def test_closing_from_another_thread_ends_a_call():
+    transports = group(2, timeout_s=10 * LIMIT_S)
+    asleep = kernel.STRIDE + kernel._SLEEPS
+
+    def close_when_asleep():
+        while not transports[0]._kernel._words[asleep]:
+            time.sleep(1e-4)
+        transports[1].close()
+
+    _, error = in_threads([close_when_asleep, lambda: transports[1].all_reduce(torch.ones(3))])
+    assert "this communicator is closed" in str(error)
+    close(transports)
+
+
+def be_interrupted(transport):
+    """Rank 0 waits for a member that does not come, and is interrupted as by Ctrl-C."""
+    if transport.rank == 0:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            transport.all_reduce(torch.ones(100_000))
+        except KeyboardInterrupt:
+            try:
+                transport.barrier()
+            except CommunicatorError as error:
+                return str(error)
+        return None
+    while not transport._barrier._words[waiting._GOODBYE]:
+        time.sleep(1e-3)
+    try:
+        transport.all_reduce(torch.ones(100_000))
+    except CommunicatorError as error:
+        return str(error)
+    return None
+
+
+def test_an_interrupted_call_ends_at_once_and_for_all():
+    mine, other = run_members(2, be_interrupted, timeout_s=60.0)
+    assert "an earlier all_reduce was ended by KeyboardInterrupt()" in mine
+    assert "it left the group" in other
+
+
+def which_way(transport):
+    ones = torch.ones(100_000)
+    transport.all_reduce(ones)
+    return transport._kernel is not None, ones[0].item()
+
+
+@pytest.mark.parametrize(("without_compiler", "compiled"), [((), True), ((1,), False), ((0, 1, 2), False)])
+def test_all_members_go_the_same_way(without_compiler, compiled):
+    assert run_members(3, which_way, without_compiler=without_compiler) == [(compiled, 3.0)] * 3
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch, caplog):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    kernel.library.cache_clear()
+    segment = Segment.host(2)
+    with caplog.at_level(logging.WARNING):
+        kernel.offer(segment.words, 0)
+    kernel.library.cache_clear()
+    assert len(caplog.messages) == 1
+    assert "no C compiler (looked for no-such-compiler)" in caplog.messages[0]
+    assert not kernel.agreed(segment.words, 2)
+    segment.close()
