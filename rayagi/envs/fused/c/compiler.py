@@ -30,18 +30,19 @@ TIME_LIMIT_S = 180.0
 _ERROR_LINES = 12
 
 
-def load(kernel: str, program: str) -> ctypes.CDLL:
+def load(kernel: str, program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile a program, unless that was done before, and load it. Its functions release the GIL.
 
     Args:
         kernel: what it is, for messages
         program: in C
+        flags: for the compiler, beside FLAGS
 
     Raises:
         KernelError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
             TIME_LIMIT_S; or the cache cannot be written.
     """
-    command = [*_compiler(kernel), *FLAGS]
+    command = [*_compiler(kernel), *FLAGS, *flags]
     key = hashlib.sha256("\0".join([*command, _machine(), program]).encode()).hexdigest()
     library = cache_directory(kernel) / f"{key[:32]}.so"
     if not library.exists():
