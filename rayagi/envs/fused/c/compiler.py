@@ -106,7 +106,7 @@ def _compiler(kernel: str) -> list[str]:
     looked = asked or "cc, gcc, clang"
     raise KernelError(
         kernel,
-        f"no C compiler (looked for {looked}); install one, set CC, or take engine fused_torch, which needs none",
+        f"no C compiler (looked for {looked}); install one, or set CC (fused simulators need none with engine fused_torch)",
     )
 
 
