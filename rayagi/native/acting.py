@@ -18,8 +18,8 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
-from rayagi.native.compiler import load, shared
-from rayagi.native.errors import CompilerError
+from collectives.compiler import CompilerError, load
+from rayagi.native.headers import shared
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
 

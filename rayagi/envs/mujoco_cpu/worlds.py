@@ -35,7 +35,11 @@ _FAULTY = [kind for kinds in _FAULTS.values() for kind in kinds]
 
 
 class CpuWorlds:
-    """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads."""
+    """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads.
+
+    Attributes:
+        controls: what ``step`` copies its own to, (N, nu); who writes them here gives these
+    """
 
     def __init__(
         self,
@@ -51,10 +55,12 @@ class CpuWorlds:
         self._batch = Batch(model, num_worlds, num_threads)
         vary(self._batch, factors or {})
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
-        self._controls = torch.from_numpy(self._state["ctrl"])
+        self.controls = torch.from_numpy(self._state["ctrl"])
         self.fields = {name: _shared(self._batch.bind(name)) for name in ("qpos", "qvel", *names)}
-        self._counts: NDArray[Any] = self._batch.warning[:, :, 1]
-        self._seen = self._counts.copy()
+        self._beginning: NDArray[np.float64] = self._batch.state[0].copy()
+        self._warnings: NDArray[Any] = self._batch.warning  # (N, kinds, 2): what came last, and how often
+        self._seen = self._warnings.tobytes()
+        self._warned = False
         self._faults = dict.fromkeys(_FAULTS, 0)
 
     @property
@@ -64,24 +70,40 @@ class CpuWorlds:
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; MuJoCo itself resets one that became unstable, and it is told here."""
-        self._controls.copy_(controls)
+        if controls is not self.controls:
+            self.controls.copy_(controls)
         self._batch.step(nstep=num_substeps)
-        if np.array_equal(self._counts, self._seen):
-            return None
-        new = self._counts - self._seen
-        self._seen = self._counts.copy()
+        # Bytes are the fastest to compare, which matters with few worlds.
+        return None if self._warnings.tobytes() == self._seen else self._new_faults()
+
+    def _new_faults(self) -> Tensor:
+        """Count what MuJoCo warned of in the last step; which worlds it was, (N,) bool."""
+        before = np.frombuffer(self._seen, self._warnings.dtype).reshape(self._warnings.shape)
+        new = self._warnings[:, :, 1] - before[:, :, 1]
+        self._seen, self._warned = self._warnings.tobytes(), True
         for fault, kinds in _FAULTS.items():
             self._faults[fault] += int((new[:, kinds].sum(axis=1) > 0).sum())
         return torch.from_numpy(new[:, _FAULTY].sum(axis=1) > 0)
 
     def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Reset some worlds."""
+        self.clear(ids)
+        self._state["qpos"][ids.numpy()] = qpos.numpy()
+        self._state["qvel"][ids.numpy()] = qvel.numpy()
+        self.derive(ids)
+
+    def clear(self, ids: Tensor) -> None:
+        """The first half of ``restart``: worlds as they are before a state is written into ``fields``."""
         rows = ids.numpy()
-        self._batch.reset(ids=rows, stage=mujoco.mjtStage.mjSTAGE_NONE)
-        self._state["qpos"][rows] = qpos.numpy()
-        self._state["qvel"][rows] = qvel.numpy()
-        self._batch.forward(ids=rows)
-        self._seen = self._counts.copy()
+        if self._warned:  # MuJoCo's own reset also takes back its warnings, and ten times as long
+            self._batch.reset(ids=rows, stage=mujoco.mjtStage.mjSTAGE_NONE)
+        else:
+            self._batch.state[rows] = self._beginning
+
+    def derive(self, ids: Tensor) -> None:
+        """The second half: what follows from the state."""
+        self._batch.forward(ids=ids.numpy())
+        self._seen = self._warnings.tobytes()
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state."""

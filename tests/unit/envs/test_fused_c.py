@@ -8,6 +8,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from collectives.compiler import load
 from rayagi.envs.fused import Box, Simulator, ops, parity
 from rayagi.envs.fused.c.form import CForm
 from rayagi.envs.fused.c.source import C, function_source
@@ -21,7 +22,6 @@ from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
 from rayagi.envs.fused.trace import trace_function
-from rayagi.native.compiler import load
 from rayagi.native.pointers import pointer
 
 NAMES = ("a", "b", "c")

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from collectives.compiler import CompilerError, load
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.forms import Fleet, Setting, Steps, Totals, check_actions
 from rayagi.envs.fused.simulator import Choices, Simulator
 from rayagi.envs.fused.trace import Traced, trace
-from rayagi.native.compiler import load
-from rayagi.native.errors import CompilerError
 from rayagi.native.pointers import pointer
 
 _STEPS_PER_THREAD = 1 << 14
@@ -142,14 +141,14 @@ def compiled(simulator: Simulator) -> tuple[Traced, ctypes.CDLL]:
     return traced, library
 
 
-def load_kernel(kernel: str, program: str) -> ctypes.CDLL:
-    """A compiled program, loaded; ``kernel`` says what it is.
+def load_kernel(kernel: str, program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """A compiled program, loaded; ``kernel`` says what it is, ``flags`` are for the compiler.
 
     Raises:
         KernelError: it cannot be compiled here.
     """
     try:
-        return load(program)
+        return load(program, flags)
     except CompilerError as error:
         raise KernelError(kernel, f"{error}; engine fused_torch needs no compiler") from error
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from rayagi.envs.fused.printing import INFIX, Language, print_function
 from rayagi.envs.fused.simulator import Box, Choices, action_dim
 from rayagi.envs.fused.trace import Function, Traced
-from rayagi.native.compiler import shared
+from rayagi.native.headers import shared
 
 LANES = 64
 """Environments of a tile: enough vectors in flight, and a tile of a small policy still fits the first-level cache."""

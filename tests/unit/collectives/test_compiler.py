@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from rayagi.native import compiler
-from rayagi.native.errors import CompilerError
+from collectives import compiler
+from collectives.compiler import CompilerError
 
 
 def script(folder, text):
