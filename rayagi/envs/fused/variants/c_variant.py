@@ -22,7 +22,9 @@ class CStepper:
         self.work = work
         self._form = CForm(work.setting, work.num_threads)
         knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
-        library = load(f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced, work.real)}\n{knobs}")
+        library = load(
+            f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced, work.real)}\n{knobs}"
+        )
         i64, address = ctypes.c_int64, ctypes.c_void_p
         self._simulate = library.rayagi_simulate
         self._simulate.argtypes = (address, i64, i64, i64, i64, i64, *[address] * 5)

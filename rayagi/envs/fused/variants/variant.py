@@ -95,7 +95,9 @@ class Standing:
         standing = cls.allocate(work, device)
         indices = torch.arange(work.num_envs, device=device)
         standing.fleet.episode.zero_()
-        begun = started_states(work.simulator, seed_word(work.seed), indices, standing.fleet.episode, work.real)
+        begun = started_states(
+            work.simulator, seed_word(work.seed), indices, standing.fleet.episode, work.real
+        )
         standing.fleet.state.copy_(begun)
         return standing
 

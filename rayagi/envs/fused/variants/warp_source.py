@@ -37,7 +37,11 @@ WARP = Language(
 _LANGUAGES = {
     torch.float32: WARP,
     torch.float64: replace(
-        WARP, name="Warp in float64", number="wp.float64({})", infinity="wp.float64(wp.inf)", not_a_number="wp.float64(wp.nan)"
+        WARP,
+        name="Warp in float64",
+        number="wp.float64({})",
+        infinity="wp.float64(wp.inf)",
+        not_a_number="wp.float64(wp.nan)",
     ),
 }
 _TYPES = {torch.float32: "wp.float32", torch.float64: "wp.float64"}
