@@ -141,8 +141,11 @@ class WarpWorlds:
         return wrong.any(0)
 
     def _prepare_constraints(self) -> None:
-        """Velocities of bodies as they are now: Warp 4.0 makes constraints before it works these out, and so took the bias of
-        equality constraints from the substep before, or from the episode before (BallBalance's pins: 0.3 rad/s in a step)."""
+        """Velocities of bodies as they are now, which the bias of equality constraints is made of.
+
+        Warp 4.0 works them out after the constraints, and so takes those of the substep or episode before (BallBalance's
+        pins: 0.3 rad/s in a step).
+        """
         if self._model.neq:
             for derive in (mjw.kinematics, mjw.com_pos, mjw.com_vel):
                 derive(self._model, self._data)
