@@ -19,7 +19,7 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
 from collectives.compiler import CompilerError, load
-from rayagi.native.headers import shared
+from rayagi.native.headers import numbers, shared
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
 
@@ -49,7 +49,9 @@ class _Acting(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The program, the same for every policy; None where it cannot be compiled, which is logged once."""
-    program = "\n".join([f"#define L {LANES}", *map(shared, ("numbers.h", "policy.h", "acting.h"))])
+    program = "\n".join(
+        [f"#define L {LANES}", numbers(torch.float32), shared("policy.h"), shared("acting.h")]
+    )
     try:
         found = load(program)
     except CompilerError as error:

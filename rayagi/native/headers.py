@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+import torch
+
 
 def shared(name: str) -> str:
     """A header of this package, for programs to begin with."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def numbers(real: torch.dtype) -> str:
+    """The type of reals, float32 or float64, and functions of them."""
+    bits = 8 * real.itemsize
+    return "\n".join(
+        [f"#define REAL_BITS {bits}", shared("real.h"), *([shared("numbers.h")] if bits == 32 else ())]
+    )

@@ -3,19 +3,8 @@
 Minimax polynomials of our own (a Lawson iteration over Chebyshev nodes; relative errors before rounding: sine 4e-9, cosine
 1e-10, exponential 3e-9, logarithm 8e-10, hyperbolic tangent near 0 4e-9). Angles up to 1e5 are reduced exactly enough. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#define ALWAYS static inline __attribute__((always_inline))
-#if !defined(__FMA__) && !defined(__aarch64__)
-#define fmaf(a, b, c) ((a) * (b) + (c)) /* a call per lane would cost more than the last bit is worth */
-#endif
-
 ALWAYS float real_of(int32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 ALWAYS int32_t bits_of(float x) { int32_t bits; memcpy(&bits, &x, 4); return bits; }
-ALWAYS float real_min(float a, float b) { return a > b ? b : a; } /* of NaN in a: NaN */
-ALWAYS float real_max(float a, float b) { return a < b ? b : a; }
 
 /* The angle within +-pi/4 of a multiple of pi/2, and which multiple, modulo 4. */
 ALWAYS float reduced(float x, float *quadrant) {

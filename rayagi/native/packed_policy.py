@@ -25,7 +25,7 @@ class _Policy(ctypes.Structure):
         ("normalise", ctypes.c_int64),
         ("shift", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
-        ("clip", ctypes.c_float),
+        ("clip", ctypes.c_double),
         ("std", ctypes.c_void_p),
     )
 

@@ -7,38 +7,39 @@ ROWS times, each weight COLUMNS times. Every lane adds in the same order however
 #include <stdlib.h>
 
 #if defined(__AVX512F__) && L >= 64
-#define WIDTH 16
+#define BYTES 64
 #define ROWS 6
 #define COLUMNS 4
 #elif defined(__AVX512F__) /* a tile of 32 */
-#define WIDTH 16
+#define BYTES 64
 #define ROWS 12
 #define COLUMNS 2
 #elif defined(__AVX__)
-#define WIDTH 8
+#define BYTES 32
 #define ROWS 6
 #define COLUMNS 2
 #else
-#define WIDTH 4
+#define BYTES 16
 #define ROWS 4
 #define COLUMNS 4
 #endif
+#define WIDTH ((int)(BYTES / sizeof(real)))
 
-typedef float vector __attribute__((vector_size(4 * WIDTH)));
+typedef real vector __attribute__((vector_size(BYTES)));
 
 enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
 
 typedef struct {
     int64_t layers;        /* linear maps */
     const int64_t *sizes;  /* (layers + 1): observation, hidden ..., outputs */
-    const float *weights;  /* all layers' packed weights, one after another */
-    const float *biases;   /* all layers', each padded to a multiple of ROWS */
+    const real *weights;  /* all layers' packed weights, one after another */
+    const real *biases;   /* all layers', each padded to a multiple of ROWS */
     int64_t activation;
     int64_t normalise;     /* whether shift, scale and clip apply */
-    const float *shift;    /* (D) */
-    const float *scale;    /* (D) */
-    float clip;
-    const float *std;      /* (A): of each real */
+    const real *shift;    /* (D) */
+    const real *scale;    /* (D) */
+    double clip;
+    const real *std;      /* (A): of each real */
 } Policy;
 
 int64_t rayagi_rows(void) { return ROWS; }
@@ -46,25 +47,25 @@ int64_t rayagi_rows(void) { return ROWS; }
 static int64_t padded(int64_t size) { return (size + ROWS - 1) / ROWS * ROWS; }
 
 #define PRODUCT(NAME, N)                                                                                     \
-    static void NAME(const float *restrict w, const float *restrict b, int64_t in, const float *restrict x, \
-                     float *restrict y) {                                                                    \
+    static void NAME(const real *restrict w, const real *restrict b, int64_t in, const real *restrict x, \
+                     real *restrict y) {                                                                    \
         vector sum[ROWS][N];                                                                                 \
-        _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                               \
-            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) sum[r][c] = (vector){0} + b[r];              \
+        _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++)                                               \
+            _Pragma("GCC unroll 16") for (int c = 0; c < N; c++) sum[r][c] = (vector){0} + b[r];              \
         for (int64_t i = 0; i < in; i++, w += ROWS, x += L) {                                                \
             vector v[N];                                                                                     \
-            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) v[c] = *(const vector *)(x + c * WIDTH);     \
-            _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                           \
-                _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) sum[r][c] += w[r] * v[c];                \
+            _Pragma("GCC unroll 16") for (int c = 0; c < N; c++) v[c] = *(const vector *)(x + c * WIDTH);     \
+            _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++)                                           \
+                _Pragma("GCC unroll 16") for (int c = 0; c < N; c++) sum[r][c] += w[r] * v[c];                \
         }                                                                                                    \
-        _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)                                               \
-            _Pragma("GCC unroll 8") for (int c = 0; c < N; c++) *(vector *)(y + r * L + c * WIDTH) = sum[r][c]; \
+        _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++)                                               \
+            _Pragma("GCC unroll 16") for (int c = 0; c < N; c++) *(vector *)(y + r * L + c * WIDTH) = sum[r][c]; \
     }
 PRODUCT(product_wide, COLUMNS)
 PRODUCT(product_narrow, 1)
 
 /* y = W x + b. x: (in, L), y: (padded(out), L); the lanes from ``count`` on may be left as they are. */
-static void linear(const float *w, const float *b, int64_t in, int64_t out, int count, const float *x, float *y) {
+static void linear(const real *w, const real *b, int64_t in, int64_t out, int count, const real *x, real *y) {
     for (int64_t o = 0; o < out; o += ROWS) {
         int g = 0;
         for (; g + WIDTH < count; g += COLUMNS * WIDTH) product_wide(w + o * in, b + o, in, x + g, y + o * L + g);
@@ -72,7 +73,7 @@ static void linear(const float *w, const float *b, int64_t in, int64_t out, int 
     }
 }
 
-static void activate(int64_t kind, int64_t units, int count, float *restrict x) {
+static void activate(int64_t kind, int64_t units, int count, real *restrict x) {
     int lanes = count <= WIDTH ? WIDTH : L;
     for (int64_t u = 0; u < units; u++, x += L) {
         switch (kind) {
@@ -102,15 +103,15 @@ static int64_t widest(const Policy *p) {
 }
 
 /* Distribution parameters of a tile of observations. a holds the observed (D, L); the result is in a or b, both (widest, L). */
-static float *infer(const Policy *p, int count, float *a, float *b) {
-    const float *w = p->weights, *bias = p->biases;
+static real *infer(const Policy *p, int count, real *a, real *b) {
+    const real *w = p->weights, *bias = p->biases;
     for (int64_t i = 0; i < p->layers; i++) {
         int64_t in = p->sizes[i], out = p->sizes[i + 1];
         linear(w, bias, in, out, count, a, b);
         if (i + 1 < p->layers) activate(p->activation, out, count, b);
         w += padded(out) * in;
         bias += padded(out);
-        float *other = a;
+        real *other = a;
         a = b;
         b = other;
     }

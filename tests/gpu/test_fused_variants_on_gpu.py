@@ -19,10 +19,12 @@ pytestmark = [
 @pytest.mark.parametrize("name", ["cuda", "warp-gpu"])
 @pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda s: s.name)
 @pytest.mark.parametrize(("compute", "copies"), [(1, 1), (3, 4)])
-def test_a_kernel_on_a_gpu_moves_as_torch_does(name, simulator, compute, copies):
+@pytest.mark.parametrize(("real", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-5)])
+def test_a_kernel_on_a_gpu_moves_as_torch_does(name, simulator, compute, copies, real, tolerance):
     if name == "warp-gpu" and find_spec("warp") is None:
         pytest.skip("no warp: nothing here was verified")
-    work = Work(simulator=simulator, num_envs=1000, steps_per_call=20, compute=compute, copies=copies, seed=5)
+    knobs = {"compute": compute, "copies": copies, "real": real}
+    work = Work(simulator=simulator, num_envs=1000, steps_per_call=20, seed=5, **knobs)
     found, wanted = (_stepped(one, work) for one in (name, "torch"))
     assert torch.equal(found.fleet.episode, wanted.fleet.episode)
     assert torch.equal(found.totals.ended, wanted.totals.ended)
@@ -31,7 +33,7 @@ def test_a_kernel_on_a_gpu_moves_as_torch_does(name, simulator, compute, copies)
         (found.copies, wanted.copies),
         (found.totals.rewards, wanted.totals.rewards),
     ):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 def _stepped(name: str, work: Work) -> Standing:

@@ -105,13 +105,21 @@ def open_uniform(
 
 
 def exploration_noise(
-    *, seed: int, first_env_index: int, num_envs: int, iteration: int, num_steps: int, dim: int, gumbel: bool
+    *,
+    seed: int,
+    first_env_index: int,
+    num_envs: int,
+    iteration: int,
+    num_steps: int,
+    dim: int,
+    gumbel: bool,
+    real: torch.dtype = torch.float32,
 ) -> Tensor:
-    """What a fused kernel samples with: Gumbel or normal noise (Box and Muller), (num_steps, num_envs, dim) float32."""
+    """What a fused kernel samples with: Gumbel or normal noise (Box and Muller), (num_steps, num_envs, dim)."""
     count = dim if gumbel else 2 * math.ceil(dim / 2)
     indices = torch.arange(first_env_index, first_env_index + num_envs)
     steps = torch.arange(num_steps).unsqueeze(1)
-    drawn = open_uniform(seed_word(seed), indices, iteration, steps, count)
+    drawn = open_uniform(seed_word(seed), indices, iteration, steps, count).to(real)
     if gumbel:
         return -torch.log(-torch.log(drawn))
     radius = torch.sqrt(-2.0 * torch.log(drawn[..., 0::2]))

@@ -1,4 +1,7 @@
-"""What every form of a simulator (torch, C, Warp, JAX, CUDA) takes and gives: N environments, K steps."""
+"""What every form of a simulator (torch, C, Warp, JAX, CUDA) takes and gives: N environments, K steps.
+
+Reals are of one type throughout: ``Setting.real``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Fleet:
     """Everything that N environments are.
 
     Attributes:
-        state: reals, in the order of the simulator's names          (S, N) float32
+        state: reals, in the order of the simulator's names          (S, N)
         elapsed: steps of the running episode                        (N,) int32
         episode: number of the running episode, from 0               (N,) int32
     """
@@ -30,10 +33,16 @@ class Fleet:
     episode: Tensor
 
     @classmethod
-    def allocate(cls, simulator: Simulator, num_envs: int, device: torch.device | str = "cpu") -> Fleet:
+    def allocate(
+        cls,
+        simulator: Simulator,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        real: torch.dtype = torch.float32,
+    ) -> Fleet:
         """Before the first episode."""
         return cls(
-            torch.zeros((len(simulator.state), num_envs), device=device),
+            torch.zeros((len(simulator.state), num_envs), dtype=real, device=device),
             torch.zeros(num_envs, dtype=torch.int32, device=device),
             torch.full((num_envs,), -1, dtype=torch.int32, device=device),
         )
@@ -49,11 +58,11 @@ class Steps:
     """What K steps of N environments gave. D is the size of an observation; environments are innermost.
 
     Attributes:
-        obs: after the step; of the new episode where one ended                              (K, D, N) float32
-        rewards: of the step                                                                 (K, N) float32
+        obs: after the step; of the new episode where one ended                              (K, D, N)
+        rewards: of the step                                                                 (K, N)
         terminated: the task ended                                                           (K, N) bool
         truncated: the time limit cut the episode, which had not ended                       (K, N) bool
-        final_obs: after the step, before the reset; told only where an episode ended        (K, D, N) float32
+        final_obs: after the step, before the reset; told only where an episode ended        (K, D, N)
     """
 
     obs: Tensor
@@ -64,16 +73,21 @@ class Steps:
 
     @classmethod
     def allocate(
-        cls, num_steps: int, num_envs: int, obs_dim: int, device: torch.device | str = "cpu"
+        cls,
+        num_steps: int,
+        num_envs: int,
+        obs_dim: int,
+        device: torch.device | str = "cpu",
+        real: torch.dtype = torch.float32,
     ) -> Steps:
         """Empty storage."""
         shape = (num_steps, num_envs)
         return cls(
-            torch.zeros((num_steps, obs_dim, num_envs), device=device),
-            torch.zeros(shape, device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), dtype=real, device=device),
+            torch.zeros(shape, dtype=real, device=device),
             torch.zeros(shape, dtype=torch.bool, device=device),
             torch.zeros(shape, dtype=torch.bool, device=device),
-            torch.zeros((num_steps, obs_dim, num_envs), device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), dtype=real, device=device),
         )
 
 
@@ -82,7 +96,7 @@ class Totals:
     """What is left of K steps where only the environments' state goes on (the kernels of the MLBench'22 paper, §3.2).
 
     Attributes:
-        rewards: sum over the steps     (N,) float32
+        rewards: sum over the steps     (N,)
         ended: episodes that ended      (N,) int32
     """
 
@@ -90,10 +104,13 @@ class Totals:
     ended: Tensor
 
     @classmethod
-    def allocate(cls, num_envs: int, device: torch.device | str = "cpu") -> Totals:
+    def allocate(
+        cls, num_envs: int, device: torch.device | str = "cpu", real: torch.dtype = torch.float32
+    ) -> Totals:
         """Empty storage."""
         return cls(
-            torch.zeros(num_envs, device=device), torch.zeros(num_envs, dtype=torch.int32, device=device)
+            torch.zeros(num_envs, dtype=real, device=device),
+            torch.zeros(num_envs, dtype=torch.int32, device=device),
         )
 
 
@@ -107,6 +124,7 @@ class Setting:
         first_env_index: the first one's number among all GMIs' environments
         seed: with the index, what all random numbers come from
         max_episode_steps: time limit; None: none
+        real: what reals are kept and computed in. In float64 rounding hides no difference between programs (parity.py)
     """
 
     simulator: Simulator
@@ -114,6 +132,7 @@ class Setting:
     first_env_index: int = 0
     seed: int = 0
     max_episode_steps: int | None = None
+    real: torch.dtype = torch.float32
 
     @property
     def limit(self) -> int:
@@ -132,14 +151,14 @@ class Form(Protocol):
         ...
 
     def observe(self) -> Tensor:
-        """Observations of the states as they are, (D, N) float32."""
+        """Observations of the states as they are, (D, N)."""
         ...
 
     def run(self, actions: Tensor, out: Steps) -> None:
         """K steps with auto-reset: what K calls with one step each do.
 
         Args:
-            actions: (K, N, dim) float32, clipped to the box here; or choices, (K, N) int64
+            actions: (K, N, dim) reals, clipped to the box here; or choices, (K, N) int64
             out: what is filled; of K steps
         """
         ...
@@ -154,7 +173,7 @@ def check_actions(setting: Setting, actions: Tensor, num_steps: int) -> None:
     discrete = isinstance(setting.simulator.actions, Choices)
     shape: tuple[int, ...] = (num_steps, setting.num_envs)
     shape = shape if discrete else (*shape, action_dim(setting.simulator))
-    dtype = torch.int64 if discrete else torch.float32
+    dtype = torch.int64 if discrete else setting.real
     if actions.shape != shape or actions.dtype != dtype:
         raise ValueError(
             f"actions are {tuple(actions.shape)} {actions.dtype}; {setting.simulator.name} takes {shape} {dtype}"

@@ -24,7 +24,7 @@ class Language:
         declare: a format per kind, with {name} and {value}
         infinity, not_a_number: constants
         truths: False and True
-        suffix: what makes a number's literal one of 32 bits
+        number: a format of a number's literal, which makes it one of the reals' type
     """
 
     name: str
@@ -33,7 +33,7 @@ class Language:
     infinity: str
     not_a_number: str
     truths: tuple[str, str]
-    suffix: str = ""
+    number: str = "{}"
 
     def __post_init__(self) -> None:
         missing = {*REAL_OPS, *COMPARISONS, *LOGIC, "where"} - set(self.operations)
@@ -49,7 +49,7 @@ class Language:
             return self.not_a_number
         if number in (float("inf"), float("-inf")):
             return self.infinity if number > 0 else f"(-{self.infinity})"
-        text = f"{number!r}{self.suffix}"
+        text = self.number.format(repr(number))
         return f"({text})" if text.startswith("-") else text
 
 

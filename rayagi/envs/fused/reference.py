@@ -39,7 +39,7 @@ class TorchForm:
     ) -> None:
         """``compiled``: one call of what torch.compile makes of a step, instead of an operation at a time."""
         self.setting = setting
-        self.fleet = Fleet.allocate(setting.simulator, setting.num_envs, device)
+        self.fleet = Fleet.allocate(setting.simulator, setting.num_envs, device, setting.real)
         self._indices = torch.arange(
             setting.first_env_index, setting.first_env_index + setting.num_envs, device=device
         )
@@ -49,8 +49,9 @@ class TorchForm:
         """A new episode everywhere."""
         self.fleet.episode += 1
         self.fleet.elapsed.zero_()
+        setting, fleet = self.setting, self.fleet
         started = started_states(
-            self.setting.simulator, seed_word(self.setting.seed), self._indices, self.fleet.episode
+            setting.simulator, seed_word(setting.seed), self._indices, fleet.episode, setting.real
         )
         self.fleet.state.copy_(started)
 
@@ -105,7 +106,7 @@ def advance(
 ) -> Advanced:
     """One step of every environment, those that end it begun anew."""
     shape = elapsed.shape
-    result = simulator.step(named(simulator, state.unbind(0)), acted(simulator, actions))
+    result = simulator.step(named(simulator, state.unbind(0)), acted(simulator, actions, state.dtype))
     after = _stacked(result[0], shape, state)
     rewards = _column(result[1], shape, state)
     terminated = torch.as_tensor(result[2], dtype=torch.bool, device=state.device).expand(shape)
@@ -114,25 +115,28 @@ def advance(
     ended = terminated | truncated
     episode = episode + ended.to(torch.int32)
     final_obs = observations(simulator, after)
-    after = torch.where(ended, started_states(simulator, word, indices, episode), after)
+    begun = started_states(simulator, word, indices, episode, state.dtype)
+    after = torch.where(ended, begun, after)
     elapsed = torch.where(ended, 0, elapsed)
     obs = observations(simulator, after)
     return Advanced(after, elapsed, episode, obs, rewards, terminated, truncated, final_obs)
 
 
-def acted(simulator: Simulator, actions: Tensor) -> Any:
+def acted(simulator: Simulator, actions: Tensor, real: torch.dtype) -> Any:
     """Actions as ``step`` sees them: a choice as a real, or the box's reals, clipped."""
     if not isinstance(simulator.actions, Box):
-        return actions.to(torch.float32)
+        return actions.to(real)
     box = simulator.actions
     reals = actions.unbind(-1)
     return tuple(clip(x, low, high) for x, low, high in zip(reals, box.low, box.high, strict=True))
 
 
-def started_states(simulator: Simulator, word: int, indices: Tensor, episode: Tensor) -> Tensor:
+def started_states(
+    simulator: Simulator, word: int, indices: Tensor, episode: Tensor, real: torch.dtype
+) -> Tensor:
     """First states of episodes, (S, N)."""
-    drawn = uniform(word, indices, episode.to(torch.int64), 0, START, simulator.num_draws)
-    like = torch.empty(0, device=indices.device)
+    drawn = uniform(word, indices, episode.to(torch.int64), 0, START, simulator.num_draws).to(real)
+    like = torch.empty(0, dtype=real, device=indices.device)
     return _stacked(simulator.start(drawn.unbind(-1)), indices.shape, like)
 
 
@@ -148,4 +152,4 @@ def _stacked(values: Sequence[Any], shape: torch.Size, like: Tensor) -> Tensor:
 
 def _column(value: Any, shape: torch.Size, like: Tensor) -> Tensor:
     """A value that may be a constant, for every environment."""
-    return torch.as_tensor(value, dtype=torch.float32, device=like.device).expand(shape)
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(shape)

@@ -98,7 +98,7 @@ class FusedRollout:
         shape = rollout.rewards.shape
         if self._finals is None or self._finals[1].shape != shape:
             self._finals = (
-                torch.empty((*shape, rollout.raw_obs.shape[-1])),
+                torch.empty((*shape, rollout.raw_obs.shape[-1]), dtype=rollout.raw_obs.dtype),
                 torch.empty(shape, dtype=torch.float64),
                 torch.empty(shape, dtype=torch.int32),
             )
@@ -106,10 +106,13 @@ class FusedRollout:
 
     def _check(self, rollout: Rollout, policy: PolicyTensors) -> None:
         sizes = [policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)]
-        n, d = self.form.setting.num_envs, self.form.traced.obs_dim
+        n, d, real = self.form.setting.num_envs, self.form.traced.obs_dim, self.form.setting.real
         wanted = (rollout.num_envs, rollout.raw_obs.shape[-1], rollout.outputs.shape[-1])
         if (n, d) != wanted[:2] or (sizes[0], sizes[-1]) != wanted[1:]:
             raise ValueError(
                 f"the environments are {n} with observations of {d}, the policy maps {sizes[0]} to {sizes[-1]}, and the "
                 f"rollout has room for {wanted[0]} with {wanted[1]} and {wanted[2]}"
             )
+        types = {rollout.raw_obs.dtype, policy.weights[0].dtype}
+        if types != {real}:
+            raise ValueError(f"the kernel's reals are {real}, those of rollout and policy {types}")

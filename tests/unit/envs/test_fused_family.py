@@ -13,7 +13,7 @@ from rayagi import envs
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
-from rayagi.envs.fused import catalogue, parity
+from rayagi.envs.fused import catalogue, parity, rollout_parity
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
@@ -46,8 +46,10 @@ def test_simulators_are_listed_with_their_sizes():
 
 def test_the_documented_example_is_short_and_runs_in_every_way(example):
     assert len(example.splitlines()) < 60
-    found = parity.check(importlib.import_module("lander").Lander())
-    assert found.obs < 1e-4
+    lander = importlib.import_module("lander").Lander()
+    for found in (parity.check(lander), rollout_parity.check(lander)):
+        assert found.exact < 1e-9
+        assert found.single < 1e-6
     info = envs.env_info("lander:Lander")
     assert (info.obs_dim, info.action.dim, info.max_episode_steps, info.engine) == (3, 1, 300, "fused")
     run = program_of(replace(preset("lander:Lander"), seed=2))

@@ -12,7 +12,10 @@ from rayagi.algorithms import policy, program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
+from rayagi.envs.fused import rollout_parity
+from rayagi.envs.fused.catalogue import make_simulator
 from rayagi.envs.fused.draws import exploration_noise
+from rayagi.envs.fused.parity import ParityError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -89,6 +92,41 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
     )
     assert torch.equal(fused.simulator._lengths, plain.simulator._lengths)
     torch.testing.assert_close(fused.simulator._returns, plain.simulator._returns, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "activation"),
+    [
+        ("fused/CartPole-v1", "tanh"),
+        ("fused/Pendulum-v1", "elu"),
+        ("fused/Acrobot-v1", "relu"),
+        ("fused/Quadrotor-v0", "silu"),
+    ],
+)
+def test_a_kernel_s_program_is_the_loop_s(env_id, activation):
+    """20 steps in float64, and each of 20 in float32; the goal is 1e-6 for both."""
+    found = rollout_parity.check(make_simulator(env_id, {}), activation=activation)
+    assert found.exact < 1e-11
+    assert found.single < 1e-6
+    assert found.split == 0
+
+
+def test_the_parity_check_finds_other_noise(monkeypatch):
+    def weaker(**options):
+        return 0.99 * exploration_noise(**options)
+
+    monkeypatch.setattr(rollout_parity, "exploration_noise", weaker)
+    with pytest.raises(ParityError, match=r"^Quadrotor: actions at step and environment 0, 0 is "):
+        rollout_parity.check(make_simulator("fused/Quadrotor-v0", {}))
+
+
+def test_numbers_of_another_type_are_refused():
+    run = build("fused/CartPole-v1", "fused", num_envs=3)
+    run.rollout.raw_obs = run.rollout.raw_obs.double()
+    with pytest.raises(
+        ValueError, match=r"the kernel's reals are torch.float32, those of rollout and policy"
+    ):
+        run._collect(0)
 
 
 @pytest.mark.parametrize("env_id", ["fused/CartPole-v1", "fused/Quadrotor-v0"])

@@ -2,11 +2,11 @@
 
 enum { START = 0, EXPLORE = 1 };
 
-ALWAYS float unit(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
+ALWAYS real unit(uint32_t word) { return (real)(int32_t)(word >> 8) * (real)0x1p-24; }
 
 /* ``count`` numbers of 24 bits per lane, in [0, 1); four come of a block. out: (count, L), with room for whole blocks. */
 static inline void uniform(uint32_t word, const uint32_t *restrict index, const uint32_t *restrict position, uint32_t step,
-                           uint32_t purpose, int count, float *restrict out) {
+                           uint32_t purpose, int count, real *restrict out) {
     uint32_t z0 = (step * 4u + purpose) * 1664525u + 1013904223u;
     for (; count > 0; count -= 4, out += 4 * L, word += 0x9E3779B9u) {
         uint32_t w0 = word * 1664525u + 1013904223u;

@@ -57,8 +57,8 @@ class CForm:
             KernelError: it cannot be compiled here.
         """
         self.setting = setting
-        self.traced, self.library = compiled(setting.simulator)
-        self.fleet = Fleet.allocate(setting.simulator, setting.num_envs)
+        self.traced, self.library = compiled(setting.simulator, setting.real)
+        self.fleet = Fleet.allocate(setting.simulator, setting.num_envs, real=setting.real)
         self.num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
 
@@ -69,7 +69,8 @@ class CForm:
 
     def observe(self) -> Tensor:
         """(D, N)."""
-        fleet, obs = self.fleet_pointers(), torch.empty((self.traced.obs_dim, self.setting.num_envs))
+        obs = torch.empty((self.traced.obs_dim, self.setting.num_envs), dtype=self.setting.real)
+        fleet = self.fleet_pointers()
         self.on_threads(1, lambda begin, end: self.library.rayagi_observe(fleet, begin, end, pointer(obs)))
         return obs
 
@@ -125,10 +126,10 @@ class CForm:
             self._pool.shutdown()
 
 
-def compiled(simulator: Simulator) -> tuple[Traced, ctypes.CDLL]:
+def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CDLL]:
     """A simulator's trace and its program, loaded."""
     traced = trace(simulator)
-    library = load_kernel(f"{simulator.name} in C", source(traced))
+    library = load_kernel(f"{simulator.name} in C", source(traced, real))
     i64, u32, address = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)

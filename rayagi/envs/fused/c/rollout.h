@@ -4,39 +4,39 @@
 #define NOISE_DRAWS (CHOICES ? CHOICES : (A + 1) / 2 * 2) /* normal numbers come in pairs */
 
 typedef struct {
-    float *raw_obs;          /* (T, n, D) */
-    float *obs;              /* (T, n, D): what the network saw */
-    float *outputs;          /* (T, n, NOISE) */
+    real *raw_obs;          /* (T, n, D) */
+    real *obs;              /* (T, n, D): what the network saw */
+    real *outputs;          /* (T, n, NOISE) */
     int64_t *choices;        /* (T, n) */
-    float *reals;            /* (T, n, A) */
-    float *rewards;          /* (T, n) */
+    real *reals;            /* (T, n, A) */
+    real *rewards;          /* (T, n) */
     uint8_t *terminated;     /* (T, n) */
     uint8_t *truncated;      /* (T, n) */
-    float *last_obs;         /* (n, D) */
-    float *final_obs;        /* (T, n, D), told where an episode ended */
+    real *last_obs;         /* (n, D) */
+    real *final_obs;        /* (T, n, D), told where an episode ended */
     double *running;         /* (n): return of the running episode, before and after */
     double *final_returns;   /* (T, n), told where an episode ended */
     int32_t *final_lengths;  /* (T, n), told where an episode ended */
 } Rollout;
 
 /* A tile's rows (width, L) to environments' rows (n, width). */
-static void put(float *restrict to, const float *restrict from, int width, int count) {
+static void put(real *restrict to, const real *restrict from, int width, int count) {
     for (int j = 0; j < count; j++)
         for (int d = 0; d < width; d++) to[j * width + d] = from[d * L + j];
 }
 
 /* Uniform numbers in (0, 1) of 23 bits to Gumbel or normal noise (Box and Muller), in place; (NOISE, L). */
-static void noise(float *restrict u) {
+static void noise(real *restrict u) {
 #if CHOICES
     for (int i = 0; i < CHOICES; i++, u += L)
 #pragma omp simd
-        for (int j = 0; j < L; j++) u[j] = -real_log(-real_log(floorf(u[j] * 0x1p23f) * 0x1p-23f + 0x1p-24f));
+        for (int j = 0; j < L; j++) u[j] = -real_log(-real_log(real_floor(u[j] * 0x1p23f) * 0x1p-23f + 0x1p-24f));
 #else
     for (int i = 0; i < A; i += 2, u += 2 * L)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
-            float radius = sqrtf(-2.0f * real_log(floorf(u[j] * 0x1p23f) * 0x1p-23f + 0x1p-24f));
-            float angle = (floorf(u[L + j] * 0x1p23f) * 0x1p-23f + 0x1p-24f) * 6.28318530717958648f;
+            real radius = real_sqrt(-2.0f * real_log(real_floor(u[j] * 0x1p23f) * 0x1p-23f + 0x1p-24f));
+            real angle = (real_floor(u[L + j] * 0x1p23f) * 0x1p-23f + 0x1p-24f) * (real)6.28318530717958648;
             u[j] = radius * real_cos(angle);
             u[L + j] = radius * real_sin(angle);
         }
@@ -44,24 +44,24 @@ static void noise(float *restrict u) {
 }
 
 /* Sampled actions into the tile, as the simulator sees them, and into ``action`` as the policy took them. */
-static void sample(Tile *t, const Policy *p, const float *restrict outputs, const float *restrict drawn, float *restrict action) {
+static void sample(Tile *t, const Policy *p, const real *restrict outputs, const real *restrict drawn, real *restrict action) {
 #if CHOICES
     (void)p;
-    float best[L] __attribute__((aligned(64)));
+    real best[L] __attribute__((aligned(64)));
     for (int j = 0; j < L; j++) best[j] = outputs[j] + drawn[j], action[j] = 0.0f;
     for (int i = 1; i < CHOICES; i++)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
-            float score = outputs[i * L + j] + drawn[i * L + j];
-            action[j] = score > best[j] ? (float)i : action[j];
+            real score = outputs[i * L + j] + drawn[i * L + j];
+            action[j] = score > best[j] ? (real)i : action[j];
             best[j] = real_max(best[j], score);
         }
-    memcpy(t->x[S], action, L * sizeof(float));
+    memcpy(t->x[S], action, L * sizeof(real));
 #else
     for (int i = 0; i < A; i++)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
-            action[i * L + j] = fmaf(drawn[i * L + j], p->std[i], outputs[i * L + j]);
+            action[i * L + j] = real_fma(drawn[i * L + j], p->std[i], outputs[i * L + j]);
             t->x[S + i][j] = real_min(real_max(action[i * L + j], low[i]), high[i]);
         }
 #endif
@@ -83,11 +83,11 @@ static void tell_ends(Tile *t, const Rollout *out, int64_t at, int64_t begin, in
 int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
                        const Rollout *out) {
     Tile t;
-    float drawn[(NOISE_DRAWS + 3) / 4 * 4][L] __attribute__((aligned(64)));
-    float action[A][L] __attribute__((aligned(64)));
+    real drawn[(NOISE_DRAWS + 3) / 4 * 4][L] __attribute__((aligned(64)));
+    real action[A][L] __attribute__((aligned(64)));
     uint32_t position[L] __attribute__((aligned(64)));
-    size_t size = (size_t)widest(p) * L * sizeof(float);
-    float *scratch = aligned_alloc(64, 2 * size);
+    size_t size = (size_t)widest(p) * L * sizeof(real);
+    real *scratch = aligned_alloc(64, 2 * size);
     if (!scratch) return 1;
     memset(scratch, 0, 2 * size);
     for (int j = 0; j < L; j++) position[j] = iteration;
@@ -97,16 +97,16 @@ int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps
         simulator_observe(t.x[0], t.obs[0]);
         for (int64_t k = 0; k < steps; k++) {
             int64_t at = k * f->n + begin;
-            float *seen = scratch, *other = scratch + size / sizeof(float);
+            real *seen = scratch, *other = scratch + size / sizeof(real);
             for (int d = 0; d < D; d++)
 #pragma omp simd
                 for (int j = 0; j < L; j++) {
-                    float x = (t.obs[d][j] - (p->normalise ? p->shift[d] : 0.0f)) * (p->normalise ? p->scale[d] : 1.0f);
+                    real x = (t.obs[d][j] - (p->normalise ? p->shift[d] : 0.0f)) * (p->normalise ? p->scale[d] : 1.0f);
                     seen[d * L + j] = p->normalise ? real_min(real_max(x, -p->clip), p->clip) : t.obs[d][j];
                 }
             put(out->raw_obs + at * D, t.obs[0], D, count);
             put(out->obs + at * D, seen, D, count);
-            float *outputs = infer(p, count, seen, other);
+            real *outputs = infer(p, count, seen, other);
             put(out->outputs + at * NOISE, outputs, NOISE, count);
             uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_DRAWS, drawn[0]);
             noise(drawn[0]);
@@ -117,7 +117,7 @@ int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps
             put(out->reals + at * A, action[0], A, count);
 #endif
             int any = tile_step(&t, f->limit, count);
-            memcpy(out->rewards + at, t.y[S], count * sizeof(float));
+            memcpy(out->rewards + at, t.y[S], count * sizeof(real));
             for (int j = 0; j < count; j++) {
                 out->terminated[at + j] = t.ended[j] == 1;
                 out->truncated[at + j] = t.ended[j] == 2;

@@ -12,15 +12,15 @@ typedef struct {
     uint32_t first;      /* global index of the first */
     uint32_t word;       /* of the seed */
     int32_t limit;       /* of an episode, in steps */
-    float *state;        /* (S, n) */
+    real *state;        /* (S, n) */
     int32_t *elapsed;    /* (n) */
     int32_t *episode;    /* (n) */
 } Fleet;
 
 typedef struct {
-    float x[S + A][L] __attribute__((aligned(64)));       /* state, then action */
-    float y[S + 2][L] __attribute__((aligned(64)));       /* next state, reward, terminated */
-    float obs[D][L] __attribute__((aligned(64)));
+    real x[S + A][L] __attribute__((aligned(64)));       /* state, then action */
+    real y[S + 2][L] __attribute__((aligned(64)));       /* next state, reward, terminated */
+    real obs[D][L] __attribute__((aligned(64)));
     int32_t elapsed[L] __attribute__((aligned(64)));
     uint32_t episode[L] __attribute__((aligned(64)));
     uint32_t index[L] __attribute__((aligned(64)));
@@ -29,22 +29,22 @@ typedef struct {
 
 static void tile_load(Tile *t, const Fleet *f, int64_t begin, int count) {
     memset(t, 0, sizeof *t);
-    for (int i = 0; i < S; i++) memcpy(t->x[i], f->state + i * f->n + begin, count * sizeof(float));
+    for (int i = 0; i < S; i++) memcpy(t->x[i], f->state + i * f->n + begin, count * sizeof(real));
     memcpy(t->elapsed, f->elapsed + begin, count * sizeof(int32_t));
     memcpy(t->episode, f->episode + begin, count * sizeof(int32_t));
     for (int j = 0; j < L; j++) t->index[j] = f->first + (uint32_t)(begin + j);
 }
 
 static void tile_store(const Tile *t, const Fleet *f, int64_t begin, int count) {
-    for (int i = 0; i < S; i++) memcpy(f->state + i * f->n + begin, t->x[i], count * sizeof(float));
+    for (int i = 0; i < S; i++) memcpy(f->state + i * f->n + begin, t->x[i], count * sizeof(real));
     memcpy(f->elapsed + begin, t->elapsed, count * sizeof(int32_t));
     memcpy(f->episode + begin, t->episode, count * sizeof(int32_t));
 }
 
 /* Begin an episode in every lane: its number is in t->episode already. */
 static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
-    float draws[4 * DRAW_BLOCKS + 1][L] __attribute__((aligned(64)));
-    float fresh[S][L] __attribute__((aligned(64)));
+    real draws[4 * DRAW_BLOCKS + 1][L] __attribute__((aligned(64)));
+    real fresh[S][L] __attribute__((aligned(64)));
     uniform(word, t->index, t->episode, 0, START, DRAWS, draws[0]);
     simulator_start(draws[0], fresh[0]);
     for (int i = 0; i < S; i++) {
@@ -56,7 +56,7 @@ static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
 /* One step of every lane with the action in x. Returns whether any of the first ``count`` ended; those are not begun anew yet. */
 static int tile_step(Tile *t, int32_t limit, int count) {
     simulator_step(t->x[0], t->y[0]);
-    memcpy(t->x[0], t->y[0], S * L * sizeof(float));
+    memcpy(t->x[0], t->y[0], S * L * sizeof(real));
 #pragma omp simd
     for (int j = 0; j < L; j++) {
         int32_t elapsed = t->elapsed[j] + 1, cut = elapsed >= limit ? 2 : 0;
@@ -95,21 +95,21 @@ void rayagi_start(const Fleet *f, int64_t begin, int64_t end) {
 }
 
 /* obs: (D, n) */
-void rayagi_observe(const Fleet *f, int64_t begin, int64_t end, float *obs) {
+void rayagi_observe(const Fleet *f, int64_t begin, int64_t end, real *obs) {
     Tile t;
     for (; begin < end; begin += L) {
         int count = tile_count(f, begin);
         tile_load(&t, f, begin, count);
         simulator_observe(t.x[0], t.obs[0]);
-        for (int d = 0; d < D; d++) memcpy(obs + d * f->n + begin, t.obs[d], count * sizeof(float));
+        for (int d = 0; d < D; d++) memcpy(obs + d * f->n + begin, t.obs[d], count * sizeof(real));
     }
 }
 
 /* Actions of one step into the tile. choices: (n) or reals: (n, A), of the step. */
-static void tile_act(Tile *t, const int64_t *choices, const float *reals, int64_t begin, int count) {
+static void tile_act(Tile *t, const int64_t *choices, const real *reals, int64_t begin, int count) {
 #if CHOICES
     (void)reals;
-    for (int j = 0; j < count; j++) t->x[S][j] = (float)choices[begin + j];
+    for (int j = 0; j < count; j++) t->x[S][j] = (real)choices[begin + j];
 #else
     (void)choices;
     for (int i = 0; i < A; i++)
@@ -119,15 +119,15 @@ static void tile_act(Tile *t, const int64_t *choices, const float *reals, int64_
 }
 
 typedef struct {
-    float *obs;           /* (K, D, n) */
-    float *rewards;       /* (K, n) */
+    real *obs;           /* (K, D, n) */
+    real *rewards;       /* (K, n) */
     uint8_t *terminated;  /* (K, n) */
     uint8_t *truncated;   /* (K, n) */
-    float *final_obs;     /* (K, D, n) */
+    real *final_obs;     /* (K, D, n) */
 } Steps;
 
 /* ``steps`` steps of environments begin..end. Actions: (K, n) choices, or (K, n, A) reals. */
-void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const int64_t *choices, const float *reals,
+void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const int64_t *choices, const real *reals,
                 const Steps *out) {
     Tile t;
     int64_t n = f->n;
@@ -137,7 +137,7 @@ void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const
         for (int64_t k = 0; k < steps; k++) {
             tile_act(&t, choices + k * n, reals + k * n * A, begin, count);
             int any = tile_step(&t, f->limit, count);
-            memcpy(out->rewards + k * n + begin, t.y[S], count * sizeof(float));
+            memcpy(out->rewards + k * n + begin, t.y[S], count * sizeof(real));
             for (int j = 0; j < count; j++) {
                 out->terminated[k * n + begin + j] = t.ended[j] == 1;
                 out->truncated[k * n + begin + j] = t.ended[j] == 2;
@@ -150,18 +150,18 @@ void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const
                 tile_renew(&t, f->word);
                 simulator_observe(t.x[0], t.obs[0]);
             }
-            for (int d = 0; d < D; d++) memcpy(out->obs + (k * D + d) * n + begin, t.obs[d], count * sizeof(float));
+            for (int d = 0; d < D; d++) memcpy(out->obs + (k * D + d) * n + begin, t.obs[d], count * sizeof(real));
         }
         tile_store(&t, f, begin, count);
     }
 }
 
 /* ``steps`` steps with random actions, of which only sums are kept: rewards (n), ended (n). */
-void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, float *rewards,
+void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, real *rewards,
                    int32_t *ended) {
     Tile t;
-    float draws[4 * ACTION_BLOCKS][L] __attribute__((aligned(64)));
-    float sum[L] __attribute__((aligned(64)));
+    real draws[4 * ACTION_BLOCKS][L] __attribute__((aligned(64)));
+    real sum[L] __attribute__((aligned(64)));
     int32_t ends[L] __attribute__((aligned(64)));
     uint32_t position[L] __attribute__((aligned(64)));
     for (int j = 0; j < L; j++) position[j] = iteration;
@@ -176,7 +176,7 @@ void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, ui
 #pragma omp simd
                 for (int j = 0; j < L; j++) {
 #if CHOICES
-                    t.x[S + i][j] = floorf(draws[i][j] * (float)CHOICES);
+                    t.x[S + i][j] = real_floor(draws[i][j] * (real)CHOICES);
 #else
                     t.x[S + i][j] = low[i] + (high[i] - low[i]) * draws[i][j];
 #endif
@@ -190,7 +190,7 @@ void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, ui
             }
             if (any) tile_renew(&t, f->word);
         }
-        memcpy(rewards + begin, sum, count * sizeof(float));
+        memcpy(rewards + begin, sum, count * sizeof(real));
         memcpy(ended + begin, ends, count * sizeof(int32_t));
         tile_store(&t, f, begin, count);
     }

@@ -23,7 +23,7 @@ class CStepper:
         self._form = CForm(work.setting, work.num_threads)
         knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
         library = load_kernel(
-            f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced)}\n{knobs}"
+            f"{work.simulator.name} in C, with knobs", f"{source(self._form.traced, work.real)}\n{knobs}"
         )
         i64, address = ctypes.c_int64, ctypes.c_void_p
         self._simulate = library.rayagi_simulate

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import indent
+
+import torch
 
 from rayagi.envs.fused import draws
 from rayagi.envs.fused.printing import INFIX, Body, Language, print_function
@@ -11,28 +14,30 @@ from rayagi.envs.fused.simulator import Box
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.variants.variant import Work
 
-_FUNCTIONS = {
-    name: f"{name}f({{0}})" for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "floor")
+_FUNCTIONS = {  # overloaded: of float and double
+    name: f"{name}({{0}})" for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "floor")
 }
 CUDA = Language(
     name="CUDA",
     operations={
         **INFIX,
         **_FUNCTIONS,
-        "abs": "fabsf({0})",
-        "minimum": "fminf({0}, {1})",
-        "maximum": "fmaxf({0}, {1})",
+        "abs": "fabs({0})",
+        "minimum": "fmin({0}, {1})",
+        "maximum": "fmax({0}, {1})",
         "and": "{0} && {1}",
         "or": "{0} || {1}",
         "not": "!{0}",
         "where": "{0} ? {1} : {2}",
     },
-    declare={"real": "const float {name} = {value};", "truth": "const bool {name} = {value};"},
+    declare={"real": "const real {name} = {value};", "truth": "const bool {name} = {value};"},
     infinity="CUDART_INF_F",
     not_a_number="CUDART_NAN_F",
     truths=("false", "true"),
-    suffix="f",
+    number="{}f",
 )
+_LANGUAGES = {torch.float32: CUDA, torch.float64: replace(CUDA, name="CUDA in float64", number="{}")}
+_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 _HEAD = f"""\
 #define CUDART_INF_F __int_as_float(0x7f800000)
@@ -69,22 +74,25 @@ def cuda_source(work: Work) -> str:
     names = traced.step.inputs[: len(simulator.state)]
     reals = traced.step.inputs[len(names) :]
     states = {name: f"s_{name}" for name in names}
-    step = print_function(traced.step, CUDA, {**states, **{name: name for name in reals}}, prefix="t")
-    start = print_function(traced.start, CUDA, {name: name for name in traced.start.inputs}, prefix="b")
-    kind = "float" if isinstance(simulator.actions, Box) else "unsigned char"
+    language = _LANGUAGES[work.real]
+    step = print_function(traced.step, language, {**states, **{name: name for name in reals}}, prefix="t")
+    start = print_function(traced.start, language, {name: name for name in traced.start.inputs}, prefix="b")
+    kind = "real" if isinstance(simulator.actions, Box) else "unsigned char"
     return f"""{_HEAD}
+typedef {_TYPES[work.real]} real;
+
 extern "C" __global__ void simulate(
-    int num_envs, int num_steps, int num_copies, int compute, word_t seed, const {kind} *actions, float *state,
-    int *elapsed, int *episode, float *copies, float *rewards, int *ended
+    int num_envs, int num_steps, int num_copies, int compute, word_t seed, const {kind} *actions, real *state,
+    int *elapsed, int *episode, real *copies, real *rewards, int *ended
 ) {{
     const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x, n = num_envs;
     if (i >= n) return;
-{_lines(1, [f"float {states[name]} = state[{j} * n + i];" for j, name in enumerate(names)])}
-{_lines(1, [f"const float from_{name} = {states[name]};" for name in names])}
+{_lines(1, [f"real {states[name]} = state[{j} * n + i];" for j, name in enumerate(names)])}
+{_lines(1, [f"const real from_{name} = {states[name]};" for name in names])}
     int steps = elapsed[i], number = episode[i], count = 0;
-    float total = 0.0f;
+    real total = 0.0f;
     for (int k = 0; k < num_steps; k++) {{
-{_lines(2, [f"const float {name} = {_action(work, place)};" for place, name in enumerate(reals)])}
+{_lines(2, [f"const real {name} = {_action(work, place)};" for place, name in enumerate(reals)])}
 {_iterated(work, step, list(states.values()))}
         total += reward;
         steps += 1;
@@ -103,7 +111,7 @@ extern "C" __global__ void simulate(
     rewards[i] = total;
     ended[i] = count;
     for (long long c = 0; c < num_copies; c++) {{
-        float *copy = copies + c * {len(names)} * n;
+        real *copy = copies + c * {len(names)} * n;
 {_lines(2, [f"copy[{j} * n + i] += {states[name]} - from_{name};" for j, name in enumerate(names)])}
     }}
 }}
@@ -114,21 +122,22 @@ def _action(work: Work, place: int) -> str:
     actions = work.simulator.actions
     if not isinstance(actions, Box):
         return "actions[k * n + i]"
-    low, high = CUDA.literal(actions.low[place]), CUDA.literal(actions.high[place])
-    return f"fminf(fmaxf(actions[(k * {len(actions.low)} + {place}) * n + i], {low}), {high})"
+    literal = _LANGUAGES[work.real].literal
+    low, high = literal(actions.low[place]), literal(actions.high[place])
+    return f"fmin(fmax(actions[(k * {len(actions.low)} + {place}) * n + i], {low}), {high})"
 
 
 def _iterated(work: Work, step: Body, states: Sequence[str]) -> str:
     """The dynamics once, or in a loop. New values are assigned when all are known."""
     *after, reward, over = step.outputs
-    moved = [f"const float n_{name} = {value};" for name, value in zip(states, after, strict=True)]
+    moved = [f"const real n_{name} = {value};" for name, value in zip(states, after, strict=True)]
     moved += [f"{name} = n_{name};" for name in states]
     if work.compute == 1:
         return _lines(
-            2, [*step.lines, *moved, f"const float reward = {reward};", f"const bool over = {over};"]
+            2, [*step.lines, *moved, f"const real reward = {reward};", f"const bool over = {over};"]
         )
     inner = [*step.lines, *moved, f"reward = {reward};", f"over = {over};"]
-    before = ["float reward = 0.0f;", "bool over = false;", "for (int c = 0; c < compute; c++) {"]
+    before = ["real reward = 0.0f;", "bool over = false;", "for (int c = 0; c < compute; c++) {"]
     return "\n".join([_lines(2, before), _lines(3, inner), _lines(2, ["}"])])
 
 
@@ -141,7 +150,7 @@ def _drawn(count: int) -> list[str]:
             f"const float4 block{block} = numbers((word_t)i, (word_t)number, {draws.START}u, {word});"
         )
         lines += [
-            f"const float draw{4 * block + lane} = block{block}.{component};"
+            f"const real draw{4 * block + lane} = block{block}.{component};"
             for lane, component in enumerate("xyzw")
             if 4 * block + lane < count
         ]

@@ -25,11 +25,13 @@ NOT_KERNELS = {
 
 
 class JaxStepper:
-    """Implements Stepper."""
+    """Implements Stepper. Every entry says of which type its reals are: JAX knows float64 only where it is enabled."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self._world = world = JaxWorld(work.simulator, work.seed, work.compute)
+        self._double = work.real is torch.float64
+        real = jnp.float64 if self._double else jnp.float32
+        self._world = world = JaxWorld(work.simulator, work.seed, work.compute, real)
 
         def several(worlds: Worlds, copies: jax.Array, actions: jax.Array) -> Carried:
             def one(carried: Carried, action: jax.Array) -> tuple[Carried, None]:
@@ -39,7 +41,7 @@ class JaxStepper:
                     copies = copies + (after.state - before.state)
                 return (after, copies, rewards + reward, ended + done.astype(jnp.int32)), None
 
-            zeros = jnp.zeros(work.num_envs), jnp.zeros(work.num_envs, jnp.int32)
+            zeros = jnp.zeros(work.num_envs, real), jnp.zeros(work.num_envs, jnp.int32)
             return jax.lax.scan(one, (worlds, copies, *zeros), actions)[0]
 
         self._several = jax.jit(several, donate_argnums=(0, 1))
@@ -49,17 +51,21 @@ class JaxStepper:
     def put(self, standing: Standing) -> None:
         """Go on from there."""
         fleet = standing.fleet
-        worlds = Worlds(*(_array(one) for one in (fleet.state, fleet.elapsed, fleet.episode)))
-        totals = standing.totals
-        self._now = (worlds, _array(standing.copies), _array(totals.rewards), _array(totals.ended))
+        with jax.enable_x64(self._double):
+            worlds = Worlds(*(_array(one) for one in (fleet.state, fleet.elapsed, fleet.episode)))
+            totals = standing.totals
+            self._now = (worlds, _array(standing.copies), _array(totals.rewards), _array(totals.ended))
 
     def prepare(self, actions: Tensor) -> jax.Array:
         """An array on the device."""
-        return _array(actions if isinstance(self.work.simulator.actions, Choices) else actions.movedim(1, -1))
+        given = actions if isinstance(self.work.simulator.actions, Choices) else actions.movedim(1, -1)
+        with jax.enable_x64(self._double):
+            return _array(given)
 
     def step(self, prepared: jax.Array) -> None:
         """K steps; asynchronous."""
-        self._now = self._several(self._now[0], self._now[1], prepared)
+        with jax.enable_x64(self._double):
+            self._now = self._several(self._now[0], self._now[1], prepared)
 
     def wait(self) -> None:
         """Return when all steps are done."""
@@ -73,7 +79,8 @@ class JaxStepper:
     def counts(self) -> Counts:
         """One call; kernels as XLA's compiled program lists them, those of a loop as often as it runs."""
         prepared = self.prepare(random_actions(self.work))
-        compiled = self._several.lower(self._now[0], self._now[1], prepared).compile()
+        with jax.enable_x64(self._double):
+            compiled = self._several.lower(self._now[0], self._now[1], prepared).compile()
         return Counts(1, launches(compiled.as_text()))
 
 

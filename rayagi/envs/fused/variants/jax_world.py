@@ -25,7 +25,7 @@ class Worlds(NamedTuple):
     """N environments.
 
     Attributes:
-        state: (reals, N) float32
+        state: (reals, N)
         elapsed: steps of the running episodes      (N,) int32
         episode: their numbers, from 0              (N,) int32
     """
@@ -38,9 +38,18 @@ class Worlds(NamedTuple):
 class JaxWorld:
     """The environments' rules. Everything is traceable: ``jit``, ``scan``, ``grad`` and ``vmap`` take it."""
 
-    def __init__(self, simulator: Simulator, seed: int = 0, compute: int = 1) -> None:
-        """``compute``: how often a step iterates the dynamics. Raises SimulatorError."""
-        self.simulator, self.compute = simulator, compute
+    def __init__(
+        self, simulator: Simulator, seed: int = 0, compute: int = 1, real: Any = jnp.float32
+    ) -> None:
+        """Raises SimulatorError.
+
+        Args:
+            simulator: whose rules these are
+            seed: of what begins episodes
+            compute: how often a step iterates the dynamics
+            real: what reals are computed in; jnp.float64 needs ``jax.enable_x64`` around everything
+        """
+        self.simulator, self.compute, self.real = simulator, compute, real
         self.traced = trace(simulator)
         self._word = draws.seed_word(seed)
 
@@ -60,9 +69,9 @@ class JaxWorld:
         return Worlds(self._begin(episode), jnp.zeros(num_envs, jnp.int32), episode)
 
     def observe(self, worlds: Worlds) -> jax.Array:
-        """(N, obs_dim) float32."""
+        """(N, obs_dim)."""
         shape = worlds.elapsed.shape
-        return jnp.stack(_evaluate(self.traced.observe, tuple(worlds.state), shape), axis=-1)
+        return jnp.stack(self._evaluate(self.traced.observe, tuple(worlds.state), shape), axis=-1)
 
     def step(self, worlds: Worlds, actions: jax.Array) -> tuple[Worlds, jax.Array, jax.Array]:
         """One step; ended episodes begin anew.
@@ -72,7 +81,7 @@ class JaxWorld:
             actions: choices (N,) integers, or reals (N, dim)
 
         Returns:
-            Where they stand then, rewards (N,) float32, and which episodes ended, (N,) bool.
+            Where they stand then, rewards (N,), and which episodes ended, (N,) bool.
         """
         state, reward, terminated = self._iterate(worlds.state, self._inputs(actions))
         elapsed = worlds.elapsed + 1
@@ -86,7 +95,7 @@ class JaxWorld:
         self, state: jax.Array, inputs: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         def once(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            *after, reward, terminated = _evaluate(self.traced.step, (*state, *inputs), state.shape[1:])
+            *after, reward, terminated = self._evaluate(self.traced.step, (*state, *inputs), state.shape[1:])
             return jnp.stack(after), reward, terminated
 
         if self.compute > 1:
@@ -100,12 +109,28 @@ class JaxWorld:
             return tuple(
                 jnp.clip(a, low, high) for a, low, high in zip(reals, spec.low, spec.high, strict=True)
             )
-        return (actions.astype(jnp.float32),)
+        return (actions.astype(self.real),)
 
     def _begin(self, episode: jax.Array) -> jax.Array:
         indices = jnp.arange(len(episode), dtype=jnp.uint32)
         numbers = uniform(self._word, indices, episode.astype(jnp.uint32), self.simulator.num_draws)
-        return jnp.stack(_evaluate(self.traced.start, numbers, episode.shape))
+        numbers = tuple(one.astype(self.real) for one in numbers)
+        return jnp.stack(self._evaluate(self.traced.start, numbers, episode.shape))
+
+    def _evaluate(
+        self, function: Function, given: Sequence[jax.Array], shape: tuple[int, ...]
+    ) -> tuple[jax.Array, ...]:
+        """A traced function of arrays of one shape; constants among the outputs get it too."""
+        inputs = dict(zip(function.inputs, given, strict=True))
+        values: list[Any] = []
+        for node in function.nodes:
+            if node.op == "input":
+                values.append(inputs[str(node.value)])
+            elif node.op == "constant":
+                values.append(node.value if node.kind == "truth" else self.real(node.value))
+            else:
+                values.append(_OPS[node.op](*(values[arg] for arg in node.args)))
+        return tuple(jnp.broadcast_to(values[output], shape) for output in function.outputs)
 
 
 def uniform(word: int, indices: jax.Array, episode: jax.Array, count: int) -> tuple[jax.Array, ...]:
@@ -130,19 +155,3 @@ def _round(x: jax.Array, y: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.
     z = z + x * y
     w = w + y * z
     return x, y, z, w
-
-
-def _evaluate(
-    function: Function, given: Sequence[jax.Array], shape: tuple[int, ...]
-) -> tuple[jax.Array, ...]:
-    """A traced function of arrays of one shape; constants among the outputs get it too."""
-    inputs = dict(zip(function.inputs, given, strict=True))
-    values: list[Any] = []
-    for node in function.nodes:
-        if node.op == "input":
-            values.append(inputs[str(node.value)])
-        elif node.op == "constant":
-            values.append(node.value if node.kind == "truth" else jnp.float32(node.value))
-        else:
-            values.append(_OPS[node.op](*(values[arg] for arg in node.args)))
-    return tuple(jnp.broadcast_to(values[output], shape) for output in function.outputs)

@@ -1,34 +1,34 @@
 /* K steps with given actions, of which only sums are kept, with the knobs of the MLBench'22 paper (section 4.2). Comes after
 worlds.h. Actions: (K, n) bytes, or (K, A, n) reals. copies: (num_copies, S, n), which follow the state's changes. */
 
-static void tile_given(Tile *t, const uint8_t *choices, const float *reals, int64_t n, int64_t k, int64_t begin, int count) {
+static void tile_given(Tile *t, const uint8_t *choices, const real *reals, int64_t n, int64_t k, int64_t begin, int count) {
 #if CHOICES
     (void)reals;
-    for (int j = 0; j < count; j++) t->x[S][j] = (float)choices[k * n + begin + j];
+    for (int j = 0; j < count; j++) t->x[S][j] = (real)choices[k * n + begin + j];
 #else
     (void)choices;
     for (int i = 0; i < A; i++) {
-        const float *row = reals + (k * A + i) * n + begin;
+        const real *row = reals + (k * A + i) * n + begin;
         for (int j = 0; j < count; j++) t->x[S + i][j] = real_min(real_max(row[j], low[i]), high[i]);
     }
 #endif
 }
 
-static void copies_follow(const Tile *t, float from[S][L], const Fleet *f, int64_t begin, int count, int64_t num_copies,
-                          float *copies) {
+static void copies_follow(const Tile *t, real from[S][L], const Fleet *f, int64_t begin, int count, int64_t num_copies,
+                          real *copies) {
     for (int64_t c = 0; c < num_copies; c++)
         for (int i = 0; i < S; i++) {
-            float *copy = copies + (c * S + i) * f->n + begin;
+            real *copy = copies + (c * S + i) * f->n + begin;
             for (int j = 0; j < count; j++) copy[j] += t->x[i][j] - from[i][j];
         }
 }
 
 /* The dynamics run ``compute`` times in a step; reward and end are the last run's. */
 void rayagi_simulate(const Fleet *f, int64_t begin, int64_t end, int64_t steps, int64_t compute, int64_t num_copies,
-                     const uint8_t *choices, const float *reals, float *copies, float *rewards, int32_t *ended) {
+                     const uint8_t *choices, const real *reals, real *copies, real *rewards, int32_t *ended) {
     Tile t;
-    float from[S][L] __attribute__((aligned(64)));
-    float sum[L] __attribute__((aligned(64)));
+    real from[S][L] __attribute__((aligned(64)));
+    real sum[L] __attribute__((aligned(64)));
     int32_t ends[L] __attribute__((aligned(64)));
     for (; begin < end; begin += L) {
         int count = tile_count(f, begin);
@@ -40,7 +40,7 @@ void rayagi_simulate(const Fleet *f, int64_t begin, int64_t end, int64_t steps, 
             tile_given(&t, choices, reals, f->n, k, begin, count);
             for (int64_t c = 1; c < compute; c++) {
                 simulator_step(t.x[0], t.y[0]);
-                memcpy(t.x[0], t.y[0], S * L * sizeof(float));
+                memcpy(t.x[0], t.y[0], S * L * sizeof(real));
             }
             int any = tile_step(&t, f->limit, count);
 #pragma omp simd
@@ -50,7 +50,7 @@ void rayagi_simulate(const Fleet *f, int64_t begin, int64_t end, int64_t steps, 
             }
             if (any) tile_renew(&t, f->word);
         }
-        memcpy(rewards + begin, sum, count * sizeof(float));
+        memcpy(rewards + begin, sum, count * sizeof(real));
         memcpy(ended + begin, ends, count * sizeof(int32_t));
         tile_store(&t, f, begin, count);
         copies_follow(&t, from, f, begin, count, num_copies, copies);

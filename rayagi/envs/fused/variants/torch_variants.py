@@ -72,7 +72,7 @@ class TorchStepper:
         actions = actions.to(self.device)
         if not isinstance(self.work.simulator.actions, Choices):
             actions = actions.movedim(1, -1)
-        return [acted(self.work.simulator, one) for one in actions]
+        return [acted(self.work.simulator, one, self.work.real) for one in actions]
 
     @torch.no_grad()
     def step(self, prepared: Sequence[Any]) -> None:
@@ -126,7 +126,7 @@ class TorchStepper:
         return state
 
     def _begun(self, indices: Tensor, episode: Tensor) -> Tensor:
-        return started_states(self.work.simulator, self._word, indices, episode)
+        return started_states(self.work.simulator, self._word, indices, episode, self.work.real)
 
 
 class TorchVariant:

@@ -35,6 +35,8 @@ class Work:
     """S: how many times the state is there. The copies beyond the first follow its changes, so each of them is loaded and
     stored by every launch, and no compiler can leave that out."""
     seed: int = 0
+    real: torch.dtype = torch.float32
+    """What reals are kept and computed in: ``Setting.real``."""
     num_threads: int = 1
     """Of variants that can choose: C, torch, EnvPool. Warp has one on a CPU, XLA as many as the process may use."""
 
@@ -47,7 +49,11 @@ class Work:
     def setting(self) -> Setting:
         """As the other forms take it."""
         return Setting(
-            self.simulator, self.num_envs, seed=self.seed, max_episode_steps=self.simulator.max_episode_steps
+            self.simulator,
+            self.num_envs,
+            seed=self.seed,
+            max_episode_steps=self.simulator.max_episode_steps,
+            real=self.real,
         )
 
 
@@ -67,7 +73,7 @@ class Standing:
 
     Attributes:
         fleet: states and episodes
-        copies: of the state; zero at first     (copies - 1, S, N) float32
+        copies: of the state; zero at first     (copies - 1, S, N)
         totals: of the last call
     """
 
@@ -79,8 +85,9 @@ class Standing:
     def allocate(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
         """Before the first episode."""
         shape = (work.copies - 1, len(work.simulator.state), work.num_envs)
-        fleet = Fleet.allocate(work.simulator, work.num_envs, device)
-        return cls(fleet, torch.zeros(shape, device=device), Totals.allocate(work.num_envs, device))
+        fleet = Fleet.allocate(work.simulator, work.num_envs, device, work.real)
+        copies = torch.zeros(shape, dtype=work.real, device=device)
+        return cls(fleet, copies, Totals.allocate(work.num_envs, device, work.real))
 
     @classmethod
     def first(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
@@ -88,7 +95,9 @@ class Standing:
         standing = cls.allocate(work, device)
         indices = torch.arange(work.num_envs, device=device)
         standing.fleet.episode.zero_()
-        begun = started_states(work.simulator, seed_word(work.seed), indices, standing.fleet.episode)
+        begun = started_states(
+            work.simulator, seed_word(work.seed), indices, standing.fleet.episode, work.real
+        )
         standing.fleet.state.copy_(begun)
         return standing
 
@@ -158,13 +167,14 @@ class Variant(Protocol):
 
 
 def random_actions(work: Work, seed: int = 0) -> Tensor:
-    """Actions for one call, uniform over the choices, (K, N) uint8, or over the box, (K, dim, N) float32."""
+    """Actions for one call, uniform over the choices, (K, N) uint8, or over the box, (K, dim, N) reals."""
     generator = torch.Generator().manual_seed(seed)
     shape, actions = (work.steps_per_call, work.num_envs), work.simulator.actions
     if isinstance(actions, Choices):
         return torch.randint(actions.count, shape, dtype=torch.uint8, generator=generator)
     low, high = (torch.tensor(side).unsqueeze(1) for side in (actions.low, actions.high))
-    return low + (high - low) * torch.rand((shape[0], len(low), shape[1]), generator=generator)
+    drawn = torch.rand((shape[0], len(low), shape[1]), generator=generator)
+    return (low + (high - low) * drawn).to(work.real)
 
 
 def not_installed(package: str, extra: str) -> str | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import indent
+
+import torch
 
 from rayagi.envs.fused import draws
 from rayagi.envs.fused.printing import INFIX, Body, Language, print_function
@@ -31,6 +34,17 @@ WARP = Language(
     not_a_number="wp.nan",
     truths=("False", "True"),
 )
+_LANGUAGES = {
+    torch.float32: WARP,
+    torch.float64: replace(
+        WARP,
+        name="Warp in float64",
+        number="wp.float64({})",
+        infinity="wp.float64(wp.inf)",
+        not_a_number="wp.float64(wp.nan)",
+    ),
+}
+_TYPES = {torch.float32: "wp.float32", torch.float64: "wp.float64"}
 
 _HEAD = f"""\
 import warp as wp
@@ -52,41 +66,42 @@ def folded(x: wp.uint32):
     return x ^ (x >> wp.uint32(16))
 
 @wp.func
-def real(x: wp.uint32):
+def unit(x: wp.uint32):
     return float(x >> wp.uint32(8)) * {2.0**-24!r}
 
 @wp.func
 def numbers(x: wp.uint32, y: wp.uint32, z: wp.uint32, w: wp.uint32):
     a, b, c, d = round4(spread(x), spread(y), spread(z), spread(w))
     p, q, r, s = round4(folded(a), folded(b), folded(c), folded(d))
-    return real(p), real(q), real(r), real(s)
+    return unit(p), unit(q), unit(r), unit(s)
 """
 
 
 def warp_source(work: Work) -> str:
     """A module with the kernel ``simulate``. Raises SimulatorError where the simulator cannot be traced."""
     simulator, limit = work.simulator, work.setting.limit
+    language, real = _LANGUAGES[work.real], _TYPES[work.real]
     traced = trace(simulator)
     names = traced.step.inputs[: len(simulator.state)]
     reals = traced.step.inputs[len(names) :]
     states = {name: f"s_{name}" for name in names}
-    step = print_function(traced.step, WARP, {**states, **{name: name for name in reals}}, prefix="t")
-    drawn = {name: name for name in traced.start.inputs}
-    start = print_function(traced.start, WARP, drawn, prefix="b")
+    step = print_function(traced.step, language, {**states, **{name: name for name in reals}}, prefix="t")
+    drawn = {name: f"{real}({name})" for name in traced.start.inputs}
+    start = print_function(traced.start, language, drawn, prefix="b")
     discrete = not isinstance(simulator.actions, Box)
-    actions = "wp.array2d(dtype=wp.uint8)" if discrete else "wp.array3d(dtype=float)"
+    actions = "wp.array2d(dtype=wp.uint8)" if discrete else f"wp.array3d(dtype={real})"
     read = [f"{name} = {_action(work, place)}" for place, name in enumerate(reals)]
     return f"""{_HEAD}
 @wp.kernel(enable_backward=False)
 def simulate(num_steps: int, num_copies: int, compute: int, word: wp.uint32, actions: {actions},
-             state: wp.array2d(dtype=float), elapsed: wp.array(dtype=int), episode: wp.array(dtype=int),
-             copies: wp.array3d(dtype=float), rewards: wp.array(dtype=float), ended: wp.array(dtype=int)):
+             state: wp.array2d(dtype={real}), elapsed: wp.array(dtype=int), episode: wp.array(dtype=int),
+             copies: wp.array3d(dtype={real}), rewards: wp.array(dtype={real}), ended: wp.array(dtype=int)):
     i = wp.tid()
 {_lines(1, [f"{states[name]} = state[{j}, i]" for j, name in enumerate(names)])}
 {_lines(1, [f"from_{name} = state[{j}, i]" for j, name in enumerate(names)])}
     steps = elapsed[i]
     number = episode[i]
-    total = float(0.0)
+    total = {real}(0.0)
     count = int(0)
     for k in range(num_steps):
 {_lines(2, read)}
@@ -113,8 +128,9 @@ def simulate(num_steps: int, num_copies: int, compute: int, word: wp.uint32, act
 def _action(work: Work, place: int) -> str:
     actions = work.simulator.actions
     if not isinstance(actions, Box):
-        return "float(actions[k, i])"
-    return f"wp.clamp(actions[k, {place}, i], {float(actions.low[place])!r}, {float(actions.high[place])!r})"
+        return f"{_TYPES[work.real]}(actions[k, i])"
+    literal = _LANGUAGES[work.real].literal
+    return f"wp.clamp(actions[k, {place}, i], {literal(actions.low[place])}, {literal(actions.high[place])})"
 
 
 def _iterated(work: Work, step: Body, states: Sequence[str]) -> str:
@@ -125,7 +141,7 @@ def _iterated(work: Work, step: Body, states: Sequence[str]) -> str:
     if work.compute == 1:
         return _lines(2, [*step.lines, *assigned, f"reward = {reward}", f"over = {over}"])
     outcome = [f"reward = {reward}", f"over = {over}"]
-    before = ["reward = float(0.0)", "over = bool(False)", "for c in range(compute):"]
+    before = [f"reward = {_TYPES[work.real]}(0.0)", "over = bool(False)", "for c in range(compute):"]
     return "\n".join([_lines(2, before), _lines(3, [*step.lines, *assigned, *outcome])])
 
 

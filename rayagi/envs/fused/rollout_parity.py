@@ -1,0 +1,177 @@
+"""Whether a rollout of one kernel is what the loop of simulator and policy in torch gives, as parity.py does it for steps.
+
+from rayagi.envs.fused import rollout_parity
+rollout_parity.check(MySimulator())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from actors.policy_tensors import ActivationName, PolicyTensors
+from actors.protocols import EnvInfo
+from actors.rollout import Rollout
+from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.draws import exploration_noise
+from rayagi.envs.fused.forms import Setting, Steps
+from rayagi.envs.fused.parity import EXACT, Fields, Parity, compared, joined, wandered
+from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.rollout import FusedRollout
+from rayagi.envs.fused.simulator import Simulator, action_spec
+
+_ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "elu": functional.elu,
+    "relu": torch.relu,
+    "silu": functional.silu,
+}
+
+
+def check(
+    simulator: Simulator,
+    *,
+    hidden: tuple[int, ...] = (20, 13),
+    activation: ActivationName = "tanh",
+    num_envs: int = 200,
+    num_steps: int = 20,
+    warm_up: int = 30,
+    tolerance: float = 1e-6,
+    seed: int = 0,
+) -> Parity:
+    """Act with a random policy in the kernel and in torch, with the same random numbers.
+
+    Args:
+        simulator: whose rollouts are compared
+        hidden: units of the policy's layers
+        activation: between them
+        num_envs: environments, the last tile not full
+        num_steps: T in float64; as many rollouts of one step in float32
+        warm_up: steps of the reference before
+        tolerance: of one step in float32. In float64 it is EXACT
+        seed: of everything
+
+    Raises:
+        ParityError: they differ; with the step, the environment and the values.
+        SimulatorError: the simulator cannot be traced.
+        KernelError: there is no kernel here.
+    """
+
+    def course(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
+        setting = Setting(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
+        loop = _Loop(setting, hidden, activation)
+        wandered(loop.form, warm_up)
+        wanted, given = zip(*loop.beside(CForm(setting), num_steps, block), strict=True)
+        return compared(simulator, joined(wanted), joined(given), tolerance, free=block > 1)
+
+    exact, single = course(torch.float64, num_steps, EXACT), course(torch.float32, 1, tolerance)
+    return Parity(exact[0], single[0], exact[1] + single[1])
+
+
+class _Loop:
+    """Observe, infer, sample and step, an operation at a time."""
+
+    def __init__(self, setting: Setting, hidden: tuple[int, ...], activation: ActivationName) -> None:
+        self.setting, self.form = setting, TorchForm(setting)
+        self._spec = action_spec(setting.simulator)
+        self._discrete = self._spec.kind == "discrete"
+        self._num_outputs = self._spec.num_choices if self._discrete else self._spec.dim
+        self._obs_dim = len(self.form.observe())
+        sizes = [self._obs_dim, *hidden, self._num_outputs]
+        self.policy = _random_policy(sizes, activation, setting.real, drawn_reals=not self._discrete)
+
+    def beside(self, form: CForm, num_steps: int, block: int) -> Iterator[tuple[Fields, Fields]]:
+        """What both give, ``block`` steps at a time, each block from where this loop stands."""
+        kernel = FusedRollout(form)
+        for number in range(num_steps // block):
+            form.fleet.copy_(self.form.fleet)
+            rollout = self._storage(block)
+            kernel.fill(rollout, self.policy, number, torch.zeros(self.setting.num_envs, dtype=torch.float64))
+            yield joined([self._step(noise) for noise in self._noise(number, block)]), _told(rollout)
+
+    def _step(self, noise: Tensor) -> Fields:
+        raw, policy = self.form.observe(), self.policy
+        seen = raw.t()
+        if policy.shift is not None and policy.scale is not None:
+            seen = ((seen - policy.shift) * policy.scale).clamp(-policy.clip, policy.clip)
+        outputs = _inferred(policy, seen)
+        actions = (outputs + noise).argmax(-1) if policy.std is None else outputs + policy.std * noise
+        out = Steps.allocate(1, self.setting.num_envs, self._obs_dim, real=self.setting.real)
+        self.form.run(actions.unsqueeze(0), out)
+        acted = {"raw_obs": raw, "obs": seen.t(), "outputs": outputs.t(), "actions": actions.t()}
+        after = {"rewards": out.rewards, "terminated": out.terminated, "truncated": out.truncated}
+        after |= {"next_obs": out.obs, "final_obs": out.final_obs}
+        return {name: values.unsqueeze(0) for name, values in acted.items()} | after
+
+    def _noise(self, number: int, num_steps: int) -> Tensor:
+        setting = self.setting
+        return exploration_noise(
+            seed=setting.seed,
+            first_env_index=setting.first_env_index,
+            num_envs=setting.num_envs,
+            iteration=number,
+            num_steps=num_steps,
+            dim=self._num_outputs,
+            gumbel=self._discrete,
+            real=setting.real,
+        )
+
+    def _storage(self, num_steps: int) -> Rollout:
+        """A rollout of the setting's reals."""
+        setting = self.setting
+        info = EnvInfo(
+            env_id=setting.simulator.name,
+            engine="fused",
+            obs_dim=self._obs_dim,
+            action=self._spec,
+            max_episode_steps=setting.max_episode_steps,
+        )
+        empty = Rollout.allocate(num_steps, setting.num_envs, info, torch.device("cpu"))
+        names = [one for one in Rollout.__slots__ if isinstance(getattr(empty, one), Tensor)]
+        reals = {name: getattr(empty, name) for name in names if getattr(empty, name).is_floating_point()}
+        return replace(empty, **{name: values.to(setting.real) for name, values in reals.items()})
+
+
+def _told(rollout: Rollout) -> Fields:
+    """A rollout's fields as the loop gives them: environments innermost."""
+    final_obs = torch.zeros_like(rollout.raw_obs)
+    for step, ids, obs in rollout.finals:
+        final_obs[step, ids] = obs
+    next_obs = torch.cat([rollout.raw_obs[1:], rollout.last_obs.unsqueeze(0)])
+    fields = {name: getattr(rollout, name) for name in ("raw_obs", "obs", "outputs", "actions")}
+    fields |= {"next_obs": next_obs, "final_obs": final_obs}
+    columns = {name: values.movedim(-1, 1) if values.ndim == 3 else values for name, values in fields.items()}
+    return columns | {name: getattr(rollout, name) for name in ("rewards", "terminated", "truncated")}
+
+
+def _inferred(policy: PolicyTensors, seen: Tensor) -> Tensor:
+    """Distribution parameters (N, outputs)."""
+    *inner, (weight, bias) = zip(policy.weights, policy.biases, strict=True)
+    for hidden_weight, hidden_bias in inner:
+        seen = _ACTIVATIONS[policy.activation](functional.linear(seen, hidden_weight, hidden_bias))
+    return functional.linear(seen, weight, bias)
+
+
+def _random_policy(
+    sizes: list[int], activation: ActivationName, real: torch.dtype, *, drawn_reals: bool
+) -> PolicyTensors:
+    """Weights of the usual size, drawn in float32, so that both types have the same."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(real)
+
+    return PolicyTensors(
+        weights=tuple(drawn(out, size) / size**0.5 for size, out in pairwise(sizes)),
+        biases=tuple(0.1 * drawn(size) for size in sizes[1:]),
+        activation=activation,
+        shift=0.1 * drawn(sizes[0]),
+        scale=1.0 + 0.1 * drawn(sizes[0]).abs(),
+        clip=3.0,
+        std=0.5 + 0.1 * drawn(sizes[-1]).abs() if drawn_reals else None,
+    )

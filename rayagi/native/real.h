@@ -1,0 +1,33 @@
+/* What a real is: float32, or float64 (REAL_BITS 64), in which programs are compared (parity.py). */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+#if REAL_BITS == 64
+typedef double real;
+#define real_abs fabs
+#define real_sqrt sqrt
+#define real_floor floor
+#define real_fma(a, b, c) ((a) * (b) + (c))
+#define real_exp exp /* and the C library's other functions, where numbers.h has those of float32 */
+#define real_log log
+#define real_sin sin
+#define real_cos cos
+#define real_tan tan
+#define real_tanh tanh
+#else
+typedef float real;
+#define real_abs fabsf
+#define real_sqrt sqrtf
+#define real_floor floorf
+#define real_fma fmaf
+#if !defined(__FMA__) && !defined(__aarch64__)
+#define fmaf(a, b, c) ((a) * (b) + (c)) /* a call per lane would cost more than the last bit is worth */
+#endif
+#endif
+
+ALWAYS real real_min(real a, real b) { return a > b ? b : a; } /* of NaN in a: NaN */
+ALWAYS real real_max(real a, real b) { return a < b ? b : a; }
