@@ -80,6 +80,11 @@ class Carvers:
         answers = self._ask("health", pieces, "the health of the slices")
         return [health for node in self._handles for health in answers[node]]
 
+    def moved(self, index: int, pid: int) -> None:
+        """GMI ``index`` was started anew, in process ``pid``."""
+        if self._pids:
+            self._pids[index] = pid
+
     def evict(self, index: int) -> None:
         """Detach GMI ``index``, which does not answer, from its share. Best effort: it is killed in any case."""
         if self._plan is None or not self._handles:

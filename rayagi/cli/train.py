@@ -204,15 +204,16 @@ def _opened(
             on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
             dashboard=dashboard,
         )
-        return stack.enter_context(session)
+        stack.enter_context(session)
+        if isinstance(session, DecoupledSession):
+            stack.callback(_keep_experience, folder, session)
+        return session
 
     def tell(text: str) -> None:
         folder.note(text)
         say(text)
 
     session = open_session(spec, None if checkpoint is None else checkpoint.state["num_gmis"])
-    if isinstance(session, DecoupledSession):
-        stack.callback(_keep_experience, folder, session)
     expected = expectation(spec, session.plan)
     overseer = RunOverseer(
         spec,

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from actors.protocols import IterationResult
-from placement.errors import counted
+from placement.errors import SliceLostError, counted
 from placement.plan import Plan
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision, GmiHealth, Notice, RunHealth, decide
@@ -18,6 +18,8 @@ from rayagi.run.limits import Position
 
 WINDOW = 20
 """Iterations over which speed and memory are judged."""
+MOST_RECOVERIES = 3
+"""Of lost shares, without a checkpoint between them: then their loss is not an accident."""
 _WAITING = ("sync_s", "exchange_s", "wait_s")
 """Metrics that say how long a GMI waited for others."""
 
@@ -51,6 +53,7 @@ class RunOverseer:
         self._reopen, self._tell, self._keep = reopen, tell, keep
         self._planned, self._window = planned_steps_per_s, window
         self._to_keep: RunSpec | None = None
+        self._recoveries = 0
         self._noticed: frozenset[Notice] = frozenset()
         self._due: Decision | None = None
         self._begin(session)
@@ -90,7 +93,7 @@ class RunOverseer:
         self._session.close()
         self._session = self._reopen(self._spec)
         after = sum(self._session.plan.envs)
-        self._session.load_state_dict({"shared": state["shared"], "num_gmis": state["num_gmis"]})
+        self._session.load_state_dict(_without_environments(state))
         self._begin(self._session)
         self._tell(
             f"Going on with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in all"
@@ -103,8 +106,40 @@ class RunOverseer:
         )
         return self._session
 
+    def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None) -> Session:
+        """Cut the GPUs anew, start all GMIs anew on them, and go on from ``state``; None: from the beginning.
+
+        The session that lost a share has ended: its GMIs are gone, and what it had made on the GPUs is undone.
+
+        Raises:
+            SliceLostError: ``lost``, where ``MOST_RECOVERIES`` came to nothing: no checkpoint was written since.
+            Exception: as opening a session does.
+        """
+        self._recoveries += 1
+        if self._recoveries > MOST_RECOVERIES:
+            lost.add_note(
+                f"It was tried {counted(MOST_RECOVERIES, 'time')} without reaching another checkpoint."
+            )
+            raise lost
+        whence = "the beginning, since there is no checkpoint yet" if state is None else "the last checkpoint"
+        self._tell(
+            f"{', '.join(lost.slices)}: {lost.problem.rstrip('.')}. All GMIs are started anew on GPUs cut anew, "
+            f"and go on from {whence} (attempt {self._recoveries} of {MOST_RECOVERIES})"
+        )
+        try:
+            self._session = self._reopen(self._spec)
+        except Exception as error:
+            error.add_note(f"This was while the run recovered: {lost}")
+            raise
+        if state is not None:
+            same = self._to_keep is None  # else it is of the plan before: with other environments
+            self._session.load_state_dict(state if same else _without_environments(state))
+        self._begin(self._session)
+        return self._session
+
     def saved(self) -> None:
         """From now on a resume goes on with the present plan."""
+        self._recoveries = 0
         if self._to_keep is not None:
             self._keep(self._to_keep)
             self._to_keep = None
@@ -142,6 +177,10 @@ class RunOverseer:
         if decision.action == "replan":
             return f" At the next checkpoint the run goes on with {plan}."
         return f" To go on with {plan}, start with --replan, or resume with it."
+
+
+def _without_environments(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {"shared": state["shared"], "num_gmis": state["num_gmis"]}
 
 
 def replanned(spec: RunSpec, plan: Plan, decision: Decision) -> RunSpec:

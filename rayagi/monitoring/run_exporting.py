@@ -29,3 +29,6 @@ class RunExporter:
 
     def saved(self, checkpoint: str) -> None:
         """Nothing: no number changes."""
+
+    def rewound(self, position: Position) -> None:
+        """Nothing: the next row says where the run is."""

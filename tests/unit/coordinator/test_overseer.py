@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actors.protocols import IterationResult
+from placement.errors import CarvingError, SliceLostError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
 from rayagi.config.spec import GmiSpec, RunSpec
@@ -174,3 +175,45 @@ def test_on_gpus_the_shares_stay_and_the_last_are_given_back():
     fewer = replace(decision, num_gmis=4, num_envs=4)
     assert replanned(before, plan, fewer).gmi == replace(before.gmi, num_envs=4)
     assert make_plan(machine, backend="direct", gmis_per_gpu=2, num_envs=4).num_gmis == 4
+
+
+LOST = SliceLostError(("GMI 1 mps[GPU-1 x0.50]",), "the MPS daemon is gone")
+
+
+def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_written():
+    watch, _, told, _ = overseer(spec())
+    state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
+    assert watch.recover(LOST, None).loaded is None
+    assert watch.recover(LOST, state).loaded == state
+    watch.saved()
+    for _ in range(3):
+        watch.recover(LOST, state)
+    with pytest.raises(SliceLostError, match=r"GMI 1 mps\[GPU-1 x0.50\] was lost") as caught:
+        watch.recover(LOST, state)
+    assert "tried 3 times" in caught.value.__notes__[-1]
+    assert "the MPS daemon is gone. All GMIs are started anew" in told[0]
+    assert "go on from the beginning, since there is no checkpoint yet (attempt 1 of 3)" in told[0]
+    assert "go on from the last checkpoint (attempt 3 of 3)" in told[-1]
+
+
+def test_a_checkpoint_of_the_plan_before_is_recovered_without_its_environments():
+    watch, session, _, _ = overseer(spec(replan=True))
+    state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)
+        watch.look(HERE)
+    watch.saved()
+    watch.replan(state)  # as many GMIs with half the environments: local states would not fit them
+    assert watch.recover(LOST, state).loaded == {"shared": {"weights": 1}, "num_gmis": 4}
+
+
+def test_a_gpu_that_cannot_be_cut_anew_is_the_error_and_says_during_what():
+    watch, _, _, _ = overseer(spec())
+
+    def refuse(own):
+        raise CarvingError("the MPS daemon", "did not come up", "See the log")
+
+    watch._reopen = refuse
+    with pytest.raises(CarvingError) as caught:
+        watch.recover(LOST, None)
+    assert "while the run recovered: GMI 1 mps" in caught.value.__notes__[-1]

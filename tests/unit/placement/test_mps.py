@@ -252,6 +252,11 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     fault = backend.health(slice_of(share))
     assert fault.state == "lost"
     assert "is in FAULT" in fault.text
+    place.behave("")
+    (server,) = place.daemons()[0].servers()
+    os.kill(server, signal.SIGKILL)
+    ended = backend.health(slice_of(share))  # the daemon would start another, but clients were of this one
+    assert (ended.state, ended.text) == ("lost", "the MPS server on GPU-1 has ended, and its clients with it")
     for pid in place.daemons()[0].processes():
         os.kill(pid, signal.SIGKILL)
     gone = backend.health(slice_of(share))
