@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from actors.protocols import IterationResult
-from placement.errors import SliceLostError, counted
+from placement.backends.base import Health
+from placement.errors import CarvingError, SliceLostError, counted
 from placement.plan import Plan
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision, GmiHealth, Notice, RunHealth, decide
@@ -18,6 +21,8 @@ from rayagi.run.limits import Position
 
 WINDOW = 20
 """Iterations over which speed and memory are judged."""
+SHARES_EVERY_S = 20.0
+"""Between two looks at the shares of GPUs, through the carvers on their hosts."""
 MOST_RECOVERIES = 3
 """Of lost shares, without a checkpoint between them: then their loss is not an accident."""
 _WAITING = ("sync_s", "exchange_s", "wait_s")
@@ -37,6 +42,7 @@ class RunOverseer:
         keep: Callable[[RunSpec], None],
         planned_steps_per_s: float | None = None,
         window: int = WINDOW,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Only looks, until it is asked to replan.
 
@@ -48,10 +54,11 @@ class RunOverseer:
             keep: notes the spec of a new plan, once a checkpoint of it is there to go on from
             planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
             window: iterations that are judged together
+            clock: seconds, from anywhere
         """
         self._spec, self._session = spec, session
         self._reopen, self._tell, self._keep = reopen, tell, keep
-        self._planned, self._window = planned_steps_per_s, window
+        self._planned, self._window, self._clock = planned_steps_per_s, window, clock
         self._to_keep: RunSpec | None = None
         self._recoveries = 0
         self._noticed: frozenset[Notice] = frozenset()
@@ -65,6 +72,7 @@ class RunOverseer:
                 self._speeds[index].append(speed)
                 if memory is not None:
                     self._memory[index].append(memory)
+        self._ask_shares()
         decision = decide(self._health())
         self._noticed = decision.noticed
         if decision.action == "nothing":
@@ -149,8 +157,18 @@ class RunOverseer:
         count = session.plan.num_gmis
         self._speeds = [deque[float](maxlen=self._window) for _ in range(count)]
         self._memory = [deque[float](maxlen=self._window) for _ in range(count)]
+        self._shares: list[Health | None] = [None] * count
+        self._shares_due_s = self._clock() + SHARES_EVERY_S
         self._noticed = frozenset()
         self._due = None
+
+    def _ask_shares(self) -> None:
+        """Now and then, since GMIs have nothing to do meanwhile. A host that does not answer says nothing new."""
+        if self._clock() < self._shares_due_s:
+            return
+        self._shares_due_s = self._clock() + SHARES_EVERY_S
+        with suppress(CarvingError):
+            self._shares = list(self._session.health()) or self._shares
 
     def _health(self) -> RunHealth:
         plan = self._session.plan
@@ -160,8 +178,12 @@ class RunOverseer:
                     steps_per_s=tuple(speeds),
                     memory_bytes=tuple(memory),
                     memory_limit_bytes=plan.memory_bytes(index),
+                    driver_bytes=None if share is None else share.memory_bytes,
+                    share=share,
                 )
-                for index, (speeds, memory) in enumerate(zip(self._speeds, self._memory, strict=True))
+                for index, (speeds, memory, share) in enumerate(
+                    zip(self._speeds, self._memory, self._shares, strict=True)
+                )
             ),
             num_envs=plan.num_envs,
             window=self._window,

@@ -298,7 +298,7 @@ class Session:
             return group.answers(refs, asked, limit_s, of, self._refuse_lost_slices)
 
     def health(self) -> list[Health]:
-        """How each GMI's share of its GPU is, asked on its host; empty where nothing had to be carved.
+        """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
 
         Raises:
             CarvingError: a host does not answer.

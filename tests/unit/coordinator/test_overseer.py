@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from actors.protocols import IterationResult
+from placement.backends.base import Health
 from placement.errors import CarvingError, SliceLostError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision
-from rayagi.coordinator.overseer import RunOverseer, replanned
+from rayagi.coordinator.overseer import SHARES_EVERY_S, RunOverseer, replanned
 from rayagi.planning import plan_of
 from rayagi.run.limits import Position
 
@@ -26,7 +27,7 @@ class Session:
 
     def __init__(self, spec):
         self.plan, self.collected = plan_of(spec, MACHINE), ()
-        self.closed, self.loaded = False, None
+        self.closed, self.loaded, self.shares = False, None, []
 
     def answer(self, *own_s, memory=GIB // 2):
         """One iteration: each GMI's seconds of work; all last as long as the slowest."""
@@ -44,6 +45,9 @@ class Session:
             )
             for own in own_s
         )
+
+    def health(self):
+        return self.shares
 
     def close(self):
         self.closed = True
@@ -125,6 +129,26 @@ def test_memory_near_the_even_share_halves_the_environments():
     new = watch.replan({"shared": {}, "num_gmis": 4})
     assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
     assert "local" not in new.loaded  # of other environments
+
+
+def test_shares_are_asked_after_now_and_then_and_their_memory_makes_a_new_plan():
+    now = [0.0]
+    watch, session, told, _ = overseer(spec(replan=True), clock=lambda: now[0])
+    # Its process holds 1000 MiB of 1024 by the driver; the program counts 512.
+    shares = [
+        Health(state="ok", text="the daemon answers", memory_bytes=1000 * 2**20 if i == 2 else GIB // 2)
+        for i in range(4)
+    ]
+    session.shares = shares
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0)
+        watch.look(HERE)
+    assert told == []
+    now[0] = SHARES_EVERY_S
+    watch.look(HERE)
+    assert "GMI 2 holds 1,000 MiB of 1,024" in told[0]
+    new = watch.replan({"shared": {}, "num_gmis": 4})
+    assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
 
 
 def test_several_slow_gmis_are_left_out_together():

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from rayagi.run.errors import RunFolderError, RunVersionError
 from rayagi.run.csv_log import read_rows
+from rayagi.run.errors import RunFolderError, RunVersionError
 from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Position
 from rayagi.run.recorders import FileRecorder
