@@ -41,6 +41,7 @@ class RunOverseer:
         tell: Callable[[str], None],
         keep: Callable[[RunSpec], None],
         planned_steps_per_s: float | None = None,
+        way_on: Callable[[Decision], str] = lambda decision: "start with --replan, or resume with it",
         window: int = WINDOW,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,11 +54,13 @@ class RunOverseer:
             tell: for the reader of the run
             keep: notes the spec of a new plan, once a checkpoint of it is there to go on from
             planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
+            way_on: what the reader does to follow a proposal
             window: iterations that are judged together
             clock: seconds, from anywhere
         """
         self._spec, self._session = spec, session
         self._reopen, self._tell, self._keep = reopen, tell, keep
+        self._way_on = way_on
         self._planned, self._window, self._clock = planned_steps_per_s, window, clock
         self._to_keep: RunSpec | None = None
         self._recoveries = 0
@@ -198,7 +201,7 @@ class RunOverseer:
         plan = f"{counted(decision.num_gmis, 'GMI')} with {counted(decision.num_envs, 'environment')} each"
         if decision.action == "replan":
             return f" At the next checkpoint the run goes on with {plan}."
-        return f" To go on with {plan}, start with --replan, or resume with it."
+        return f" To go on with {plan}, {self._way_on(decision)}."
 
 
 def _without_environments(state: Mapping[str, Any]) -> dict[str, Any]:
