@@ -32,6 +32,7 @@ from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.config.spec import Algorithm as AlgorithmName
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.decoupled import session_of
+from rayagi.coordinator.memory_need import refuse_short_memory
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
@@ -99,7 +100,11 @@ class GmiAlgorithm(Algorithm):
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        self.session: Session | None = session_of(self.run_spec, run_name=self._run_name())
+        self.session: Session | None = session_of(
+            self.run_spec,
+            run_name=self._run_name(),
+            on_plan=lambda plan: refuse_short_memory(self.run_spec, plan),
+        )
         self.session.__enter__()
         try:
             run = self._run_name() or self.run_spec.env.id

@@ -59,6 +59,17 @@ class SearchStore:
             return None
         return Failed(**stored) if "kind" in stored else Measured(**stored)
 
+    def trials(self, gmis_per_gpu: int) -> tuple[tuple[int, Measured], ...]:
+        """What the search measured of so many GMIs, by environments of one, ascending."""
+        found = []
+        for name in self._content["outcomes"]:
+            gmis, _, envs = name.partition("x")
+            if envs.isdecimal() and int(gmis) == gmis_per_gpu:
+                outcome = self.outcome(gmis_per_gpu, int(envs))
+                if isinstance(outcome, Measured):
+                    found.append((int(envs), outcome))
+        return tuple(sorted(found, key=lambda trial: trial[0]))
+
     def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[Measured, ...]:
         """Every round in which a candidate was measured again; empty where it has not passed those that confirm it."""
         asked = (
