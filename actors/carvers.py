@@ -71,14 +71,28 @@ class Carvers:
         return self._plan
 
     def health(self) -> list[Health]:
-        """How each slice is, by the carver on its host; empty where nothing was carved."""
+        """How each slice is, by the carver on its host, in GMI order; empty where nothing was carved."""
         if self._plan is None or not self._handles:
             return []
-        pieces = {
-            node: [piece for piece in self._plan.slices if piece.node == node] for node in self._handles
+        indices: dict[str, list[int]] = {node: [] for node in self._handles}
+        for index, piece in enumerate(self._plan.slices):
+            indices[piece.node].append(index)
+        asked = {
+            node: [(self._plan.slices[index], self._pids[index]) for index in those]
+            for node, those in indices.items()
         }
-        answers = self._ask("health", pieces, "the health of the slices")
-        return [health for node in self._handles for health in answers[node]]
+        answers = self._ask("health", asked, "the health of the slices")
+        found = {
+            index: health
+            for node, those in indices.items()
+            for index, health in zip(those, answers[node], strict=True)
+        }
+        return [found[index] for index in range(len(found))]
+
+    def moved(self, index: int, pid: int) -> None:
+        """GMI ``index`` was started anew, in process ``pid``."""
+        if self._pids:
+            self._pids[index] = pid
 
     def evict(self, index: int) -> None:
         """Detach GMI ``index``, which does not answer, from its share. Best effort: it is killed in any case."""

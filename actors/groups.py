@@ -21,6 +21,8 @@ from collectives.wires import TransportName
 from placement.plan import Plan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
+WATCH_S = 5.0
+"""Between two looks at what else may have failed, while no answer comes."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long the others get to tell what really happened, or what they noticed of it."""
 
@@ -107,9 +109,21 @@ class GmiGroup:
         ]
 
     def answers(
-        self, refs: Sequence[Any], asked: str, timeout_s: float, of: Sequence[int] | None = None
+        self,
+        refs: Sequence[Any],
+        asked: str,
+        timeout_s: float,
+        of: Sequence[int] | None = None,
+        watch: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """Every GMI's answer, in the order of ``refs``: by index, or those of the GMIs ``of``.
+
+        Args:
+            refs: of the calls
+            asked: what they are, for errors
+            timeout_s: for all of them
+            of: who was asked; None: all
+            watch: called every few seconds without an answer; what it raises ends the wait
 
         Raises:
             GmiLostError: a process or node ended.
@@ -120,7 +134,11 @@ class GmiGroup:
         waiting = list(refs)
         asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
-            ready, waiting = ray.wait(waiting, timeout=max(0.0, timeout_s - (time.monotonic() - begin)))
+            left_s = max(0.0, timeout_s - (time.monotonic() - begin))
+            ready, waiting = ray.wait(waiting, timeout=min(left_s, WATCH_S))
+            if not ready and left_s > WATCH_S:
+                watch()
+                continue
             if not ready:
                 silent = asked_of[waiting[0]]
                 raise GmiSilentError(str(self.identities[silent]), asked, timeout_s)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from placement.backends import get_backend
 from placement.backends.base import Health
 from placement.cleanup import left_behind, mend
-from placement.errors import CarvingError
+from placement.errors import CarvingError, InventoryError
+from placement.inventory.nvml import memory_by_process
 from placement.ledger import Ledger
 from placement.types import Gpu, Share, Slice
 
@@ -60,9 +62,26 @@ class Carver:
         if errors:
             raise errors[0]
 
-    def health(self, pieces: Sequence[Slice]) -> list[Health]:
-        """How each slice of this host is."""
-        return [self._backend.health(piece) for piece in pieces]
+    def health(self, asked: Sequence[tuple[Slice, int]]) -> list[Health]:
+        """How each slice of this host is, and how much device memory its process holds.
+
+        Args:
+            asked: slices, and the processes in them
+        """
+        states: dict[object, Health] = {}
+        memory: dict[str, dict[int, int]] = {}
+        found = []
+        for piece, pid in asked:
+            # One question for slices of one daemon or instance: each takes a process, or a call of the driver.
+            share = piece.share
+            place = share and (share.gpu_uuid, share.mig_uuid, share.pipe_directory)
+            if place not in states:
+                states[place] = self._backend.health(piece)
+            device = share and (share.mig_uuid or share.gpu_uuid)
+            if device and device not in memory:
+                memory[device] = _memory_on(device)
+            found.append(replace(states[place], memory_bytes=memory[device].get(pid) if device else None))
+        return found
 
     def evict(self, piece: Slice, pid: int) -> None:
         """Detach a process that does not answer from its share, before it is killed."""
@@ -73,3 +92,11 @@ class Carver:
             if any(ledger.steps(gpu_uuid) for gpu_uuid in gpu_uuids):
                 for error in mend(ledger):
                     raise error
+
+
+def _memory_on(device_uuid: str) -> dict[int, int]:
+    """Empty where the driver does not answer, which is for the slices' states to say."""
+    try:
+        return memory_by_process(device_uuid)
+    except InventoryError:
+        return {}

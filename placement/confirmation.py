@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import hypot
+from math import hypot, sqrt
 
 from placement.search import Failed, Measured, Score, Trial, throughput
 
@@ -16,6 +16,10 @@ MOST = 3
 """Candidates that are measured again."""
 NOISE = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
+ROUNDS = 2
+"""In which each of them is measured again."""
+ROUNDS_ALONE = 3
+"""Further rounds of the best one: a run may expect their mean, and how much they differ is how far it may be off."""
 TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
 
@@ -100,6 +104,31 @@ def together(first: Measured, second: Measured) -> Measured:
         phases_s={name: (first.phases_s[name] + second.phases_s[name]) / 2 for name in sorted(names)},
         duration_s=first.duration_s + second.duration_s,
     )
+
+
+_T_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+"""Student's t, two-sided 80 %, for 1 to 10 degrees of freedom; 1.282 for infinitely many."""
+
+
+def half_width(speeds: Sequence[float]) -> float | None:
+    """Half of the interval in which 80 of 100 later means of as many rounds lie, relative to the mean of these.
+
+    Rounds differ by more than the error within each: a machine has slow and fast spells that outlast a round. With k rounds
+    of standard deviation s, the difference of two such means has the deviation s sqrt(2 / k).
+
+    Args:
+        speeds: of each round
+
+    Returns:
+        None for a single round, which does not tell.
+    """
+    count = len(speeds)
+    if count < 2:
+        return None
+    mean = sum(speeds) / count
+    deviation = sqrt(sum((speed - mean) ** 2 for speed in speeds) / (count - 1))
+    t = _T_80[count - 2] if count - 2 < len(_T_80) else 1.282 + 0.9 / (count - 1)
+    return t * deviation * sqrt(2 / count) / mean
 
 
 def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: int, score: Score) -> Trial:

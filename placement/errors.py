@@ -90,6 +90,19 @@ class CarvingError(PlacementError):
         return f"{self.what}: {self.problem}. {self.way_out}."
 
 
+class SliceLostError(PlacementError):
+    """The share under a running GMI has failed: its MPS daemon is gone or in FAULT, its MIG instance was destroyed."""
+
+    def __init__(self, slices: tuple[str, ...], problem: str) -> None:
+        super().__init__(slices, problem)
+        self.slices = slices
+        self.problem = problem
+
+    def __str__(self) -> str:
+        lost = f"{self.slices[0]} was" if len(self.slices) == 1 else f"{', '.join(self.slices)} were"
+        return f"{lost} lost: {self.problem.rstrip('.')}. Start the GMIs anew from the last checkpoint."
+
+
 class LedgerError(PlacementError):
     """A ledger's file cannot be understood: what it says is ours can only be mended by hand."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,11 +32,13 @@ from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.config.spec import Algorithm as AlgorithmName
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.decoupled import session_of
+from rayagi.coordinator.memory_need import refuse_short_memory
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
+from rayagi.rllib_watch import RunWatch
 
 # What these say concerns parts of RLlib that rayagi replaces.
 for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
@@ -97,9 +100,15 @@ class GmiAlgorithm(Algorithm):
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        self.session: Session | None = session_of(self.run_spec, run_name=self._run_name())
+        self.session: Session | None = session_of(
+            self.run_spec,
+            run_name=self._run_name(),
+            on_plan=lambda plan: refuse_short_memory(self.run_spec, plan),
+        )
         self.session.__enter__()
         try:
+            run = self._run_name() or self.run_spec.env.id
+            self.watch = RunWatch(self.run_spec, self.session, run=run)
             self._call_back("on_algorithm_init")
         except BaseException:
             self.cleanup()  # nobody gets hold of an algorithm whose setup raised
@@ -124,15 +133,21 @@ class GmiAlgorithm(Algorithm):
 
     def training_step(self) -> None:
         """One iteration of every GMI. RLlib wants results through ``self.metrics`` and nothing returned."""
+        began = time.perf_counter()
         with self.metrics.log_time(("timers", "gmi_iteration")):
             (result,) = self._session().train(1)
-        self.results.log(self.metrics, result)
+        wall_s = time.perf_counter() - began
+        row = self.results.log(self.metrics, result, wall_s)
+        self.watch.iterated(result, row, iteration=self.training_iteration + 1, wall_s=wall_s)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Whole episodes with the policy's mode, ``evaluation_duration`` of them."""
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         seed = self.run_spec.seed + EVALUATION_SEED_OFFSET
+        began = time.perf_counter()
         result = self._session().evaluate(self.run_spec.evaluation.num_episodes, seed=seed)
+        self.results.evaluated(result, time.perf_counter() - began)
+        self.watch.evaluated({"evaluation_return_mean": result.mean_return()})
         results = evaluation_results(result)
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=results)
         return results
@@ -235,10 +250,12 @@ class GmiAlgorithm(Algorithm):
         return []
 
     def cleanup(self) -> None:
-        """Stop the GMIs and give back what was reserved."""
+        """Stop the GMIs, give back what was reserved, and say how fast it was beside what was predicted."""
         if getattr(self, "session", None) is not None:
             self._session().close()
             self.session = None
+            if hasattr(self, "watch") and (summary := self.watch.summary()):
+                print(summary)  # noqa: T201 - the last word of a run, as the command line says it
 
     def __repr__(self) -> str:
         # Ray also asks an actor whose constructor has just raised.

@@ -23,9 +23,15 @@ class ResultLog:
         self.returns: deque[float] = deque(maxlen=num_episodes)
         self.lengths: deque[int] = deque(maxlen=num_episodes)
         self._gauges: dict[str, float] = {}
+        self._totals = {"env_steps_total": 0.0, "train_s": 0.0, "episodes_total": 0.0}
+        self._evaluation_return: float | None = None
 
-    def log(self, metrics: MetricsLogger, result: IterationResult) -> None:
-        """Add one iteration; several may follow before RLlib makes one result of them."""
+    def log(self, metrics: MetricsLogger, result: IterationResult, wall_s: float) -> dict[str, float]:
+        """Add one iteration; several may follow before RLlib makes one result of them.
+
+        Returns:
+            What follows from it for the whole run, by the names of rayagi.monitoring.catalogue.
+        """
         steps, episodes = int(result.metrics["env_steps"]), len(result.episode_returns)
         sampled = ("env_runners", "num_env_steps_sampled")
         sampled_lifetime = ("env_runners", "num_env_steps_sampled_lifetime")
@@ -49,10 +55,44 @@ class ResultLog:
                 metrics.log_value(("rayagi", metric.name), reading, reduce="item")
                 if metric.group == "learning":
                     metrics.log_value(("learners", DEFAULT_MODULE_ID, metric.name), reading, reduce="item")
+        row = self._derived(result, wall_s)
+        for name, value in row.items():
+            metrics.log_value(("rayagi", name), value, reduce="item")
+        return row
+
+    def evaluated(self, result: EvaluationResult, wall_s: float) -> None:
+        """Remember an evaluation."""
+        self._totals["train_s"] += wall_s
+        self._evaluation_return = result.mean_return()
+
+    def _derived(self, result: IterationResult, wall_s: float) -> dict[str, float]:
+        """As the training loop of `rayagi train` works it out; without what is not known yet."""
+        steps = result.metrics["env_steps"]
+        added = {
+            "env_steps_total": steps,
+            "train_s": wall_s,
+            "episodes_total": float(len(result.episode_returns)),
+        }
+        self._totals = {name: self._totals[name] + more for name, more in added.items()}
+        row = self._totals | {
+            "steps_per_second": steps / wall_s,
+            "samples_per_second": result.metrics.get("train_samples", steps) / wall_s,
+        }
+        if self.returns:
+            row["episode_return_mean"] = sum(self.returns) / len(self.returns)
+            row["episode_length_mean"] = sum(self.lengths) / len(self.lengths)
+        if self._evaluation_return is not None:
+            row["evaluation_return_mean"] = self._evaluation_return
+        return row
 
     def state_dict(self) -> StateDict:
-        """The last episodes."""
-        return {"returns": list(self.returns), "lengths": list(self.lengths)}
+        """The last episodes, and what adds up over a run."""
+        return {
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "totals": dict(self._totals),
+            "evaluation_return": self._evaluation_return,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved episodes."""
@@ -60,6 +100,7 @@ class ResultLog:
         self.lengths.clear()
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self._totals, self._evaluation_return = dict(state["totals"]), state["evaluation_return"]
 
 
 def episode_metrics(returns: deque[float] | list[float], lengths: deque[int] | list[int]) -> dict[str, float]:

@@ -41,6 +41,8 @@ class Health:
     """degraded: those inside go on, nobody new gets in. lost: what is inside cannot go on."""
     text: str
     """One sentence for people."""
+    memory_bytes: int | None = None
+    """Device memory that the slice's process holds by the driver's count, CUDA's own included; None: it does not tell."""
 
 
 class Backend(Protocol):

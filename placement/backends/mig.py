@@ -48,7 +48,11 @@ class MigBackend(Carved):
             )
         problem = mode_problem(gpu.mig_enabled, gpu.mig_pending)
         if problem is not None and not self._enable:
-            return Availability(usable=False, reason=problem, way_out=f"Run {mode_commands(gpu)}")
+            return Availability(
+                usable=False,
+                reason=problem,
+                way_out=f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}",
+            )
         if node.may_configure_mig:
             return Availability(usable=True, reason=f"instances can be made on {gpu.uuid}")
         idle = [one.profile for one in gpu.mig_instances if not one.in_use]
@@ -57,14 +61,18 @@ class MigBackend(Carved):
         return Availability(
             usable=False,
             reason="this user may not create MIG instances, and no idle one exists",
-            way_out=f"Run as root, or have an administrator run {_example(gpu)}",
+            way_out=f"Run as root, or have an administrator make some, as two halves by {_command_for(gpu, (0.5, 0.5))}",
         )
 
     def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """Instances that would be made, as far as this user may make some; else the idle ones that would be used."""
         geometry = required_geometry(gpu)
         if not node.may_configure_mig:
-            return _limits_of(choose_existing(gpu, sizes))
+            try:
+                return _limits_of(choose_existing(gpu, sizes))
+            except PlanError as error:
+                way_out = f"{error.way_out}, by {_command_for(gpu, tuple(sizes))}"
+                raise PlanError(error.asked, error.limit, way_out) from error
         try:
             placed = plan_instances(gpu, sizes)
         except PlanError:
@@ -177,7 +185,7 @@ class MigBackend(Carved):
         if problem is None:
             return
         if not self._enable or mode[1]:
-            raise CarvingError(f"MIG on {gpu.uuid}", problem, f"Run {mode_commands(gpu)}")
+            raise CarvingError(f"MIG on {gpu.uuid}", problem, f"Run {mode_commands(gpu, *mode)}")
         ledger.record("mig", gpu.uuid, "mode")
         device.set_mode(True)
 
@@ -192,7 +200,3 @@ def _command_for(gpu: Gpu, sizes: tuple[float, ...]) -> str:
         return create_command(gpu, plan_instances(gpu, sizes))
     except PlanError:
         return f"`sudo nvidia-smi mig -i {gpu.uuid} -lgi` to see who has what"
-
-
-def _example(gpu: Gpu) -> str:
-    return _command_for(gpu, (0.5, 0.5))

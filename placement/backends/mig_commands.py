@@ -22,12 +22,23 @@ def mode_problem(enabled: bool | None, pending: bool | None) -> str | None:
     return "MIG mode is off" if enabled is False else "it is not known whether MIG mode is on"
 
 
-def mode_commands(gpu: Gpu) -> str:
-    """How an administrator switches MIG mode on, nobody using the GPU."""
+def mode_commands(gpu: Gpu, enabled: bool | None, pending: bool | None) -> str:
+    """What an administrator runs to have MIG mode on, nobody using the GPU.
+
+    Args:
+        gpu: whose architecture decides whether a reset is needed
+        enabled: whether the mode is on now; None: not known
+        pending: whether it is to be on after the next reset
+    """
+    reset = f"`sudo nvidia-smi --gpu-reset -i {gpu.uuid}`"
+    if pending and not enabled:
+        return f"{reset} while nobody uses the GPU"
     switch = f"`sudo nvidia-smi -i {gpu.uuid} -mig 1`"
+    if enabled:
+        return f"{switch}, which takes the switch that is due back"
     if gpu.compute_capability is not None and gpu.compute_capability >= FIRST_WITHOUT_RESET:
         return f"{switch} while nobody uses the GPU"
-    return f"{switch}, then `sudo nvidia-smi --gpu-reset -i {gpu.uuid}`, while nobody uses the GPU"
+    return f"{switch}, then {reset}, while nobody uses the GPU"
 
 
 def create_command(gpu: Gpu, placed: Sequence[Placed]) -> str:

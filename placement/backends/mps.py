@@ -133,6 +133,9 @@ class MpsBackend(Carved):
             states = {server: daemon.server_status(server) for server in daemon.servers()}
         except CarvingError as error:
             return Health(state="lost", text=str(error))
+        if not states:
+            text = f"the MPS server on {piece.gpu_uuid} has ended, and its clients with it"
+            return Health(state="lost", text=text)
         for server, status in states.items():
             if status == "FAULT":
                 text = f"MPS server {server} on {piece.gpu_uuid} is in FAULT: a client made a fatal error, which ends all"

@@ -208,6 +208,26 @@ def mps_clients(gpu_uuid: str) -> int | None:
         return None if found is None else len(found)
 
 
+def memory_by_process(device_uuid: str) -> dict[int, int]:
+    """Bytes that each process holds on a GPU or MIG instance, MPS clients included; empty where NVML does not tell.
+
+    Processes have the numbers of the host, which inside a container may be others than one's own.
+    """
+    with nvml_session() as nvml:
+        if nvml is None:
+            return {}
+        try:
+            handle = if_supported(nvml, nvml.nvmlDeviceGetHandleByUUID, device_uuid)
+            if handle is None:
+                return {}
+            clients = if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
+            held = {int(one.pid): one.usedGpuMemory for one in clients}
+            held |= {one.pid: one.memory_used_bytes for one in read_processes(nvml, handle)}
+        except nvml.NVMLError:  # lost, or gone: whoever asks how the slice is says so
+            return {}
+    return {pid: int(used) for pid, used in held.items() if used is not None}
+
+
 def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> bool | None:
     """Whether an MPS server has this GPU: it has clients, or it is itself among the processes.
 

@@ -39,9 +39,10 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: Outcome, interrupted_by:
     )
     if position.iteration > 0:
         # Imported here: drawing is not needed before the end, and takes its time to load.
-        from rayagi.monitoring.report import mean_speed, summary_text, write_report
+        from rayagi.monitoring.report import mean_speed, speed_range, summary_text, write_report
 
-        prediction.conclude(folder.path, mean_speed(read_rows(folder.progress_csv)))
+        progress = read_rows(folder.progress_csv)
+        prediction.conclude(folder.path, mean_speed(progress), speed_range(progress))
         report = write_report(folder)
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:

@@ -25,7 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
         from rayagi.coordinator.auto import resolved
 
         spec = resolved(spec, machine, may_search=False)
-    print(plan_of(spec, machine).table())
+    from rayagi.coordinator.memory_need import refuse_short_memory
+
+    plan = plan_of(spec, machine)
+    refuse_short_memory(spec, plan)
+    print(plan.table())
     return 0
 
 
@@ -52,7 +56,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     )
     if arguments.explain:
         say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
-        say("Of these, dp_only can be run so far; the others are compared only.")
+        say("Every one can be run: rayagi train --template NAME.")
     if arguments.nodes is not None:
         updates = spec.ppo.num_epochs * spec.ppo.num_minibatches
         sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None

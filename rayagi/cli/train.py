@@ -27,6 +27,7 @@ from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.expectation import expectation
+from rayagi.coordinator.memory_need import refuse_short_memory
 from rayagi.coordinator.overseer import RunOverseer
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
@@ -204,15 +205,16 @@ def _opened(
             on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
             dashboard=dashboard,
         )
-        return stack.enter_context(session)
+        stack.enter_context(session)
+        if isinstance(session, DecoupledSession):
+            stack.callback(_keep_experience, folder, session)
+        return session
 
     def tell(text: str) -> None:
         folder.note(text)
         say(text)
 
     session = open_session(spec, None if checkpoint is None else checkpoint.state["num_gmis"])
-    if isinstance(session, DecoupledSession):
-        stack.callback(_keep_experience, folder, session)
     expected = expectation(spec, session.plan)
     overseer = RunOverseer(
         spec,
@@ -250,6 +252,7 @@ def _show_plan(folder: RunFolder, spec: RunSpec, plan: Plan, num_gmis: int | Non
             f"its settings give {plan.num_gmis} here, and with them another batch",
             "Resume it on a machine like its first",
         )
+    refuse_short_memory(spec, plan)
     table = plan.table()
     replace_text(folder.path / "plan.txt", table + "\n")
     replace_json(folder.path / "plan.json", plan.to_dict())

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from placement.backends.base import Health
+
 SLOW, RECOVERED = 0.8, 0.9
 """Of the speed that was expected: noticed below the first, forgotten above the second."""
 NEAR_LIMIT, RELIEVED = 0.9, 0.8
@@ -21,9 +23,9 @@ WORTH_IT, NO_GAIN = 1.05, 1.0
 HORIZON_WINDOWS = 10
 """How many windows ahead growing memory is followed."""
 
-Notice = tuple[Literal["slow", "memory", "drag"], int]
+Notice = tuple[Literal["slow", "memory", "drag", "share"], int]
 """What was noticed of which GMI. Slow EVERYONE: the run as a whole is slower than planned. Drag EVERYONE: the others would
-be faster without those that are slow."""
+be faster without those that are slow. Share: its share of a GPU is not as it should be."""
 EVERYONE = -1
 
 
@@ -36,6 +38,10 @@ class GmiHealth:
     memory_bytes: tuple[float, ...] = ()
     """Empty: not measured, or nothing to compare it with."""
     memory_limit_bytes: int = 0
+    driver_bytes: int | None = None
+    """What its process holds on the GPU by the driver's count, CUDA's own memory included; None where it was not told."""
+    share: Health | None = None
+    """Of the slice, asked on its host; None where nothing was carved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +79,7 @@ def decide(health: RunHealth) -> Decision:
         return Decision(action="nothing", noticed=health.noticed)
     slow, memory = _slow(health), _short_of_memory(health)
     drag = _drag(health, {index for _, index in slow} - {EVERYONE})
-    found = memory | slow | drag
+    found = memory | slow | drag | _ill_shares(health)
     noticed = frozenset(found)
     new = noticed - health.noticed
     if not new:
@@ -85,7 +91,9 @@ def decide(health: RunHealth) -> Decision:
     elif drag:
         num_gmis -= sum(index != EVERYONE for _, index in slow)
     else:
-        num_gmis, outlook = 0, "Another number of GMIs promises nothing better: see what else runs there"
+        num_gmis = 0
+        if any(kind == "slow" for kind, _ in new):
+            outlook = "Another number of GMIs promises nothing better: see what else runs there"
     return Decision(
         action="replan" if health.may_replan and num_gmis else "propose",
         noticed=noticed,
@@ -115,6 +123,15 @@ def _slow(health: RunHealth) -> dict[Notice, str]:
     return found
 
 
+def _ill_shares(health: RunHealth) -> dict[Notice, str]:
+    """Whose share is not as it should be. One that is lost ends what waits for its GMI, and the run goes on from there."""
+    return {
+        ("share", index): f"GMI {index}: {gmi.share.text}"
+        for index, gmi in enumerate(health.gmis)
+        if gmi.share is not None and gmi.share.state != "ok"
+    }
+
+
 def _threshold(health: RunHealth, notice: Notice) -> float:
     return RECOVERED if notice in health.noticed else SLOW
 
@@ -127,12 +144,14 @@ def _short_of_memory(health: RunHealth) -> dict[Notice, str]:
     """Who is near its limit, or grows towards it."""
     found: dict[Notice, str] = {}
     for index, gmi in enumerate(health.gmis):
-        held = gmi.memory_bytes[-health.window :]
-        if len(held) < health.window or gmi.memory_limit_bytes <= 0:
+        held, limit = gmi.memory_bytes[-health.window :], gmi.memory_limit_bytes
+        if (len(held) < health.window and gmi.driver_bytes is None) or limit <= 0:
             continue
         threshold = RELIEVED if ("memory", index) in health.noticed else NEAR_LIMIT
-        now, limit = median(held[-3:]), gmi.memory_limit_bytes
-        growth, ahead = growth_per_iteration(held), HORIZON_WINDOWS * health.window
+        # The program counts its own memory, the driver all of its process: the limit is for the latter.
+        now = max(median(held[-3:] or (0,)), gmi.driver_bytes or 0)
+        growth = growth_per_iteration(held) if len(held) >= health.window else 0.0
+        ahead = HORIZON_WINDOWS * health.window
         text = f"GMI {index} holds {now / 2**20:,.0f} MiB of {limit / 2**20:,.0f}"
         if now > threshold * limit:
             found["memory", index] = text

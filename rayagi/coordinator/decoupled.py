@@ -25,6 +25,8 @@ _logger = logging.getLogger(__name__)
 
 SNAPSHOT_S = 10.0
 """Between two looks at what learners hold, from which a learner that is lost is rebuilt."""
+LOOK_S = 10.0
+"""Between two looks at whether the shares of GPUs still stand."""
 _TRIES = 3
 """Of a question that several must answer, while one that is lost is replaced."""
 
@@ -68,6 +70,7 @@ class DecoupledSession(Session):
         self._updates: dict[int, deque[IterationResult]] = {index: deque() for index in self._learners}
         self._rollouts: list[IterationResult] = []
         self._snapshot_due_s = 0.0
+        self._look_due_s = time.monotonic() + LOOK_S
         self._keep_states()
 
     def submit(self, num_iterations: int) -> None:
@@ -158,6 +161,9 @@ class DecoupledSession(Session):
     def _step(self, deadline: float, count: int) -> None:
         """Ask who is idle, and take in what has ended."""
         self._ask_idle()
+        if time.monotonic() >= self._look_due_s:  # the GMIs of other GPUs go on where one GPU's share fails
+            self._refuse_lost_slices()
+            self._look_due_s = time.monotonic() + LOOK_S
         for landed in self._flights.land(timeout_s=1.0):
             self._take(landed)
         if self._flights.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
@@ -193,6 +199,7 @@ class DecoupledSession(Session):
             self._replace(landed.failure, index)
             return
         if landed.kind == "restart":
+            self._moved(index, landed.answers[0])
             self.tell(f"{self._open().identities[index]} goes on")
             return
         mark = "env_steps" if index in self._collectors else "train_samples"
@@ -207,11 +214,17 @@ class DecoupledSession(Session):
             self._recovery.keep(index, landed.answers[1])
 
     def _replace(self, failure: Exception, index: int) -> None:
-        """Whoever is lost; a learner that lost another in a reduction is as good as lost itself."""
+        """Whoever is lost; a learner that lost another in a reduction is as good as lost itself.
+
+        Raises:
+            SliceLostError: its share of a GPU was lost under it: there is nothing to start a successor on.
+            Exception: ``failure``, where it is no loss, or came too often.
+        """
         if not isinstance(failure, GmiLostError) and not (
             isinstance(failure, CommunicatorError) and index in self._learners
         ):
             raise failure
+        self._refuse_lost_slices()
         self._recovery.replace(failure, index)
         if (
             index in self._learners
@@ -281,9 +294,5 @@ class DecoupledSession(Session):
 
     def _guarded(self, work: Callable[[], Any], asked: str) -> Any:
         """``work``; whatever it raises ends the session."""
-        try:
+        with self._ending(asked):
             return work()
-        except Exception as error:
-            self._note_ill_slices(error)
-            self._end(f"{type(error).__name__} in {asked}")
-            raise

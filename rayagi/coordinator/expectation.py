@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from placement.confirmation import half_width
 from placement.plan import Plan
 from placement.search import Measured
 from rayagi.config.spec import RunSpec
@@ -14,8 +15,8 @@ from rayagi.run.prediction import Prediction
 def expectation(spec: RunSpec, plan: Plan, folder: Path | None = None) -> Prediction | None:
     """What the plan was measured at on this machine; None where no probe ever ran it.
 
-    What the search confirmed, else what its one trial showed. A probe runs the GMIs of one device: a plan on several is
-    that many times as fast, if each has as many GMIs.
+    The mean of the rounds in which a search measured it again, and how far they differed; else what its one trial showed. A
+    probe runs the GMIs of one device: a plan on several is that many times as fast, if each has as many GMIs.
     """
     devices = [piece.gpu_uuid for piece in plan.slices]
     num_devices = len(set(devices))
@@ -23,13 +24,17 @@ def expectation(spec: RunSpec, plan: Plan, folder: Path | None = None) -> Predic
     if any(devices.count(device) != per_device for device in devices):
         return None
     store = SearchStore(spec, plan.machine, folder)
-    confirmed = store.confirmed(per_device, plan.num_envs)
-    outcome = confirmed or store.outcome(per_device, plan.num_envs)
-    if not isinstance(outcome, Measured):
+    candidate = f"{per_device} x {plan.num_envs} environments"
+    speeds = [outcome.steps_per_s for outcome in store.rounds(per_device, plan.num_envs)]
+    if speeds:
+        return Prediction(
+            predicted_steps_per_s=sum(speeds) / len(speeds) * plan.num_gmis,
+            half_width=half_width(speeds),
+            source=f"{len(speeds)} measurements of {candidate}",
+        )
+    trial = store.outcome(per_device, plan.num_envs)
+    if not isinstance(trial, Measured):
         return None
-    measured = "two measurements" if confirmed else "a short trial"
     return Prediction(
-        predicted_steps_per_s=outcome.steps_per_s * plan.num_gmis,
-        relative_error=outcome.relative_error,
-        source=f"{measured} of {per_device} x {plan.num_envs} environments",
+        predicted_steps_per_s=trial.steps_per_s * plan.num_gmis, source=f"a short trial of {candidate}"
     )

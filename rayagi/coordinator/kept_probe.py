@@ -58,7 +58,7 @@ class KeptProbe:
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             raise BudgetSpentError
         self._ray.open()
-        again = f" again ({round_} of 2)" if round_ else ""
+        again = f" again (round {round_})" if round_ else ""
         self._on_start(f"{gmis_per_gpu} x {num_envs} environments{again}")
         outcome = self._probe.measure(gmis_per_gpu, num_envs, CONFIRMING if round_ else DECIDING)
         self._store.keep_outcome(gmis_per_gpu, num_envs, outcome, round_)

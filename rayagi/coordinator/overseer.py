@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from actors.protocols import IterationResult
-from placement.errors import counted
+from placement.backends.base import Health
+from placement.errors import CarvingError, SliceLostError, counted
 from placement.plan import Plan
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision, GmiHealth, Notice, RunHealth, decide
@@ -18,6 +21,10 @@ from rayagi.run.limits import Position
 
 WINDOW = 20
 """Iterations over which speed and memory are judged."""
+SHARES_EVERY_S = 20.0
+"""Between two looks at the shares of GPUs, through the carvers on their hosts."""
+MOST_RECOVERIES = 3
+"""Of lost shares, without a checkpoint between them: then their loss is not an accident."""
 _WAITING = ("sync_s", "exchange_s", "wait_s")
 """Metrics that say how long a GMI waited for others."""
 
@@ -34,7 +41,9 @@ class RunOverseer:
         tell: Callable[[str], None],
         keep: Callable[[RunSpec], None],
         planned_steps_per_s: float | None = None,
+        way_on: Callable[[Decision], str] = lambda decision: "start with --replan, or resume with it",
         window: int = WINDOW,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Only looks, until it is asked to replan.
 
@@ -45,12 +54,16 @@ class RunOverseer:
             tell: for the reader of the run
             keep: notes the spec of a new plan, once a checkpoint of it is there to go on from
             planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
+            way_on: what the reader does to follow a proposal
             window: iterations that are judged together
+            clock: seconds, from anywhere
         """
         self._spec, self._session = spec, session
         self._reopen, self._tell, self._keep = reopen, tell, keep
-        self._planned, self._window = planned_steps_per_s, window
+        self._way_on = way_on
+        self._planned, self._window, self._clock = planned_steps_per_s, window, clock
         self._to_keep: RunSpec | None = None
+        self._recoveries = 0
         self._noticed: frozenset[Notice] = frozenset()
         self._due: Decision | None = None
         self._begin(session)
@@ -62,6 +75,7 @@ class RunOverseer:
                 self._speeds[index].append(speed)
                 if memory is not None:
                     self._memory[index].append(memory)
+        self._ask_shares()
         decision = decide(self._health())
         self._noticed = decision.noticed
         if decision.action == "nothing":
@@ -90,7 +104,7 @@ class RunOverseer:
         self._session.close()
         self._session = self._reopen(self._spec)
         after = sum(self._session.plan.envs)
-        self._session.load_state_dict({"shared": state["shared"], "num_gmis": state["num_gmis"]})
+        self._session.load_state_dict(_without_environments(state))
         self._begin(self._session)
         self._tell(
             f"Going on with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in all"
@@ -103,8 +117,40 @@ class RunOverseer:
         )
         return self._session
 
+    def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None) -> Session:
+        """Cut the GPUs anew, start all GMIs anew on them, and go on from ``state``; None: from the beginning.
+
+        The session that lost a share has ended: its GMIs are gone, and what it had made on the GPUs is undone.
+
+        Raises:
+            SliceLostError: ``lost``, where ``MOST_RECOVERIES`` came to nothing: no checkpoint was written since.
+            Exception: as opening a session does.
+        """
+        self._recoveries += 1
+        if self._recoveries > MOST_RECOVERIES:
+            lost.add_note(
+                f"It was tried {counted(MOST_RECOVERIES, 'time')} without reaching another checkpoint."
+            )
+            raise lost
+        whence = "the beginning, since there is no checkpoint yet" if state is None else "the last checkpoint"
+        self._tell(
+            f"{', '.join(lost.slices)}: {lost.problem.rstrip('.')}. All GMIs are started anew on GPUs cut anew, "
+            f"and go on from {whence} (attempt {self._recoveries} of {MOST_RECOVERIES})"
+        )
+        try:
+            self._session = self._reopen(self._spec)
+        except Exception as error:
+            error.add_note(f"This was while the run recovered: {lost}")
+            raise
+        if state is not None:
+            same = self._to_keep is None  # else it is of the plan before: with other environments
+            self._session.load_state_dict(state if same else _without_environments(state))
+        self._begin(self._session)
+        return self._session
+
     def saved(self) -> None:
         """From now on a resume goes on with the present plan."""
+        self._recoveries = 0
         if self._to_keep is not None:
             self._keep(self._to_keep)
             self._to_keep = None
@@ -114,8 +160,18 @@ class RunOverseer:
         count = session.plan.num_gmis
         self._speeds = [deque[float](maxlen=self._window) for _ in range(count)]
         self._memory = [deque[float](maxlen=self._window) for _ in range(count)]
+        self._shares: list[Health | None] = [None] * count
+        self._shares_due_s = self._clock() + SHARES_EVERY_S
         self._noticed = frozenset()
         self._due = None
+
+    def _ask_shares(self) -> None:
+        """Now and then, since GMIs have nothing to do meanwhile. A host that does not answer says nothing new."""
+        if self._clock() < self._shares_due_s:
+            return
+        self._shares_due_s = self._clock() + SHARES_EVERY_S
+        with suppress(CarvingError):
+            self._shares = list(self._session.health()) or self._shares
 
     def _health(self) -> RunHealth:
         plan = self._session.plan
@@ -125,8 +181,12 @@ class RunOverseer:
                     steps_per_s=tuple(speeds),
                     memory_bytes=tuple(memory),
                     memory_limit_bytes=plan.memory_bytes(index),
+                    driver_bytes=None if share is None else share.memory_bytes,
+                    share=share,
                 )
-                for index, (speeds, memory) in enumerate(zip(self._speeds, self._memory, strict=True))
+                for index, (speeds, memory, share) in enumerate(
+                    zip(self._speeds, self._memory, self._shares, strict=True)
+                )
             ),
             num_envs=plan.num_envs,
             window=self._window,
@@ -141,7 +201,11 @@ class RunOverseer:
         plan = f"{counted(decision.num_gmis, 'GMI')} with {counted(decision.num_envs, 'environment')} each"
         if decision.action == "replan":
             return f" At the next checkpoint the run goes on with {plan}."
-        return f" To go on with {plan}, start with --replan, or resume with it."
+        return f" To go on with {plan}, {self._way_on(decision)}."
+
+
+def _without_environments(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {"shared": state["shared"], "num_gmis": state["num_gmis"]}
 
 
 def replanned(spec: RunSpec, plan: Plan, decision: Decision) -> RunSpec:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rayagi
-from placement.confirmation import together
+from placement.confirmation import ROUNDS, ROUNDS_ALONE
 from placement.search import Failed, Measured
 from placement.types import Machine
 from rayagi.config.convert import run_spec_to_dict
@@ -52,19 +52,31 @@ class SearchStore:
         Args:
             gmis_per_gpu: of the candidate
             num_envs: of the candidate
-            round_: 0: when the search decided; 1 and 2: when it was confirmed
+            round_: 0: when the search decided; from 1: when it was measured again
         """
         stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
         if stored is None:
             return None
         return Failed(**stored) if "kind" in stored else Measured(**stored)
 
-    def confirmed(self, gmis_per_gpu: int, num_envs: int) -> Measured | None:
-        """Both rounds of a candidate's confirmation as one; None where it has not passed them."""
-        first, second = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in (1, 2))
-        if isinstance(first, Measured) and isinstance(second, Measured):
-            return together(first, second)
-        return None
+    def trials(self, gmis_per_gpu: int) -> tuple[tuple[int, Measured], ...]:
+        """What the search measured of so many GMIs, by environments of one, ascending."""
+        found = []
+        for name in self._content["outcomes"]:
+            gmis, _, envs = name.partition("x")
+            if envs.isdecimal() and int(gmis) == gmis_per_gpu:
+                outcome = self.outcome(gmis_per_gpu, int(envs))
+                if isinstance(outcome, Measured):
+                    found.append((int(envs), outcome))
+        return tuple(sorted(found, key=lambda trial: trial[0]))
+
+    def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[Measured, ...]:
+        """Every round in which a candidate was measured again; empty where it has not passed those that confirm it."""
+        asked = (
+            self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, ROUNDS + ROUNDS_ALONE + 1)
+        )
+        found = tuple(outcome for outcome in asked if isinstance(outcome, Measured))
+        return found if len(found) >= ROUNDS else ()
 
     def keep_outcome(
         self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from actors.carvers import Carvers
 from actors.gmi import Landing, ProgramFactory, WorkloadFactory
-from actors.groups import GmiGroup, GmiLostError
+from actors.groups import GmiGroup
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import Health
-from placement.errors import CarvingError
+from placement.errors import CarvingError, SliceLostError
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
 from placement.types import Machine
@@ -47,7 +47,8 @@ class Session:
         with Session(spec, on_plan=lambda plan: print(plan.table())) as session:
             results = session.train(10)
 
-    Any failure of a GMI ends the session: its replicas are no longer alike. Not safe for several threads at once.
+    Any failure of a GMI ends the session: its replicas are no longer alike. Where a share of a GPU failed under it, that is
+    the error, also while the GMI merely hangs. Not safe for several threads at once.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Session:
         Interrupted by Ctrl-C, it can be called again. ``timeout_s`` is for who knows better than the generous limit here.
 
         Raises:
+            SliceLostError: a share of a GPU has failed under a GMI. The session has ended.
             GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
             Exception: what a GMI raised, as itself. The session has ended.
         """
@@ -291,17 +293,12 @@ class Session:
     def _answers(
         self, refs: list[Any], asked: str, limit_s: float, of: Sequence[int] | None = None
     ) -> list[Any]:
-        try:
-            return self._open().answers(refs, asked, limit_s, of)
-        except SessionClosedError:
-            raise
-        except Exception as error:
-            self._note_ill_slices(error)
-            self._end(f"{type(error).__name__} in {asked}")
-            raise
+        group = self._open()
+        with self._ending(asked):
+            return group.answers(refs, asked, limit_s, of, self._refuse_lost_slices)
 
     def health(self) -> list[Health]:
-        """How each GMI's share of its GPU is, asked on its host; empty where nothing had to be carved.
+        """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
 
         Raises:
             CarvingError: a host does not answer.
@@ -309,15 +306,43 @@ class Session:
         self._open()
         return [] if self._carvers is None else self._carvers.health()
 
-    def _note_ill_slices(self, error: Exception) -> None:
-        """A GMI that was lost or raised may be the consequence of a slice that failed under it: say so."""
-        if self._carvers is None or not isinstance(error, GmiLostError | RuntimeError):
-            return
+    @contextmanager
+    def _ending(self, asked: str) -> Iterator[None]:
+        """Whatever the block raises ends the session; a share that failed is the reason, not what came of it."""
+        try:
+            yield
+        except Exception as error:
+            try:
+                if not isinstance(error, SliceLostError):
+                    self._refuse_lost_slices()
+            except SliceLostError as lost:
+                raise lost from error
+            finally:
+                self._end(f"{type(error).__name__} in {asked}")
+            raise
+
+    def _moved(self, index: int, landing: Landing) -> None:
+        """A GMI was started anew in another process."""
+        self._landings = tuple(
+            landing if place == index else kept for place, kept in enumerate(self._landings)
+        )
+        if self._carvers is not None:
+            self._carvers.moved(index, landing.pid)
+
+    def _refuse_lost_slices(self) -> None:
+        """A host that does not answer says nothing of its slices: what is waited for has a limit of its own.
+
+        Raises:
+            SliceLostError: a share of a GPU has failed.
+        """
         with suppress(CarvingError):
-            for text in dict.fromkeys(
-                health.text for health in self._carvers.health() if health.state != "ok"
-            ):
-                error.add_note(text)
+            lost = {
+                f"GMI {index} {self.plan.slices[index].label()}": health.text
+                for index, health in enumerate(self.health())
+                if health.state == "lost"
+            }
+            if lost:
+                raise SliceLostError(tuple(lost), "; ".join(dict.fromkeys(lost.values())))
 
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason

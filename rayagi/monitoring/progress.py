@@ -144,6 +144,9 @@ class PlainProgress:
     def saved(self, checkpoint: str) -> None:
         """Nothing: checkpoints are routine."""
 
+    def rewound(self, position: Position) -> None:
+        """Nothing: the next line says where the run is."""
+
     def __enter__(self) -> PlainProgress:
         return self
 
@@ -184,6 +187,9 @@ class LiveProgress:
     def saved(self, checkpoint: str) -> None:
         """Remember; drawn with the next iterations."""
         self._checkpoint = checkpoint
+
+    def rewound(self, position: Position) -> None:
+        """Nothing: what is drawn next says where the run is."""
 
     def _draw(self, draw: Callable[[], object]) -> bool:
         try:

@@ -17,7 +17,7 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
-from rayagi.run.prediction import kept
+from rayagi.run.prediction import kept, parts_range
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.window import WINDOW
 
@@ -91,8 +91,8 @@ def summary(
     if experience is not None:
         facts += experience_record.facts(experience)
     prediction = kept(folder.path)
-    if prediction is not None:
-        facts.append(("predicted", prediction.text()))
+    unmeasured = f"nothing: nobody measured this plan here before; `rayagi search {folder.record.task}` does"
+    facts.append(("predicted", unmeasured if prediction is None else prediction.text()))
     if any(name in last for name in FAULTS):
         totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
         facts.append(("faults in worlds", faults_text(totals) or "none"))
@@ -104,6 +104,12 @@ def summary(
 def mean_speed(progress: Sequence[Row]) -> float:
     """Environment steps per second of iterating, over all rows; evaluations and checkpoints are not in it."""
     return mean_rate(progress, "env_steps")
+
+
+def speed_range(progress: Sequence[Row]) -> tuple[float, float] | None:
+    """Between which speeds the run was, taken in parts of a few seconds; None where it was too short to tell."""
+    timed = [(row.get("env_steps", 0.0), own_s) for row in progress if (own_s := wall_s(row))]
+    return parts_range([steps for steps, _ in timed], [own_s for _, own_s in timed])
 
 
 def mean_rate(progress: Sequence[Row], counter: str) -> float:

@@ -21,11 +21,18 @@ class RunExporter:
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Export the newest row."""
-        self._exporter.export(rows[-1])
+        self.export(rows[-1])
 
     def evaluated(self, row: Values, *, best: bool) -> None:
         """Export it."""
-        self._exporter.export(row)
+        self.export(row)
+
+    def export(self, values: Values) -> None:
+        """Hand numbers of all GMIs together to Ray, by their names in the catalogue."""
+        self._exporter.export(values)
 
     def saved(self, checkpoint: str) -> None:
         """Nothing: no number changes."""
+
+    def rewound(self, position: Position) -> None:
+        """Nothing: the next row says where the run is."""

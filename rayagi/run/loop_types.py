@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.protocols import EvaluationResult, IterationResult
+from placement.errors import SliceLostError
 from rayagi.run.limits import Limits, Position, ReturnSource, Stop
 
 
@@ -48,6 +49,10 @@ class Overseer(Protocol):
 
     def replan(self, state: Mapping[str, Any], /) -> TrainingSession:
         """End the session, and open one by the new plan that goes on from ``state``."""
+        ...
+
+    def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None, /) -> TrainingSession:
+        """Open another session in the place of one that ended, which goes on from ``state``; None: from the beginning."""
         ...
 
     def saved(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,11 +17,13 @@ class Prediction:
     """Throughput of a run: predicted before it began, and measured."""
 
     predicted_steps_per_s: float
-    relative_error: float
-    """Half of the prediction's 95 % confidence interval, relative to it."""
     source: str
     """What the prediction comes from."""
+    half_width: float | None = None
+    """Half of the interval in which 80 of 100 runs lie, relative to it; None where a single measurement cannot tell."""
     measured_steps_per_s: float | None = None
+    measured_parts: tuple[float, float] | None = None
+    """The tenth and ninetieth percentile of the run's parts of a few seconds each."""
 
     @property
     def error(self) -> float | None:
@@ -29,12 +32,37 @@ class Prediction:
             return None
         return (self.predicted_steps_per_s - self.measured_steps_per_s) / self.measured_steps_per_s
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """In steps per second."""
+        if self.half_width is None:
+            return None
+        return tuple(max(0.0, self.predicted_steps_per_s * (1 + side * self.half_width)) for side in (-1, 1))  # type: ignore[return-value]
+
     def text(self) -> str:
         """For a run's summary."""
-        told = f"{self.predicted_steps_per_s:,.0f} steps/s by {self.source}"
-        if self.error is None:
+        told = f"{self.predicted_steps_per_s:,.0f} steps/s"
+        if self.interval is not None:
+            told += f" ({_range(self.interval)} in 80 of 100 runs)"
+        told += f" by {self.source}"
+        if self.measured_steps_per_s is None or self.error is None:
             return told
-        return f"{told}; measured {self.measured_steps_per_s:,.0f}, error {100 * self.error:+.1f} %"
+        told += f"; measured {self.measured_steps_per_s:,.0f}"
+        if self.measured_parts is not None:
+            told += f" ({_range(self.measured_parts)} in its parts)"
+        told += f", error {100 * self.error:+.1f} %"
+        if self.interval is not None:
+            low, high = self.interval
+            told += (
+                ", as foreseen"
+                if low <= self.measured_steps_per_s <= high
+                else ", outside of what was foreseen"
+            )
+        return told
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:,.0f} - {interval[1]:,.0f}"
 
 
 def keep(prediction: Prediction, run: Path) -> None:
@@ -46,7 +74,9 @@ def keep(prediction: Prediction, run: Path) -> None:
     replace_json(run / _FILE, asdict(prediction) | {"error": prediction.error})
 
 
-def conclude(run: Path, measured_steps_per_s: float) -> None:
+def conclude(
+    run: Path, measured_steps_per_s: float, measured_parts: tuple[float, float] | None = None
+) -> None:
     """Add what a run showed to what its folder expects of it, if it expects anything.
 
     Raises:
@@ -54,7 +84,10 @@ def conclude(run: Path, measured_steps_per_s: float) -> None:
     """
     expected = kept(run)
     if expected is not None and measured_steps_per_s > 0:
-        keep(replace(expected, measured_steps_per_s=measured_steps_per_s), run)
+        keep(
+            replace(expected, measured_steps_per_s=measured_steps_per_s, measured_parts=measured_parts),
+            run,
+        )
 
 
 def kept(run: Path) -> Prediction | None:
@@ -62,6 +95,34 @@ def kept(run: Path) -> Prediction | None:
     try:
         stored = json.loads((run / _FILE).read_text())
         del stored["error"]
+        if stored["measured_parts"] is not None:
+            stored["measured_parts"] = tuple(stored["measured_parts"])
         return Prediction(**stored)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+PART_S = 4.0
+"""About how long a part of a run is: as a round of a search's confirmation."""
+_FEWEST_PARTS = 3
+
+
+def parts_range(steps: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
+    """Between which speeds a run's parts were, the slowest and the fastest tenth left out; None where it was too short.
+
+    Args:
+        steps: of each iteration
+        seconds: of each iteration, positive
+    """
+    speeds: list[float] = []
+    part_steps = part_s = 0.0
+    for own_steps, own_s in zip(steps, seconds, strict=True):
+        part_steps, part_s = part_steps + own_steps, part_s + own_s
+        if part_s >= PART_S:
+            speeds.append(part_steps / part_s)
+            part_steps = part_s = 0.0
+    if len(speeds) < _FEWEST_PARTS:
+        return None
+    speeds.sort()
+    cut = len(speeds) // 10
+    return speeds[cut], speeds[-1 - cut]

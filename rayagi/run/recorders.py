@@ -39,6 +39,10 @@ class Recorder(Protocol):
         """A checkpoint was written."""
         ...
 
+    def rewound(self, position: Position) -> None:
+        """The run goes on from an earlier position: what was told of later ones did not happen."""
+        ...
+
 
 class FileRecorder:
     """progress.csv, evaluations.csv and TensorBoard events of a run folder."""
@@ -49,6 +53,11 @@ class FileRecorder:
         Raises:
             DiskError: they cannot be written.
         """
+        self._folder = folder
+        self._open(resumed_at)
+
+    def _open(self, resumed_at: Position | None) -> None:
+        folder = self._folder
         keep = None if resumed_at is None else resumed_at.iteration
         self._progress = CsvLog(folder.progress_csv, PROGRESS_COLUMNS, keep_through=keep)
         self._evaluations = CsvLog(folder.evaluations_csv, EVALUATION_COLUMNS, keep_through=keep)
@@ -73,6 +82,11 @@ class FileRecorder:
     def saved(self, checkpoint: str) -> None:
         """Let TensorBoard see what the checkpoint covers."""
         self._tensorboard.flush()
+
+    def rewound(self, position: Position) -> None:
+        """Cut what is later, as on a resume."""
+        self.close()
+        self._open(position)
 
     def close(self) -> None:
         """Close the files."""

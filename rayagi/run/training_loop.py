@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.protocols import IterationResult
+from placement.errors import SliceLostError
 from rayagi.config.spec import EVALUATION_SEED_OFFSET
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
-from rayagi.run.errors import NonFiniteResultError
+from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Position, Stop, iterations_until, should_stop
 from rayagi.run.loop_types import LoopSettings, Outcome, Overseer, TrainingSession
@@ -58,6 +59,7 @@ class TrainingLoop:
         self._iteration_s = 0.0
         self._steps_per_iteration = 0.0
         self._ticked_at = 0.0
+        self._beginning = self._counters()
 
     @property
     def position(self) -> Position:
@@ -91,12 +93,37 @@ class TrainingLoop:
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
 
     def run(self) -> Outcome:
-        """Train until a limit or an interrupt, and save.
+        """Train until a limit or an interrupt, and save. Goes on from the last checkpoint where a share of a GPU is lost.
 
         Raises:
             NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stands.
             DiskError: a file cannot be written; the last good checkpoint stands.
+            SliceLostError: a share of a GPU was lost, and there is no overseer, or it has tried too often.
         """
+        while True:
+            try:
+                return self._run()
+            except SliceLostError as lost:
+                if self._overseer is None:
+                    raise
+                self._recover(self._overseer, lost)
+
+    def _recover(self, overseer: Overseer, lost: SliceLostError) -> None:
+        """Go back to the last checkpoint, in another session; what came after it is undone in the run's files too."""
+        try:
+            checkpoint = self._checkpoints.load()
+        except NoCheckpointError as error:
+            if error.damaged:
+                raise lost from error
+            self._session = overseer.recover(lost, None)
+            self.restore_counters(self._beginning)
+        else:
+            self._session = overseer.recover(lost, checkpoint.state)
+            self.restore_counters(checkpoint.counters)
+        for recorder in self._recorders:
+            recorder.rewound(self.position)
+
+    def _run(self) -> Outcome:
         self._ticked_at = self._clock()
         stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
         waiting = stop is None

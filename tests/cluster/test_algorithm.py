@@ -14,7 +14,7 @@ from ray.rllib.core.rl_module import MultiRLModule
 from placement.errors import PlanError
 from rayagi import A3C, IMPALA, PPO, A3CConfig, ImpalaConfig, PPOConfig
 from rayagi.config.errors import ConfigError
-from rayagi.monitoring.catalogue import CATALOGUE
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from tests.fakes.metrics import OF_OTHERS
 
 pytestmark = pytest.mark.cluster
@@ -95,7 +95,8 @@ def test_results_carry_rllibs_keys_and_ours(trained):
     assert sampled["episode_return_mean"] == pytest.approx(sampled["episode_len_mean"] - 1)
     assert result["learners"]["default_policy"]["learning_rate"] == 1e-3
     assert {"policy_loss", "value_loss", "entropy"} <= set(result["learners"]["default_policy"])
-    assert set(result["rayagi"]) == {metric.name for metric in CATALOGUE} - OF_OTHERS
+    assert set(result["rayagi"]) == {metric.name for metric in (*CATALOGUE, *DERIVED)} - OF_OTHERS
+    assert result["rayagi"]["env_steps_total"] == result["num_env_steps_sampled_lifetime"]
     assert result["timers"]["gmi_iteration"] > 0
 
 

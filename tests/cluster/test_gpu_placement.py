@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from failing_share import Counting, Course
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.carvers import Carvers
@@ -21,7 +22,7 @@ from actors.groups import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
 from placement.cleanup import left_behind
-from placement.errors import CarvingError, ReservationError
+from placement.errors import CarvingError, ReservationError, SliceLostError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.plan import make_plan
@@ -29,6 +30,12 @@ from placement.ray_groups import reserve
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator import Session
+from rayagi.coordinator.overseer import RunOverseer
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.interrupt import Interrupt
+from rayagi.run.limits import Limits
+from rayagi.run.loop_types import Interval, LoopSettings
+from rayagi.run.training_loop import TrainingLoop
 from tests.fakes.mps import gpu, path_with_fakes
 
 pytestmark = pytest.mark.cluster
@@ -191,10 +198,46 @@ def test_a_gmi_that_is_lost_with_its_daemon_says_so(machine):
         daemons = daemons_of(session)
         (daemon,) = daemons.values()
         (daemon.pipe / "behave").write_text("fault")
-        with pytest.raises(GmiLostError, match=r"GMI 0/1 mps\[GPU-\d x1.00\]") as caught:
+        with pytest.raises(
+            SliceLostError, match=r"GMI 0 mps\[GPU-\d x1.00\] was lost: .* is in FAULT"
+        ) as caught:
             session.train(1)
-        assert any("is in FAULT" in note for note in caught.value.__notes__)
+        assert isinstance(caught.value.__cause__, GmiLostError)
     nothing_is_left(daemons)
+
+
+@pytest.mark.parametrize("how", ["fault", pytest.param("death", marks=pytest.mark.slow)])
+def test_a_daemon_that_fails_is_started_anew_and_the_run_goes_on(machine, tmp_path, monkeypatch, how):
+    monkeypatch.setattr("actors.groups.WATCH_S", 0.5)
+    monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 1.0)
+    factory, sessions, daemons, told, course = Counting(how, str(tmp_path / "failed")), [], [], [], Course()
+
+    def open_session(own):
+        sessions.append(Session(own, factory=factory).__enter__())
+        daemons.append(daemons_of(sessions[-1]))
+        return sessions[-1]
+
+    overseer = RunOverseer(spec(), open_session(spec()), reopen=open_session, tell=told.append, keep=print)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    settings = LoopSettings(limits=Limits(iterations=8), seed=0, checkpoint_every=Interval(iterations=2))
+    loop = TrainingLoop(sessions[0], store, [course], settings, interrupt=Interrupt(), overseer=overseer)
+    try:
+        assert loop.run().position.iteration == 8
+    finally:
+        for session in sessions:
+            session.close()
+    (line,) = told
+    assert line.startswith("GMI 0 mps[GPU-")
+    assert ("is in FAULT" if how == "fault" else "Cannot find MPS control daemon") in line
+    assert "go on from the last checkpoint (attempt 1 of 3)" in line
+    assert course.rewound_to == [4]  # it failed in the fifth iteration, and every second is saved
+    assert course.iterations == [1, 2, 3, 4, 5, 6, 7, 8]
+    last = store.load().state["shared"]
+    assert last["weight"].item() == last["iteration"] == 8
+    before, after = ({daemon.folder for daemon in each.values()} for each in daemons)
+    assert not before & after
+    for each in daemons:
+        nothing_is_left(each)
 
 
 def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from rayagi import PPOConfig
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from tests.fakes.metrics import OF_OTHERS
 
@@ -92,6 +93,31 @@ def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(local_ray, tmp
     assert found.keys() == wanted
     assert {(tags["run"], tags["task"]) for tags in found.values()} == {("exported", TASK)}
     assert {tags["slice"] for (_, gmi), tags in found.items() if gmi == "all"} == {"all"}
+
+
+@pytest.mark.slow
+def test_rllibs_face_exports_each_gmi_and_the_run_too(local_ray, capsys):
+    config = (
+        PPOConfig()
+        .environment(TASK)
+        .gmi(num_gmis=1, num_envs=8, threads_per_gmi=1)
+        .training(rollout_length=32, num_minibatches=2, num_epochs=1)
+    )
+    wanted = {
+        (f"ray_rayagi_run_{metric.name}", "all") for metric in DERIVED if metric.name not in NOT_MEASURED
+    }
+    algo = config.build_algo()
+    try:
+        for _ in range(3):
+            row = algo.train()["rayagi"]
+        found = exported(local_ray["MetricsExportPort"], wanted | {("ray_rayagi_value_loss", "0")})
+    finally:
+        algo.stop()
+    assert wanted <= found.keys()
+    assert row["env_steps_total"] == 3 * 8 * 32
+    printed = capsys.readouterr().out
+    assert f"{TASK}: " in printed
+    assert "nobody measured this plan before; `rayagi search InvertedPendulum-v5` does" in printed
 
 
 def test_a_plan_is_the_clusters_where_there_is_one(local_ray, tmp_path):

@@ -5,6 +5,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+import ray
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
@@ -14,15 +15,15 @@ from placement.types import Slice
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
-from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.envs import env_info
-from rayagi.planning import serving_plan_of
+from rayagi.planning import plan_of, serving_plan_of
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory
 
 pytestmark = pytest.mark.cluster
 
+NUM_CPUS = 4
 SPEC = RunSpec(
     env=EnvSpec(id="InvertedPendulum-v5"),
     gmi=GmiSpec(backend="cpu", template="e_at", num_gmis=3, num_envs=2, threads_per_gmi=1),
@@ -34,9 +35,16 @@ SPEC = RunSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_of_this_machine():
-    """One for all sessions of this file."""
-    with connected():
-        yield
+    """One for all sessions of this file, with CPUs for slices of several cores: more than may exist here."""
+    ray.init(
+        address="local",
+        num_cpus=NUM_CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+    )
+    yield
+    ray.shutdown()
 
 
 def dp_only_program():
@@ -63,6 +71,33 @@ def test_dp_mp_makes_the_updates_of_dp_only_to_rounding():
         state = session.state_dict()
         assert state["shared"]["iteration"] == 2
         assert [sorted(local) for local in state["local"][:2]] == [["simulator"]] * 2
+
+
+def unequal_plan(spec, machine):
+    """On as many cores as Ray counts, which GMIs are not pinned to."""
+    (node,) = machine.nodes
+    wide = replace(node, cores=tuple(range(NUM_CPUS)), pinnable=False, ray_cpus=float(NUM_CPUS))
+    return plan_of(spec, replace(machine, nodes=(wide,)))
+
+
+@pytest.mark.parametrize("template", ["e_at", pytest.param("ea_t", marks=pytest.mark.slow)])
+def test_simulators_and_trainers_of_unequal_size_make_the_updates_of_dp_only(template):
+    """GMI-DRL §3.1.1 with slices of 2, 1 and 1 cores: in processes of their own, each with its share of the environments."""
+    dp_only = dp_only_program()
+    expected = [dp_only.iterate().metrics for _ in range(2)]
+    gmi = replace(SPEC.gmi, template=template, num_gmis=None, threads_per_gmi=None, slices=(2.0, 1.0, 1.0))
+    spec = replace(SPEC, gmi=gmi)
+    with Session(spec, make_plan=lambda machine: unequal_plan(spec, machine)) as session:
+        # Four environments for simulators of 2 and 1 cores: 2.67 and 1.33.
+        assert session.plan.envs == (3, 1, 0)
+        assert session.plan.bundles() == [{"CPU": 2.0}, {"CPU": 1.0}, {"CPU": 1.0}]
+        assert [landing.num_threads for landing in session.landings] == [2, 1, 1]
+        assert len({landing.pid for landing in session.landings}) == 3
+        for mine, theirs in zip(session.train(2), expected, strict=True):
+            assert mine.metrics["env_steps"] == theirs["env_steps"] == 8 * 4
+            assert mine.metrics["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=1e-4)
+            assert mine.metrics["value_loss"] == pytest.approx(theirs["value_loss"], rel=1e-3)
+        assert len(session.evaluate(3, seed=1).episode_returns) == 3
 
 
 def test_simulators_that_share_an_agent_serve():

@@ -97,6 +97,7 @@ class FakeGpu:
     instances: dict[int, FakeGpuInstance] = field(default_factory=dict)
     pids: dict[int, int | None] = field(default_factory=dict)  # pid: bytes
     mps_pids: list[int] = field(default_factory=list)
+    mps_bytes: dict[int, int] = field(default_factory=dict)
     nvlinks: list[str] = field(default_factory=list)  # where each ends: "switch", or a GPU's uuid
     near_cores: tuple[int, ...] = ()
     numa_node: int | None = None

@@ -118,7 +118,8 @@ class FakeDriver(MigCalls):
         return _list_processes(found, count, array)
 
     def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, device, count, array):
-        return _list_processes(dict.fromkeys(self._gpu(device).mps_pids), count, array)
+        gpu = self._gpu(device)
+        return _list_processes({pid: gpu.mps_bytes.get(pid) for pid in gpu.mps_pids}, count, array)
 
     def _nvmlDeviceGetPciInfo_v3(self, device, info):
         info._obj.busId = f"00000000:{self._gpu(device).bus:02X}:00.0".encode()

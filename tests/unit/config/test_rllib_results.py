@@ -2,12 +2,13 @@
 
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from actors.protocols import IterationResult
+from actors.protocols import EvaluationResult, IterationResult
+from rayagi.monitoring.catalogue import DERIVED
 from rayagi.rllib_results import ResultLog
 
 
 def reduced(log, logger, metrics, returns=()):
-    log.log(logger, IterationResult(0, metrics, list(returns), [9] * len(returns)))
+    log.log(logger, IterationResult(0, metrics, list(returns), [9] * len(returns)), 0.5)
     return logger.reduce()
 
 
@@ -24,3 +25,24 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     assert second["env_runners"]["num_env_steps_sampled_lifetime"] == 64
     assert second["env_runners"]["episode_return_mean"] == 3.0
     assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
+
+
+def test_what_the_driver_works_out_adds_up_over_the_run_and_over_a_checkpoint():
+    log, logger = ResultLog(100), MetricsLogger(root=True)
+    reduced(log, logger, {"env_steps": 64.0}, [3.0])
+    log.evaluated(EvaluationResult([4.0, 6.0], [9, 9]), 2.0)
+    again = ResultLog(100)
+    again.load_state_dict(log.state_dict())
+    found = reduced(again, logger, {"env_steps": 64.0, "train_samples": 32.0}, [5.0, 7.0])["rayagi"]
+    wanted = {
+        "env_steps_total": 128.0,
+        "train_s": 0.5 + 2.0 + 0.5,
+        "episodes_total": 3.0,
+        "steps_per_second": 128.0,  # 64 in half a second
+        "samples_per_second": 64.0,
+        "episode_return_mean": 5.0,
+        "episode_length_mean": 9.0,
+        "evaluation_return_mean": 5.0,
+    }
+    assert {name: found[name] for name in wanted} == wanted
+    assert set(wanted) == {metric.name for metric in DERIVED}

@@ -1,9 +1,12 @@
 """Decisions from a run's health, worked out by hand; and that they do not oscillate."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placement.backends.base import Health
 from rayagi.coordinator.decisions import (
     EVERYONE,
     GmiHealth,
@@ -134,6 +137,42 @@ def test_fewer_gmis_where_environments_cannot_be_fewer():
 def test_memory_that_nobody_measures_or_limits_is_not_judged():
     assert decide(remembering([], [])).action == "nothing"
     assert decide(remembering([10**6] * 6, limit=0)).action == "nothing"
+
+
+def shared(*given, **other):
+    """GMIs that count no memory of their own, by what their hosts say of their shares."""
+    gmis = tuple(
+        GmiHealth(
+            steps_per_s=(100.0,) * 6, memory_limit_bytes=1000 * MIB, driver_bytes=one.memory_bytes, share=one
+        )
+        for one in given
+    )
+    return RunHealth(**({"gmis": gmis, "num_envs": 32, "window": 6} | other))
+
+
+def share(state="ok", held=500):
+    return Health(state=state, text=f"the server is {state}", memory_bytes=held * MIB)
+
+
+def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_programs():
+    decision = decide(shared(share(held=950), share(), may_replan=True))
+    assert (decision.action, decision.num_envs) == ("replan", 16)
+    assert "GMI 0 holds 950 MiB of 1,000" in decision.reason
+    # torch holds 600 MiB, the process with CUDA's own memory 920; forgotten below 800 only.
+    own = replace(shared(share(held=920)).gmis[0], memory_bytes=(600.0 * MIB,) * 6)
+    assert "GMI 0 holds 920 MiB" in decide(RunHealth(gmis=(own,), num_envs=32, window=6)).reason
+    still = decide(shared(share(held=850), share(), noticed=decision.noticed))
+    assert still.noticed == decision.noticed == {("memory", 0)}
+    assert decide(shared(share(held=790), share(), noticed=decision.noticed)).noticed == frozenset()
+
+
+def test_a_share_that_is_not_as_it_should_be_is_told_once():
+    decision = decide(shared(share(), share("degraded"), may_replan=True))
+    assert (decision.action, decision.num_gmis) == ("propose", 0)
+    assert decision.reason == "GMI 1: the server is degraded"
+    again = decide(shared(share(), share("degraded"), noticed=decision.noticed))
+    assert again.action == "nothing"
+    assert decide(shared(share(), share(), noticed=again.noticed)).noticed == frozenset()
 
 
 speed = st.floats(1.0, 1e6)

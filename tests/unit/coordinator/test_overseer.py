@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from actors.protocols import IterationResult
+from placement.backends.base import Health
+from placement.errors import CarvingError, SliceLostError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision
-from rayagi.coordinator.overseer import RunOverseer, replanned
+from rayagi.coordinator.overseer import SHARES_EVERY_S, RunOverseer, replanned
 from rayagi.planning import plan_of
 from rayagi.run.limits import Position
 
@@ -25,7 +27,7 @@ class Session:
 
     def __init__(self, spec):
         self.plan, self.collected = plan_of(spec, MACHINE), ()
-        self.closed, self.loaded = False, None
+        self.closed, self.loaded, self.shares = False, None, []
 
     def answer(self, *own_s, memory=GIB // 2):
         """One iteration: each GMI's seconds of work; all last as long as the slowest."""
@@ -43,6 +45,9 @@ class Session:
             )
             for own in own_s
         )
+
+    def health(self):
+        return self.shares
 
     def close(self):
         self.closed = True
@@ -126,6 +131,26 @@ def test_memory_near_the_even_share_halves_the_environments():
     assert "local" not in new.loaded  # of other environments
 
 
+def test_shares_are_asked_after_now_and_then_and_their_memory_makes_a_new_plan():
+    now = [0.0]
+    watch, session, told, _ = overseer(spec(replan=True), clock=lambda: now[0])
+    # Its process holds 1000 MiB of 1024 by the driver; the program counts 512.
+    shares = [
+        Health(state="ok", text="the daemon answers", memory_bytes=1000 * 2**20 if i == 2 else GIB // 2)
+        for i in range(4)
+    ]
+    session.shares = shares
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0)
+        watch.look(HERE)
+    assert told == []
+    now[0] = SHARES_EVERY_S
+    watch.look(HERE)
+    assert "GMI 2 holds 1,000 MiB of 1,024" in told[0]
+    new = watch.replan({"shared": {}, "num_gmis": 4})
+    assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
+
+
 def test_several_slow_gmis_are_left_out_together():
     watch, session, told, _ = overseer(spec(replan=True))
     for _ in range(3):
@@ -174,3 +199,45 @@ def test_on_gpus_the_shares_stay_and_the_last_are_given_back():
     fewer = replace(decision, num_gmis=4, num_envs=4)
     assert replanned(before, plan, fewer).gmi == replace(before.gmi, num_envs=4)
     assert make_plan(machine, backend="direct", gmis_per_gpu=2, num_envs=4).num_gmis == 4
+
+
+LOST = SliceLostError(("GMI 1 mps[GPU-1 x0.50]",), "the MPS daemon is gone")
+
+
+def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_written():
+    watch, _, told, _ = overseer(spec())
+    state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
+    assert watch.recover(LOST, None).loaded is None
+    assert watch.recover(LOST, state).loaded == state
+    watch.saved()
+    for _ in range(3):
+        watch.recover(LOST, state)
+    with pytest.raises(SliceLostError, match=r"GMI 1 mps\[GPU-1 x0.50\] was lost") as caught:
+        watch.recover(LOST, state)
+    assert "tried 3 times" in caught.value.__notes__[-1]
+    assert "the MPS daemon is gone. All GMIs are started anew" in told[0]
+    assert "go on from the beginning, since there is no checkpoint yet (attempt 1 of 3)" in told[0]
+    assert "go on from the last checkpoint (attempt 3 of 3)" in told[-1]
+
+
+def test_a_checkpoint_of_the_plan_before_is_recovered_without_its_environments():
+    watch, session, _, _ = overseer(spec(replan=True))
+    state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
+    for _ in range(3):
+        session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)
+        watch.look(HERE)
+    watch.saved()
+    watch.replan(state)  # as many GMIs with half the environments: local states would not fit them
+    assert watch.recover(LOST, state).loaded == {"shared": {"weights": 1}, "num_gmis": 4}
+
+
+def test_a_gpu_that_cannot_be_cut_anew_is_the_error_and_says_during_what():
+    watch, _, _, _ = overseer(spec())
+
+    def refuse(own):
+        raise CarvingError("the MPS daemon", "did not come up", "See the log")
+
+    watch._reopen = refuse
+    with pytest.raises(CarvingError) as caught:
+        watch.recover(LOST, None)
+    assert "while the run recovered: GMI 1 mps" in caught.value.__notes__[-1]

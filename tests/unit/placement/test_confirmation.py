@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from placement.confirmation import confirm, contenders, together, winner
+from placement.confirmation import confirm, contenders, half_width, together, winner
 from placement.search import Failed, Measured, Stops, Trial, algorithm_1, best_trial
 
 MIB = 2**20
@@ -159,3 +160,16 @@ def test_with_noise_search_and_confirmation_come_within_a_twentieth(seed):
     highest = max(gmis * truth(gmis, envs) for gmis in (2, 1) for envs in sizes)
     reached = best.gmis_per_gpu * truth(best.gmis_per_gpu, best.num_envs)
     assert reached >= 0.9 * highest
+
+
+def test_four_fifths_of_later_means_lie_in_the_interval():
+    draws = np.random.default_rng(0).normal(1000.0, 150.0, (4000, 2, 5))
+    inside = [
+        abs(later.mean() - first.mean()) <= half_width(list(first)) * first.mean() for first, later in draws
+    ]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_single_round_does_not_tell_how_much_rounds_differ():
+    assert half_width([1000.0]) is None
+    assert half_width([1000.0, 1000.0]) == 0.0

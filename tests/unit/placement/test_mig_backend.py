@@ -253,9 +253,34 @@ def test_mode_off_is_never_switched_on_unasked(monkeypatch, tmp_path):
     assert "nvmlDeviceSetMigMode" not in driver.calls
 
 
-def test_a_reset_that_is_due_is_said(monkeypatch, tmp_path):
-    message = refusal(monkeypatch, tmp_path, FakeDriver(a_free_mig_gpu(mig=[0, 1])))
-    assert "MIG mode is to be on, but the GPU was not reset yet" in message
+@pytest.mark.parametrize(
+    ("mode", "problem", "command"),
+    [
+        (
+            [0, 1],
+            "to be on, but the GPU was not reset yet",
+            f"Run `sudo nvidia-smi --gpu-reset -i {UUID}` while",
+        ),
+        (
+            [1, 0],
+            "on, but is to be off after the reset",
+            f"Run `sudo nvidia-smi -i {UUID} -mig 1`, which takes",
+        ),
+    ],
+)
+def test_a_reset_that_is_due_is_said_with_what_is_left_to_run(monkeypatch, tmp_path, mode, problem, command):
+    message = refusal(monkeypatch, tmp_path, FakeDriver(a_free_mig_gpu(mig=mode)))
+    assert problem in message
+    assert command in message
+
+
+def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_for_these_sizes():
+    one = MigInstance(uuid="MIG-1", profile="1g.5gb", memory_bytes=5 * 2**30, sm_count=14, start=0, size=1)
+    node = Node(name="n", cores=(0,), memory_total_bytes=1, may_configure_mig=False)
+    with pytest.raises(PlanError) as caught:
+        BACKEND.foresee(node, on_paper(mig_instances=(one,)), (0.5,))
+    # A 3g beside the 1g that is there: at memory slice 4.
+    assert caught.value.way_out.endswith(f"cut it anew, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
 
 
 @pytest.mark.parametrize(

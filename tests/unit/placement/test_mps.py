@@ -13,6 +13,7 @@ from placement.backends import carved, mps, mps_control
 from placement.backends.mps import MpsBackend
 from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
 from placement.backends.mps_sizes import sms_per_chunk
+from placement.carver import Carver
 from placement.errors import CarvingError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
@@ -252,6 +253,11 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     fault = backend.health(slice_of(share))
     assert fault.state == "lost"
     assert "is in FAULT" in fault.text
+    place.behave("")
+    (server,) = place.daemons()[0].servers()
+    os.kill(server, signal.SIGKILL)
+    ended = backend.health(slice_of(share))  # the daemon would start another, but clients were of this one
+    assert (ended.state, ended.text) == ("lost", "the MPS server on GPU-1 has ended, and its clients with it")
     for pid in place.daemons()[0].processes():
         os.kill(pid, signal.SIGKILL)
     gone = backend.health(slice_of(share))
@@ -262,6 +268,19 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     assert place.left() == NOTHING
     (again,) = backend.carve(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(again)).state == "ok"
+
+
+def test_a_carver_says_how_slices_are_and_what_their_processes_hold(place, monkeypatch):
+    FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42], mps_bytes={41: 3 * 2**30})).install(monkeypatch)
+    carver = Carver("mps", "Ant-v5", place.ledgers)
+    (shares,) = carver.carve([(gpu(**VOLTA), (0.5, 0.5))])
+    asked = [(slice_of(share), pid) for share, pid in zip(shares, (41, 42), strict=True)]
+    found = carver.health(asked)
+    assert [health.state for health in found] == ["ok", "ok"]
+    assert [health.memory_bytes for health in found] == [3 * 2**30, None]  # of 42 the driver tells nothing
+    place.behave("fault")
+    assert [health.state for health in carver.health(asked)] == ["lost", "lost"]
+    carver.restore()
 
 
 def test_clients_that_do_not_leave_are_ended_by_the_server_before_the_daemon(place, ledger):

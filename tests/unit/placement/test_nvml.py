@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from placement.errors import InventoryError
-from placement.inventory.nvml import DriverReading, as_gpu, read_driver, select_visible
+from placement.inventory.nvml import (
+    DriverReading,
+    as_gpu,
+    memory_by_process,
+    read_driver,
+    select_visible,
+)
 from placement.types import Gpu, GpuLink, GpuProcess, MigInstance
 from tests.fakes.gpus import DRIVER_NOT_LOADED, GPU_IS_LOST, H100, UNKNOWN, FakeGpu, a_free_mig_gpu
 from tests.fakes.nvml import FakeDriver
@@ -119,6 +125,16 @@ def test_processes_and_the_mps_server_are_seen(monkeypatch):
     first, second, third = read(monkeypatch, driver).gpus
     assert first.processes == (GpuProcess(pid=41, memory_used_bytes=3 * 2**30), GpuProcess(pid=42))
     assert (first.mps_running, second.mps_running, third.mps_running) == (False, True, True)
+
+
+def test_memory_is_told_by_process_those_of_mps_included(monkeypatch):
+    driver = FakeDriver(a100(0, pids={41: 3 * 2**30, 42: None}, mps_pids=[44, 45], mps_bytes={44: 2**30}))
+    driver.install(monkeypatch)
+    assert memory_by_process(driver.gpus[0].uuid) == {41: 3 * 2**30, 44: 2**30}
+    assert memory_by_process("GPU-of-nobody") == {}
+    driver.gpus[0].lost = True
+    assert memory_by_process(driver.gpus[0].uuid) == {}
+    assert driver.open_sessions == 0
 
 
 def test_near_cores_and_numa_nodes_are_read(monkeypatch):

@@ -2,8 +2,11 @@ import json
 
 import pytest
 
+from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import RunFolderError, RunVersionError
 from rayagi.run.folder import create_run, open_run
+from rayagi.run.limits import Position
+from rayagi.run.recorders import FileRecorder
 
 
 def make(tmp_path, **options):
@@ -93,3 +96,24 @@ def test_updates_are_whole_or_not_there(tmp_path):
     folder.update(status="finished", reason="5 min of training done")
     assert open_run(folder.path).record.status == "finished"
     assert not [entry for entry in folder.path.iterdir() if entry.name.endswith(".tmp")]
+
+
+def test_a_run_that_goes_back_has_no_rows_of_what_it_undid(tmp_path):
+    folder = make(tmp_path)
+    at_2 = Position(
+        iteration=2,
+        env_steps=20,
+        train_s=2.0,
+        evaluation_return=None,
+        training_return=None,
+        training_episodes=0,
+    )
+    files = FileRecorder(folder)
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i} for i in (1, 2, 3, 4)], at_2)
+    files.evaluated({"iteration": 3, "env_steps_total": 30}, best=True)
+    files.rewound(at_2)
+    files.iterated([{"iteration": 3, "env_steps_total": 31}], at_2)
+    files.close()
+    told = [(row["iteration"], row["env_steps_total"]) for row in read_rows(folder.progress_csv)]
+    assert told == [(1, 10), (2, 20), (3, 31)]
+    assert read_rows(folder.evaluations_csv) == []

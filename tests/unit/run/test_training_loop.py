@@ -3,6 +3,7 @@ import math
 import pytest
 from fake_training_session import STEPS, FakeSession
 
+from placement.errors import SliceLostError
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
@@ -24,6 +25,9 @@ class Rows:
 
     def saved(self, checkpoint):
         self.checkpoints.append(checkpoint)
+
+    def rewound(self, position):
+        self.rows = [row for row in self.rows if row["iteration"] <= position.iteration]
 
 
 def make_loop(tmp_path, session, *, interrupt=None, recorder=None, overseer=None, **settings):
@@ -221,6 +225,37 @@ class _Overseer:
         other = FakeSession(self.session.clock)
         other.load_state_dict(state)
         return other
+
+    def recover(self, lost, state):
+        self.log.append(f"recovered from {'nothing' if state is None else state['shared']['iteration']}")
+        other = FakeSession(self.session.clock, iteration_s=self.session.iteration_s)
+        if state is not None:
+            other.load_state_dict(state)
+        return other
+
+
+LOST = SliceLostError(("GMI 0 mps[GPU-1 x1.00]",), "its daemon is gone")
+
+
+@pytest.mark.parametrize(("lost_at", "goes_on_from"), [(8, "5"), (3, "nothing")])
+def test_a_lost_share_takes_the_run_back_to_its_last_checkpoint(tmp_path, lost_at, goes_on_from):
+    session, rows = FakeSession(iteration_s=1.0, events={lost_at: LOST}), Rows()
+    overseer = _Overseer(session, at=100)
+    settings = {"limits": Limits(iterations=12), "checkpoint_every": Interval(iterations=5)}
+    outcome = make_loop(tmp_path, session, recorder=rows, overseer=overseer, **settings).run()
+    assert [line for line in overseer.log if line != "saved"] == [f"recovered from {goes_on_from}"]
+    assert outcome.position.iteration == 12
+    assert outcome.position.env_steps == 12 * STEPS
+    # Each iteration once, with the numbers of a run that nothing happened to.
+    assert [row["iteration"] for row in rows.rows] == list(range(1, 13))
+    assert [row["train_s"] for row in rows.rows] == pytest.approx(list(range(1, 13)))
+    assert rows.rows[-1]["episode_return_mean"] == sum(range(1, 13)) / 12
+
+
+def test_without_an_overseer_a_lost_share_ends_the_run(tmp_path):
+    session = FakeSession(events={2: LOST})
+    with pytest.raises(SliceLostError, match="its daemon is gone"):
+        make_loop(tmp_path, session, limits=Limits(iterations=4)).run()
 
 
 def test_another_session_goes_on_after_the_next_checkpoint_and_no_sooner(tmp_path):

@@ -1,0 +1,137 @@
+"""Whether each GMI's share of memory holds what its roles need, said when the plan is made and before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+
+from actors.protocols import EnvInfo
+from placement.errors import PlanError
+from placement.plan import Plan
+from placement.search import Measured
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.search_store import SearchStore
+from rayagi.envs import env_info
+from rayagi.run.quantities import bytes_text
+
+_REAL, _FLAG, _WHOLE = 4, 1, 8
+"""Bytes of float32, bool and int64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """Memory of a GMI as a function of its environments: ``fixed_bytes + num_envs * bytes_per_env``."""
+
+    fixed_bytes: float
+    bytes_per_env: float
+    source: str
+    """Where that comes from, as a clause."""
+
+    def bytes_at(self, num_envs: int) -> float:
+        """At so many environments."""
+        return self.fixed_bytes + num_envs * self.bytes_per_env
+
+    def most_envs(self, limit_bytes: float) -> int:
+        """The most environments that fit; 0 where none does."""
+        return (
+            max(0, floor((limit_bytes - self.fixed_bytes) / self.bytes_per_env))
+            if self.bytes_per_env > 0
+            else 0
+        )
+
+
+def refuse_short_memory(spec: RunSpec, plan: Plan, folder: Path | None = None) -> None:
+    """Compare what each GMI that collects needs with its share: by eq. 4 where a search has measured, and by its rollouts.
+
+    Args:
+        spec: of the run
+        plan: of it; a program of the user's own is not judged
+        folder: of a search's measurements; None: the default
+
+    Raises:
+        PlanError: a share is below what the GMI needs; says how many environments it is enough for.
+    """
+    hosts = [index for index in plan.hosting("simulator") if "agent" in plan.roles_of(index)]
+    if not hosts:
+        return
+    store = SearchStore(spec, plan.machine, folder)
+    per_device = len(hosts) // len(
+        {(plan.slices[index].node, plan.slices[index].gpu_uuid) for index in hosts}
+    )
+    env = spec.env
+    info = env_info(env.id, engine=env.engine, kwargs=dict(env.kwargs))
+    measured = store.trials(per_device)
+    for index in hosts:
+        num_envs, limit = plan.envs[index], _share_bytes(plan, index)
+        on_gpu = plan.slices[index].gpu_uuid is not None
+        needs = [
+            rollouts_need(spec.learning.rollout_length, info, on_gpu=on_gpu),
+            *_measured_need(measured, num_envs),
+        ]
+        need = max(needs, key=lambda each: each.bytes_at(num_envs))
+        if need.bytes_at(num_envs) > limit:
+            raise _too_small(plan, index, need, limit)
+
+
+def rollouts_need(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Need:
+    """The least that a GMI needs: the storage of its rollouts (actors.rollout), of which GPUs hold what networks read.
+
+    Args:
+        rollout_length: T
+        info: of the environment
+        on_gpu: whether the simulator's side, observations and rewards as it gave them, lies elsewhere, on the host
+    """
+    discrete = info.action.kind == "discrete"
+    outputs, action = (
+        (info.action.num_choices, _WHOLE) if discrete else (info.action.dim, _REAL * info.action.dim)
+    )
+    row = _REAL * info.obs_dim + _REAL * outputs + action
+    if not on_gpu:
+        row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
+    last = 0 if on_gpu else _REAL * info.obs_dim
+    return Need(
+        fixed_bytes=0.0,
+        bytes_per_env=float(rollout_length * row + last),
+        source=f"its rollouts of {rollout_length} steps alone hold that",
+    )
+
+
+def _measured_need(measured: Sequence[tuple[int, Measured]], num_envs: int) -> list[Need]:
+    """Eq. 4: the line through the two nearest measurements from below, or the lowest two; none before there are two."""
+    if len(measured) < 2:
+        return []
+    below = [point for point in measured if point[0] <= num_envs]
+    (envs_1, one), (envs_2, two) = below[-2:] if len(below) > 1 else measured[:2]
+    slope = max(0.0, (two.memory_bytes - one.memory_bytes) / (envs_2 - envs_1))
+    return [
+        Need(
+            fixed_bytes=two.memory_bytes - slope * envs_2,
+            bytes_per_env=slope,
+            source=f"by eq. 4, from what a search measured with {envs_1} and {envs_2} environments",
+        )
+    ]
+
+
+def _share_bytes(plan: Plan, index: int) -> float:
+    """Of a GPU, the limit of its slice, or its part. Of a host, its part by environments: nothing divides its memory."""
+    piece = plan.slices[index]
+    if piece.gpu_uuid is not None:
+        return plan.memory_bytes(index)
+    beside = sum(
+        plan.envs[other] for other in plan.hosting("simulator") if plan.slices[other].node == piece.node
+    )
+    return plan.machine.node(piece.node).memory_total_bytes * plan.envs[index] / beside
+
+
+def _too_small(plan: Plan, index: int, need: Need, limit: float) -> PlanError:
+    num_envs = plan.envs[index]
+    # Sizes of unequal GMIs stay in proportion to each other.
+    most = need.most_envs(limit) * plan.num_envs // num_envs
+    larger = "give it a larger share" if plan.sizes else "cut fewer GMIs"
+    return PlanError(
+        f"{num_envs} environments in GMI {index} {plan.slices[index].label()}",
+        f"they need {bytes_text(need.bytes_at(num_envs))} ({need.source}), and its share has {bytes_text(limit)}",
+        f"Set num_envs to {most} or less, or {larger}" if most else f"Not even one fits: {larger}",
+    )

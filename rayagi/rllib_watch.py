@@ -1,0 +1,96 @@
+"""What `rayagi train` tells of a run beside its results, for RLlib's face: what was predicted, what is noticed, and the
+numbers of all GMIs together in Ray's metric export."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NoReturn
+
+from actors.protocols import IterationResult
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.decisions import Decision
+from rayagi.coordinator.expectation import expectation
+from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.session import Session
+from rayagi.monitoring.run_exporting import RunExporter
+from rayagi.run.limits import Position
+
+_logger = logging.getLogger(__name__)
+
+
+class RunWatch:
+    """Beside one session of an Algorithm. It tells and proposes; what is done is for Tune, or whoever built it, to say."""
+
+    def __init__(self, spec: RunSpec, session: Session, *, run: str) -> None:
+        """Look up what is expected of the session's plan.
+
+        Args:
+            spec: of the run
+            session: open
+            run: tag of the exported metrics
+        """
+        self._spec = spec
+        self._expected = expectation(spec, session.plan)
+        if self._expected is not None:
+            _logger.info("Expected: %s.", self._expected.text())
+        self._exporter = RunExporter(run=run, task=spec.env.id)
+        self._overseer = RunOverseer(
+            replace(spec, gmi=replace(spec.gmi, replan=False)),
+            session,
+            reopen=_never,
+            tell=_logger.warning,
+            keep=_never,
+            planned_steps_per_s=None if self._expected is None else self._expected.predicted_steps_per_s,
+            way_on=_way_on,
+        )
+        self._steps = self._seconds = 0.0
+
+    def iterated(
+        self, result: IterationResult, row: Mapping[str, float], *, iteration: int, wall_s: float
+    ) -> None:
+        """Count an iteration, export its row, and look at the GMIs.
+
+        Args:
+            result: of all GMIs
+            row: what the driver works out of it, by the names of rayagi.monitoring.catalogue
+            iteration: its number, from 1
+            wall_s: how long it took
+        """
+        self._steps += result.metrics["env_steps"]
+        self._seconds += wall_s
+        self._exporter.export(row)
+        self._overseer.look(
+            Position(
+                iteration=iteration,
+                env_steps=int(row["env_steps_total"]),
+                train_s=row["train_s"],
+                evaluation_return=row.get("evaluation_return_mean"),
+                training_return=row.get("episode_return_mean"),
+                training_episodes=int(row["episodes_total"]),
+            )
+        )
+
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        """Export an evaluation."""
+        self._exporter.export(row)
+
+    def summary(self) -> str:
+        """How fast the session was, beside what was expected of it; empty where nothing was computed."""
+        if not self._steps:
+            return ""
+        speed = self._steps / self._seconds
+        if self._expected is None:
+            told = f"nobody measured this plan before; `rayagi search {self._spec.env.id}` does"
+        else:
+            told = f"predicted {replace(self._expected, measured_steps_per_s=speed).text()}"
+        return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {told}"
+
+
+def _way_on(decision: Decision) -> str:
+    return f"build the next one with .gmi(num_gmis={decision.num_gmis}, num_envs={decision.num_envs})"
+
+
+def _never(spec: RunSpec) -> NoReturn:
+    raise AssertionError("replanning is not asked for here")

@@ -1,0 +1,105 @@
+"""Shares of memory below what a GMI needs are refused with the plan: arithmetic on recorded machines."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from actors.protocols import ActionSpec, EnvInfo
+from actors.rollout import Rollout
+from placement.errors import PlanError
+from placement.inventory import load_machine
+from placement.search import Measured
+from rayagi.cli import main
+from rayagi.config.presets import preset
+from rayagi.coordinator.memory_need import refuse_short_memory, rollouts_need
+from rayagi.coordinator.search_store import SearchStore
+from rayagi.planning import plan_of
+
+GIB = 2**30
+ANT = preset("Ant-v5")
+A100, CORES = "tests/data/machines/a100_40x1.json", "tests/data/machines/cpu2.json"
+
+
+def planned(machine, **gmi):
+    spec = replace(ANT, gmi=replace(ANT.gmi, **gmi))
+    return spec, plan_of(spec, load_machine(machine))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        ActionSpec(kind="continuous", dim=3, low=(-1.0,) * 3, high=(1.0,) * 3),
+        ActionSpec(kind="discrete", dim=1, num_choices=4),
+    ],
+)
+def test_rollouts_need_what_their_storage_holds(action):
+    info = EnvInfo(env_id="a task", engine="auto", obs_dim=5, action=action, max_episode_steps=None)
+    storage = Rollout.allocate(16, 7, info, torch.device("cpu"))
+    held = [getattr(storage, field.name) for field in fields(storage)]
+    on_host = sum(one.nbytes for one in held if isinstance(one, torch.Tensor))
+    assert rollouts_need(16, info, on_gpu=False).bytes_at(7) == on_host
+    on_gpu = storage.obs.nbytes + storage.outputs.nbytes + storage.actions.nbytes
+    assert rollouts_need(16, info, on_gpu=True).bytes_at(7) == on_gpu
+
+
+def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path):
+    spec, plan = planned(
+        A100, num_gmis=None, gmis_per_gpu=10, num_envs=200_000, backend="mps", threads_per_gmi=1
+    )
+    # 4 x (105 + 8 + 8) bytes a step of Ant's 64: 200,000 environments need 5.77 GiB of the 4 GiB that the daemon grants.
+    assert spec.learning.rollout_length == 64
+    with pytest.raises(PlanError) as caught:
+        refuse_short_memory(spec, plan, tmp_path)
+    assert caught.value.asked.startswith("200000 environments in GMI 0 mps[")
+    assert caught.value.limit == (
+        "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
+    )
+    assert caught.value.way_out == "Set num_envs to 138654 or less, or cut fewer GMIs"
+    refuse_short_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
+
+
+def kept(spec, machine, folder, gmis, **memory):
+    store = SearchStore(spec, load_machine(machine), folder)
+    for envs, held in memory.items():
+        store.keep_outcome(gmis, int(envs[1:]), Measured(steps_per_s=1.0, memory_bytes=int(held * GIB)))
+
+
+def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
+    spec, plan = planned(A100, num_gmis=None, gmis_per_gpu=4, num_envs=8192, backend="mps", threads_per_gmi=1)
+    kept(spec, A100, tmp_path, 4, _1024=2, _2048=3, _4096=5)
+    kept(spec, A100, tmp_path, 2, _4096=30)  # of other GMIs
+    # On the line through 3 and 5 GiB, 8192 need 9 of the 10 that a quarter has.
+    refuse_short_memory(spec, plan, tmp_path)
+    spec, plan = planned(
+        A100, num_gmis=None, gmis_per_gpu=4, num_envs=16384, backend="mps", threads_per_gmi=1
+    )
+    with pytest.raises(PlanError) as caught:
+        refuse_short_memory(spec, plan, tmp_path)
+    assert "need 17.00 GiB (by eq. 4, from what a search measured with 2048 and 4096" in caught.value.limit
+    assert "its share has 10.00 GiB" in caught.value.limit
+    assert caught.value.way_out == "Set num_envs to 9216 or less, or cut fewer GMIs"  # (10 - 1) / 1 x 1024
+
+
+def test_a_hosts_memory_is_divided_by_environments(tmp_path):
+    spec, plan = planned(CORES, num_gmis=2, num_envs=64)
+    (node,) = plan.machine.nodes
+    half = node.memory_total_bytes / 2 / GIB
+    kept(spec, CORES, tmp_path, 2, _16=0.5 * half, _32=0.75 * half)
+    with pytest.raises(PlanError, match=r"64 environments in GMI 0 cpu\[0\]: .*Set num_envs to 48 or less"):
+        refuse_short_memory(spec, plan, tmp_path)  # 1.25 of a half
+
+
+def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
+    spec, plan = planned(CORES, num_gmis=2, num_envs=64)
+    kept(spec, CORES, tmp_path, 2, _16=500, _32=501)
+    with pytest.raises(PlanError, match="Not even one fits: cut fewer GMIs"):
+        refuse_short_memory(spec, plan, tmp_path)
+
+
+def test_the_command_refuses_it_before_anything_starts(capsys):
+    options = ["--machine", A100, "--num-envs", "200000", "--backend", "mps", "--set", "gmi.gmis_per_gpu=10"]
+    assert main(["plan", "Ant-v5", *options, "--set", "gmi.threads_per_gmi=1"]) == 2
+    told = capsys.readouterr().err
+    assert "its share has 4.00 GiB" in told
+    assert "Traceback" not in told
