@@ -36,12 +36,10 @@ WARM_UP = 8
 class Watched:
     """A session whose updates, losses and successors are noted by the driver's clock."""
 
-    def __init__(self, session: DecoupledSession) -> None:
-        self.session = session
+    def __init__(self, session: DecoupledSession, told: list[tuple[float, str]]) -> None:
+        self.session, self.told = session, told
         self.updates: list[float] = []
         """When each came."""
-        self.told: list[tuple[float, str]] = []
-        session.tell = lambda text: self.told.append((time.perf_counter(), text))
 
     def train(self, updates: int) -> None:
         """Note each as it comes."""
@@ -109,9 +107,10 @@ def measure(task: str, repeats: int, settings: Sequence[str]) -> dict[str, Any]:
     """Every kill, so many times, in one session."""
     spec = checked(with_settings(preset(task, "impala"), ["gmi.template=decoupled", *settings]))
     lines: list[dict[str, Any]] = []
-    with session_of(spec) as session:
+    told: list[tuple[float, str]] = []
+    with session_of(spec, tell=lambda text: told.append((time.perf_counter(), text))) as session:
         assert isinstance(session, DecoupledSession)
-        watched = Watched(session)
+        watched = Watched(session, told)
         watched.train(WARM_UP)
         for repeat in range(repeats):
             for who in ("collector", "learner", "collective actor"):
@@ -123,8 +122,16 @@ def measure(task: str, repeats: int, settings: Sequence[str]) -> dict[str, Any]:
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Medians and spread by who was killed."""
-    names = {"told_s": "told", "pause_s": "longest pause", "usual_pause_s": "longest without", "whole_s": "whole again"}
-    rows = [f"| killed | {' | '.join(names.values())} | under {GOAL_S:.0f} s |", f"|{'---|' * (len(names) + 2)}"]
+    names = {
+        "told_s": "told",
+        "pause_s": "longest pause",
+        "usual_pause_s": "longest without",
+        "whole_s": "whole again",
+    }
+    rows = [
+        f"| killed | {' | '.join(names.values())} | under {GOAL_S:.0f} s |",
+        f"|{'---|' * (len(names) + 2)}",
+    ]
     for who in dict.fromkeys(line["killed"] for line in lines):
         own = [line for line in lines if line["killed"] == who]
         cells = []
@@ -152,7 +159,12 @@ def main() -> None:
     place.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in found["origin"].items())
     rows = ", ".join(f"{name} {count}" for name, count in found["experience"]["rows"].items())
-    parts = [f"# {given.task}: recovery, in seconds", told, table(found["lines"]), f"Rows of experience: {rows}."]
+    parts = [
+        f"# {given.task}: recovery, in seconds",
+        told,
+        table(found["lines"]),
+        f"Rows of experience: {rows}.",
+    ]
     place.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
     print(table(found["lines"]))
 

@@ -109,6 +109,37 @@ def run_trainer(
     connection.close()
 
 
+def measure_compute(size: Size, learn: bool, seconds: float) -> float:
+    """CPU seconds that a rollout takes of an agent and a trainer between whom nothing is moved: the least of several.
+
+    What a way adds to it is all that another way can save.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network = ActorCritic(size.task.info(), NetworkSpec())
+    optimizer = torch.optim.RMSprop(network.parameters(), lr=LEARNING_RATE)
+    obs, noises = torch.randn(size.envs, size.task.obs_dim), torch.randn(size.envs, size.task.act_dim)
+    rollout = {
+        field.name: torch.zeros((size.envs, *field.shape), dtype=field.dtype)
+        for field in size.schema().fields
+    }
+    rollout["obs"].normal_()
+    best_s, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        started = time.process_time()
+        with torch.inference_mode():
+            for _ in range(size.steps):
+                outputs = network.policy(obs)
+                network.head.log_prob(outputs, network.head.sample(outputs, noises))
+        if learn:
+            update(network, optimizer, rollout)
+        else:
+            for tensor in rollout.values():
+                tensor.sum()
+        best_s = min(best_s, time.process_time() - started)
+    return best_s
+
+
 def update(network: ActorCritic, optimizer: torch.optim.Optimizer, rollout: dict[str, Tensor]) -> None:
     """One step of advantage actor-critic with n-step returns (Mnih et al. 2016), n = the rollout's length."""
     obs, dones = rollout["obs"], rollout["dones"]

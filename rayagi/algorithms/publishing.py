@@ -38,9 +38,7 @@ def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
 class Publisher:
     """A learner's side: a board on its host, announced to collectors."""
 
-    def __init__(
-        self, policy: NetworkPolicy, directory: Directory, learner: int, *, node: str = ""
-    ) -> None:
+    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int, *, node: str = "") -> None:
         """Nothing is published yet. ``node``: by which collectors on other hosts name this one.
 
         Raises:

@@ -100,6 +100,7 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
         assert set(found["lags"]) <= {"0", "1"}
 
 
+@pytest.mark.slow
 def test_synchronous_collectors_on_another_host_make_the_same_updates():
     spec = replace(SPEC, impala=replace(SPEC.impala, max_lag=0))
     with session(spec, []) as opened:
