@@ -21,9 +21,9 @@ from typing import Any
 import ray
 
 from experiments.origin import origin
+from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.config.convert import with_settings
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 
 HERE = Path(__file__).parent

@@ -76,6 +76,13 @@ def run_once(
     return {"pps": total["pps"], "ttp": total["ttp"], "per_cpu_s": total["samples"] / total["cpu_s"]}
 
 
+def compute_s(size: Size, learn: bool) -> float:
+    """What a rollout takes without any transfer, while every core does the same: clocks and caches are shared then, too."""
+    cores = len(os.sched_getaffinity(0))
+    with _context.Pool(cores) as pool:
+        return statistics.median(pool.starmap(measure_compute, [(size, learn, COMPUTE_S)] * cores))
+
+
 def receive(connection: Any) -> Any:
     """What a trainer says.
 
@@ -134,9 +141,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = json.loads(given.onto.read_text())["rows"] if given.onto else []
     first = 1 + max((row["repeat"] for row in rows), default=-1)
     for repeat in range(first, first + given.repeats):
-        compute = {
-            (name, size.steps, work): measure_compute(size, work == "A3C", COMPUTE_S)
-            for name, size, _, work in cases
+        compute = {(name, size.steps, work): compute_s(size, work == "A3C") for name, size, _, work in cases}
+        for name, size, _, work in cases
         }
         for name, size, (agents, trainers), work in cases:
             for turn in range(len(WAYS)):
