@@ -2,13 +2,14 @@
 
     python -m experiments.asynchronous.recovery Ant-v5 --repeats 5
 
-One session; between kills it trains until updates come as before. Writes results/recovery_<task>.json (every kill, and origin)
-and .md (medians, spread).
+One session; between kills it trains until updates come as before. Writes results/recovery_<task>.json (every kill, and
+origin) and .md (medians, spread).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -63,8 +64,8 @@ class Watched:
         """End a process, and go on until its successors work.
 
         Returns:
-            seconds until the loss was told (0: it never is), until the next update, the longest pause between updates, the same
-            as they are without a loss, and until all successors had begun to work.
+            seconds until the loss was told (0: it never is), the longest pause between updates, the longest before the loss, and
+            how long it took until all successors had begun to work.
         """
         self.train(WARM_UP)
         usual_s = max(pauses(self.updates[-WARM_UP:]))
@@ -85,7 +86,7 @@ class Watched:
 
 def pauses(moments: Sequence[float]) -> list[float]:
     """Seconds between one and the next."""
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 def kills(session: DecoupledSession) -> dict[str, tuple[int, int]]:

@@ -142,8 +142,6 @@ def main() -> None:
     first = 1 + max((row["repeat"] for row in rows), default=-1)
     for repeat in range(first, first + given.repeats):
         compute = {(name, size.steps, work): compute_s(size, work == "A3C") for name, size, _, work in cases}
-        for name, size, _, work in cases
-        }
         for name, size, (agents, trainers), work in cases:
             for turn in range(len(WAYS)):
                 way = WAYS[(repeat + turn) % len(WAYS)]
