@@ -18,6 +18,7 @@ from actors.host_memory import give_back
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from collectives.communicator import Communicator
 from collectives.connect import connect
+from collectives.experience.abroad import Abroad
 from collectives.experience.directory import Directory
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
@@ -83,6 +84,10 @@ class GmiContext:
     device: torch.device
     directory: Directory = field(default_factory=partial(Collective, 1))
     """Where GMIs say how experience and parameters reach them; one that is alone has its own."""
+    node: str = ""
+    """By which GMIs on other hosts name this one's, where they can reach it."""
+    abroad: Abroad | None = None
+    """How this GMI reaches other hosts; None: it cannot."""
 
 
 class ProgramFactory(Protocol):
@@ -114,6 +119,8 @@ class Gmi:
         self._communicator: Communicator | None = None
         self._program: Program | Workload | None = None
         self.directory: Directory = Collective(1)
+        self.node = ""
+        self.abroad: Abroad | None = None
 
     def land(self) -> Landing:
         """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
@@ -195,6 +202,8 @@ class Gmi:
                     communicator=self._communicator,
                     device=device,
                     directory=self.directory,
+                    node=self.node,
+                    abroad=self.abroad,
                 )
                 self._program = factory(context)
             if torch.cuda.is_initialized():

@@ -14,6 +14,7 @@ import ray.util
 
 from actors.errors import PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, Landing
+from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.experience.errors import ChannelError
@@ -65,11 +66,11 @@ class GmiActor(Gmi):
         self._collective = collective
         if collective is not None:
             self.directory = RemoteDirectory(collective)
+        self.node, self.abroad = ray.get_runtime_context().get_node_id(), Relays()
 
     def land(self) -> Landing:
         """Say where this process is in Ray's terms."""
-        node_id = ray.get_runtime_context().get_node_id()
-        return replace(super().land(), node_id=node_id, gpu_ids=self._gpu_ids)
+        return replace(super().land(), node_id=self.node, gpu_ids=self._gpu_ids)
 
     def join_through(
         self, *, timeout_s: float, transport: TransportName, composition: str, generation: int = 0
@@ -88,6 +89,8 @@ class GmiActor(Gmi):
     def close(self) -> None:
         """Release the program, leave the group, and say nothing any more."""
         super().close()
+        if self.abroad is not None:
+            self.abroad.close()
         if isinstance(self.directory, RemoteDirectory):
             self.directory.close()
 

@@ -1,4 +1,4 @@
-"""Experience for consumers on another host: the same message bytes, through Ray's object store."""
+"""Experience for consumers on another host: the same message bytes, through Ray's object store; parameters come back so."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.far_board import FarBoard, Shown, Window
+from collectives.experience.abroad import Abroad
 from collectives.experience.directory import Consumer
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelError, ChannelTimeoutError, SchemaError
@@ -66,6 +68,11 @@ class Relay:
 
     def __init__(self) -> None:
         self._lines: dict[Address, _Line] = {}
+        self._window = Window()
+
+    async def show(self, endpoint: str, known: int) -> Shown:
+        """What a board of this host shows: see ``Window.show``."""
+        return self._window.show(endpoint, known)
 
     async def deliver(
         self, address: Address, after: int, sequence: int, version: int, rows: Sequence[int], *messages: Any
@@ -227,7 +234,7 @@ class RelayWay(Way):
         self._relay.leave.remote(self._address)  # nobody waits for it but ``Relays.close``
 
 
-class Relays:
+class Relays(Abroad):
     """The relays of one producer's process, one per host: what a ``Migrator`` takes as ``far_way``."""
 
     def __init__(self) -> None:
@@ -240,12 +247,18 @@ class Relays:
                 dispenser.plan.groups[0].name,
                 "a consumer on another host did not announce its node: pass node= to Batcher.announce",
             )
-        if consumer.node not in self._handles:
+        return RelayWay(self._relay(consumer.node), dispenser, consumer.endpoints)
+
+    def board(self, node: str, endpoint: str) -> FarBoard:
+        """A learner's board on another host."""
+        return FarBoard(self._relay(node), endpoint)
+
+    def _relay(self, node: str) -> Any:
+        if node not in self._handles:
             options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-            there = NodeAffinitySchedulingStrategy(consumer.node, soft=False)
-            relay = ray.remote(Relay).options(scheduling_strategy=there, **options).remote()
-            self._handles[consumer.node] = relay
-        return RelayWay(self._handles[consumer.node], dispenser, consumer.endpoints)
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._handles[node] = ray.remote(Relay).options(scheduling_strategy=there, **options).remote()
+        return self._handles[node]
 
     def close(self) -> None:
         """End them; consumers read on what is there. Safe to call twice."""

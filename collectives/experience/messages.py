@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from collectives.experience.schema import ExperienceSchema, Field
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MessageLayout:
     """A record batch of so many rows, as an encapsulated Arrow IPC message: metadata, then a body of columns."""
 
@@ -26,27 +27,42 @@ class MessageLayout:
     size: int
     """Bytes of the whole message."""
 
-    @property
+    @cached_property
     def lead(self) -> int:
         """Bytes that a message begins behind a cache line, so that its body begins at one: copies are faster then."""
         return -len(self.metadata) % CACHE_LINE_BYTES
 
+    @cached_property
+    def _places(self) -> tuple[tuple[str, torch.dtype, int, int, tuple[int, ...], tuple[int, ...]], ...]:
+        """Name, type, elements, offset, shape and strides of each field: worked out once, for tensors are made per batch."""
+        return tuple(
+            (
+                field.name,
+                field.dtype,
+                self.rows * field.row_numel,
+                offset,
+                (self.rows, *field.shape),
+                torch.empty((self.rows, *field.shape), device="meta").stride(),
+            )
+            for field, offset in zip(self.schema.fields, self.offsets, strict=True)
+        )
+
     def tensors(self, buffer: memoryview, begin: int) -> dict[str, Tensor]:
         """Each field as (rows, *shape), in place; they keep ``buffer`` alive."""
-        with torch.inference_mode(
-            mode=False
+        if (
+            torch.is_inference_mode_enabled()
         ):  # whoever runs a policy asks in that mode; others could not write then
-            return {
-                field.name: self._tensor(field, buffer, begin + offset)
-                for field, offset in zip(self.schema.fields, self.offsets, strict=True)
-            }
-
-    def _tensor(self, field: Field, buffer: memoryview, begin: int) -> Tensor:
-        shape = (self.rows, *field.shape)
+            with torch.inference_mode(mode=False):
+                return self.tensors(buffer, begin)
         if self.rows == 0:
-            return torch.empty(shape, dtype=field.dtype)
-        count = self.rows * field.row_numel
-        return torch.frombuffer(buffer, dtype=field.dtype, count=count, offset=begin).view(shape)
+            return {name: torch.empty(shape, dtype=dtype) for name, dtype, _, _, shape, _ in self._places}
+        # Not view(), which takes three times as long as as_strided().
+        return {
+            name: torch.as_strided(
+                torch.frombuffer(buffer, dtype=dtype, count=count, offset=begin + offset), shape, strides
+            )
+            for name, dtype, count, offset, shape, strides in self._places
+        }
 
 
 class Layouts:

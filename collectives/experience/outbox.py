@@ -91,6 +91,7 @@ class Outbox:
             )
         self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
         self._credit, self._routed = credit or slots, routed
+        self._row_bytes = schema.row_bytes
         self._layouts = Layouts(schema)
         message = self._layouts.schema_message()
         self._shape = shape = OutboxShape(
@@ -207,7 +208,7 @@ class Outbox:
         self._slots.commit(claim.slot, ticket, number, version, claim.num_rows)
         words[at.COMMITTED] = ticket
         words[at.COMMITTED_ROWS] += claim.num_rows
-        words[at.COMMITTED_BYTES] += claim.num_rows * self.schema.row_bytes
+        words[at.COMMITTED_BYTES] += claim.num_rows * self._row_bytes
         words[at.NEWEST_VERSION] = version
         if to is not None and self._is_open(to):
             self._post(claim.slot, to)

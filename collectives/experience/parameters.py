@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,23 @@ _SLEEP_S = 0.05
 """After which a reader that waits looks whether the owner is alive."""
 _MOST_READS = 1000
 """Copies begun anew before a reader gives up: the owner would have published twice as often meanwhile."""
+
+
+class ReadableBoard(Protocol):
+    """What a reader needs of a board, on this host or another."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no more will come, as far as is known."""
+        ...
+
+    def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
+        """Copy what is published into tensors, unless that is version ``known``. Returns its version."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. Safe to call twice."""
+        ...
 
 
 class ParameterBoard:
@@ -179,6 +196,10 @@ class ParameterBoard:
             self.schema.name,
             f"process {self._owner} publishes faster than {_MOST_READS} copies could be read: publish less often",
         )
+
+    def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
+        """``read_into``, unless what is published is version ``known``. Returns its version."""
+        return known if self.version == known else self.read_into(tensors)
 
     def close(self) -> None:
         """The owner tells readers that no more will come; a reader only lets go. Safe to call twice."""

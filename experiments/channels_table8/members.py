@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -107,6 +108,38 @@ def run_trainer(
     )
     connection.recv()  # until the agents have stopped
     connection.close()
+
+
+def measure_compute(size: Size, learn: bool, seconds: float) -> float:
+    """CPU seconds that a rollout takes of an agent and a trainer between whom nothing is moved: the median of several.
+
+    What a way adds to it is all that another way can save.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network = ActorCritic(size.task.info(), NetworkSpec())
+    optimizer = torch.optim.RMSprop(network.parameters(), lr=LEARNING_RATE)
+    obs, noises = torch.randn(size.envs, size.task.obs_dim), torch.randn(size.envs, size.task.act_dim)
+    rollout = {
+        field.name: torch.zeros((size.envs, *field.shape), dtype=field.dtype)
+        for field in size.schema().fields
+    }
+    rollout["obs"].normal_()
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        started = time.process_time()
+        with torch.inference_mode():
+            for _ in range(size.steps):
+                outputs = network.policy(obs)
+                network.head.log_prob(outputs, network.head.sample(outputs, noises))
+        if learn:
+            update(network, optimizer, rollout)
+        else:
+            for tensor in rollout.values():
+                tensor.sum()
+        taken.append(time.process_time() - started)
+    return statistics.median(taken)
 
 
 def update(network: ActorCritic, optimizer: torch.optim.Optimizer, rollout: dict[str, Tensor]) -> None:

@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.channels_table8.members import run_agent, run_trainer
+from experiments.channels_table8.members import measure_compute, run_agent, run_trainer
 from experiments.channels_table8.shapes import TASKS, Size
 from experiments.channels_table8.ways import WAYS, grouped
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0
+COMPUTE_S = 1.0
+"""For measuring what a rollout takes without any transfer."""
 SMALL, LARGE = (16, 64), (32, 256)
 """Steps and environments of a rollout."""
 CASES = (
@@ -74,6 +76,13 @@ def run_once(
     return {"pps": total["pps"], "ttp": total["ttp"], "per_cpu_s": total["samples"] / total["cpu_s"]}
 
 
+def compute_s(size: Size, learn: bool) -> float:
+    """What a rollout takes without any transfer, while every core does the same: clocks and caches are shared then, too."""
+    cores = len(os.sched_getaffinity(0))
+    with _context.Pool(cores) as pool:
+        return statistics.median(pool.starmap(measure_compute, [(size, learn, COMPUTE_S)] * cores))
+
+
 def receive(connection: Any) -> Any:
     """What a trainer says.
 
@@ -86,10 +95,14 @@ def receive(connection: Any) -> Any:
 
 
 def summarise(rows: list[dict[str, Any]]) -> str:
-    """Markdown: medians of each way, and the multi-channel's gain within each repeat, with its range."""
+    """Markdown: medians of each way, the multi-channel's gain within each repeat, with its range, and the bound of any gain.
+
+    The bound is of samples per CPU second: those of agents and trainers that move nothing, over the way's.
+    """
     measures = {"pps": "PPS", "ttp": "TTP", "per_cpu_s": "samples per CPU s"}
     names = [f"{name} | multi / way | lowest - highest" for name in measures.values()]
-    lines = [f"| task | T x N | agents, trainers | work | way | {' | '.join(names)} |", f"|{'---|' * 14}"]
+    head = f"task | T x N | agents, trainers | work | way | {' | '.join(names)} | nothing moved / way"
+    lines = [f"| {head} |", f"|{'---|' * 15}"]
     cases: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
     for row in rows:
         case = (
@@ -107,6 +120,7 @@ def summarise(rows: list[dict[str, Any]]) -> str:
                 median = statistics.median(run[key] for run in runs.values())
                 spread = f"{min(gains):.2f} - {max(gains):.2f}"
                 cells += [f"{median:,.0f}", f"{statistics.median(gains):.2f}", spread]
+            cells.append(f"{statistics.median(run['bound'] for run in runs.values()):.2f}")
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -119,10 +133,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument(
+        "--onto", type=Path, help="a .json of an earlier part, whose repeats are gone on with"
+    )
     given = parser.parse_args()
     cases = [(name, Size(task, *shape), *rest) for name, task in TASKS.items() for shape, *rest in CASES]
-    rows: list[dict[str, Any]] = []
-    for repeat in range(given.repeats):
+    rows: list[dict[str, Any]] = json.loads(given.onto.read_text())["rows"] if given.onto else []
+    first = 1 + max((row["repeat"] for row in rows), default=-1)
+    for repeat in range(first, first + given.repeats):
+        compute = {(name, size.steps, work): compute_s(size, work == "A3C") for name, size, _, work in cases}
         for name, size, (agents, trainers), work in cases:
             for turn in range(len(WAYS)):
                 way = WAYS[(repeat + turn) % len(WAYS)]
@@ -130,11 +149,12 @@ def main() -> None:
                 row = {
                     "task": name, "steps": size.steps, "envs": size.envs, "agents": agents, "trainers": trainers,
                     "work": work, "way": way, "repeat": repeat, "load": os.getloadavg()[0], **found,
+                    "bound": size.steps * size.envs / compute[name, size.steps, work] / found["per_cpu_s"],
                 }  # fmt: skip
                 rows.append(row)
                 print(*row.values(), flush=True)
     header = origin()
-    name = datetime.now(UTC).strftime("table8_%Y-%m-%d_%H%M")
+    name = given.onto.stem if given.onto else datetime.now(UTC).strftime("table8_%Y-%m-%d_%H%M")
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())

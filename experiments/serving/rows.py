@@ -40,7 +40,7 @@ def main() -> None:
     """Take turns, another order each round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gmis", type=int, default=2)
     parser.add_argument("--num-envs", type=int, default=32)

@@ -60,7 +60,9 @@ class CollectorProgram:
         """Made so far: the place in the environments' noise."""
         self._plan = channel_plan(info, steps)
         self._dispenser = self._open_channels()
-        self._parameters = Follower(self.policy, context.directory, flow.learner_of(number))
+        self._parameters = Follower(
+            self.policy, context.directory, flow.learner_of(number), abroad=context.abroad
+        )
 
     def _open_channels(self) -> Dispenser:
         """Outboxes for rollouts, which find learners by themselves."""
@@ -73,7 +75,8 @@ class CollectorProgram:
             ragged_rows=rows * self._own.num_steps,
         )
         consumers = len(flow.learners) if flow.in_step else None
-        Migrator(dispenser, self.context.directory, EXPERIENCE, consumers=consumers)
+        context = self.context
+        Migrator(dispenser, context.directory, EXPERIENCE, consumers=consumers, far_way=context.abroad)
         self._sent = 0
         return dispenser
 
@@ -93,7 +96,7 @@ class CollectorProgram:
         Raises:
             NonFiniteError: the simulator returned NaN or infinity.
             ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
-            ChannelError: the learner is on another host.
+            ChannelError: the learner is on another host, and there is no way to it.
         """
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s

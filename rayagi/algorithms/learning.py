@@ -57,13 +57,13 @@ class LearnerProgram:
         self._own = [flow.producer_of(collector) for collector in flow.served_by(number)]
         self.lags: Counter[int] = Counter()
         """Rollout rows that were learned from, by the updates that their policy was behind."""
-        self._publisher = Publisher(policy, context.directory, number)
+        self._publisher = Publisher(policy, context.directory, number, node=context.node)
         self._stale_rows = 0
 
     def _open_channels(self) -> Batcher:
         """Inboxes, where collectors find them."""
         batcher = Batcher(self._plan, rows=self.flow.rows(self.number))
-        batcher.announce(self.context.directory, EXPERIENCE, self.number)
+        batcher.announce(self.context.directory, EXPERIENCE, self.number, node=self.context.node)
         return batcher
 
     def iterate(self) -> IterationResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from actors.protocols import StateDict
+from collectives.experience.abroad import Abroad
 from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
-from collectives.experience.parameters import ParameterBoard
+from collectives.experience.parameters import ParameterBoard, ReadableBoard
 from collectives.rendezvous import host_identity, poll
 from rayagi.algorithms.normalisers import moments_state
 from rayagi.algorithms.policy import NetworkPolicy
@@ -36,13 +38,14 @@ def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
 class Publisher:
     """A learner's side: a board on its host, announced to collectors."""
 
-    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int) -> None:
-        """Nothing is published yet.
+    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int, *, node: str = "") -> None:
+        """Nothing is published yet. ``node``: by which collectors on other hosts name this one.
 
         Raises:
             ChannelError: there is no memory for it, or this host cannot.
         """
         self._policy, self._directory, self._key = policy, directory, board_key(learner)
+        self._node = node
         self._board: ParameterBoard | None = None
 
     @property
@@ -61,7 +64,8 @@ class Publisher:
             self._board = ParameterBoard.host(tensors)
         self._board.publish(tensors, version)
         if not announced:
-            self._directory.announce(self._key, f"{host_identity()} {self._board.endpoint}")
+            place = (host_identity(), self._node, self._board.endpoint)
+            self._directory.announce(self._key, json.dumps(place))
 
     def close(self) -> None:
         """Tell collectors that no more will come."""
@@ -72,9 +76,13 @@ class Publisher:
 class Follower:
     """A collector's side: keeps a policy as its learner published it last."""
 
-    def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int) -> None:
+    def __init__(
+        self, policy: NetworkPolicy, directory: Directory, learner: int, *, abroad: Abroad | None = None
+    ) -> None:
+        """Nothing is read yet. ``abroad``: how a learner on another host is followed; None: it cannot be."""
         self._policy, self._directory, self._key = policy, directory, board_key(learner)
-        self._board: ParameterBoard | None = None
+        self._abroad = abroad
+        self._board: ReadableBoard | None = None
         self._found = ""
         """What was announced of the board."""
         self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
@@ -88,15 +96,27 @@ class Follower:
 
         Raises:
             ChannelTimeoutError: no learner has announced a board within the time limit.
-            ChannelError: the learner is on another host.
+            ChannelError: the learner is on another host, and there is no way to it.
         """
-        if self._board is None or (self._board.over and self._said() != self._found):
+        if self._has_successor():
             self._find(timeout_s)
-        assert self._board is not None
-        if self._board.version != self.version:
-            self.version = self._board.read_into(self._own)
-            self._apply()
+        self._take()
+        if self._has_successor():  # a board on another host says only when it is read that it is over
+            self._find(timeout_s)
+            self._take()
         return self.version
+
+    def _has_successor(self) -> bool:
+        """Whether another board is to be looked for than the one that is read."""
+        return self._board is None or (self._board.over and self._said() != self._found)
+
+    def _take(self) -> None:
+        """Make what the board shows the policy, if it is another version."""
+        assert self._board is not None
+        version = self._board.read_newer(self._own, self.version)
+        if version != self.version:
+            self.version = version
+            self._apply()
 
     def _find(self, timeout_s: float) -> None:
         begin = time.monotonic()
@@ -134,16 +154,19 @@ class Follower:
     def _said(self) -> str:
         return self._directory.announced(self._key).get(self._key, "")
 
-    def _look(self) -> ParameterBoard | None:
+    def _look(self) -> ReadableBoard | None:
         said = self._said()
-        host, _, endpoint = said.rpartition(" ")
         if not said:
             return None
+        host, node, endpoint = json.loads(said)
+        if host != host_identity() and node and self._abroad is not None:
+            self._found = said
+            return self._abroad.board(node, endpoint)
         if host != host_identity():
             raise ChannelError(
                 "parameters",
-                "the learner is on another host, and parameters travel in shared memory: give every host a learner of its "
-                "own (gmi.num_learners), or use fewer GMIs",
+                "the learner is on another host, and nothing was given to bring parameters from there: give every host a "
+                "learner of its own (gmi.num_learners), or use fewer GMIs",
             )
         try:
             board = ParameterBoard.attach(endpoint)

@@ -129,6 +129,27 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
         assert len(session.evaluate(3, seed=1).episode_returns) == 3
 
 
+def test_of_several_learners_one_is_killed_and_all_go_on_alike():
+    spec = replace(DECOUPLED, gmi=replace(DECOUPLED.gmi, num_learners=2))
+    told: list[str] = []
+    with session_of(spec, tell=told.append, factory=SeparateFactory(spec, make_point)) as session:
+        learners = session.plan.hosting("trainer")
+        assert len(learners) == 2
+        session.train(10)
+        before = session.state_dict()["shared"]["iteration"]
+        os.kill(pid_of(session, learners[1]), signal.SIGKILL)  # not the one that snapshots are taken of
+        session.train(10)
+        assert any("Learners are started anew" in text for text in told)
+        states = ray.get([session._group.handles[index].state_dict.remote() for index in learners])
+        one, other = (state["shared"] for state in states)
+        assert one["iteration"] == other["iteration"] >= before + 10
+        for name, tensor in one["learner"]["model"].items():
+            assert tensor.equal(other["learner"]["model"][name]), name  # they reduce together again
+        found = session.experience()
+        assert found["restarts"] == 2
+        assert found["rows"]["missing"] == 0
+
+
 def test_what_a_program_raises_ends_the_session():
     spec = replace(DECOUPLED, impala=replace(DECOUPLED.impala, learning_rate=1e30))
     with (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -99,6 +101,6 @@ def test_before_anything_is_published_a_follower_waits_and_says_for_whom():
 
 def test_a_learner_on_another_host_is_refused():
     directory = Collective(1)
-    directory.announce(board_key(0), "another-host /proc/1/fd/9")
+    directory.announce(board_key(0), json.dumps(("another-host", "its node", "/proc/1/fd/9")))
     with pytest.raises(ChannelError, match="on another host"):
         Follower(policy(1), directory, 0).read(1.0)

@@ -1,0 +1,109 @@
+"""Collectors and learners on two hosts: two Ray nodes of this one, whose GMIs are told that the second is elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+
+from rayagi.algorithms.separate import SeparateFactory
+from rayagi.config.spec import EnvSpec, GmiSpec, ImpalaSpec, NetworkSpec, RunSpec
+from rayagi.coordinator.decoupled import session_of
+from tests.fakes.point import make_point
+
+pytestmark = pytest.mark.cluster
+
+SPEC = RunSpec(
+    env=EnvSpec(id="Point"),
+    algorithm="impala",
+    gmi=GmiSpec(num_envs=4, template="decoupled", backend="cpu"),
+    network=NetworkSpec(hidden=(16, 8)),
+    impala=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    seed=3,
+)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Programs in processes whose host has its Ray node's name: no two nodes share memory, as far as they know."""
+
+    factory: SeparateFactory
+
+    def __call__(self, context):
+        socket.gethostname = lambda: f"the host of {context.node}"
+        return self.factory(context)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes():
+    # Workers cannot import this file: its classes travel as values.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        root = str(Path(__file__).resolve().parents[2])
+        ray.init(
+            address=cluster.address,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": root}},  # so that workers can import the fakes
+        )
+        cluster.wait_for_nodes(timeout=30)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def session(spec, told):
+    factory = Elsewhere(SeparateFactory(spec, make_point))
+    return session_of(spec, tell=told.append, factory=factory)
+
+
+def ask(opened, index, method, *arguments):
+    return ray.get(getattr(opened._group.handles[index], method).remote(*arguments))
+
+
+def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_even_a_new_one():
+    told: list[str] = []
+    with session(SPEC, told) as opened:
+        collectors, (learner,) = opened.plan.hosting("simulator"), opened.plan.hosting("trainer")
+        hosts = [ask(opened, index, "land").node_id for index in (*collectors, learner)]
+        assert len(collectors) == len(set(hosts)) == 2
+        results = opened.train(10)
+        # In step: every update takes a rollout of both, with parameters that are one update old at most.
+        assert {result.metrics["train_samples"] for result in results} == {2 * 4 * 8}
+        assert max(result.metrics["policy_lag_max"] for result in results) <= SPEC.impala.max_lag
+        assert opened.account().missing == 0
+        states = [ask(opened, index, "state_dict") for index in collectors]
+        shared = ask(opened, learner, "state_dict")["shared"]
+        for state in states:
+            assert state["shared"]["iteration"] == shared["iteration"]
+            for name, tensor in shared["learner"]["model"].items():
+                assert state["shared"]["learner"]["model"][name].equal(tensor), name
+
+        os.kill(ask(opened, learner, "land").pid, signal.SIGKILL)
+        opened.train(5)
+        while not any("goes on" in text for text in told):
+            opened.train(1)
+        later = opened.train(10)
+        assert {result.metrics["train_samples"] for result in later[-3:]} == {2 * 4 * 8}
+        found = opened.experience()
+        assert found["rows"]["missing"] == 0
+        assert set(found["lags"]) <= {"0", "1"}
+
+
+@pytest.mark.slow
+def test_synchronous_collectors_on_another_host_make_the_same_updates():
+    spec = replace(SPEC, impala=replace(SPEC.impala, max_lag=0))
+    with session(spec, []) as opened:
+        results = opened.train(6)
+        assert {result.metrics["policy_lag_max"] for result in results} == {0.0}
+        assert {result.metrics["train_samples"] for result in results} == {2 * 4 * 8}
