@@ -6,7 +6,6 @@ import ctypes
 import multiprocessing
 import time
 from collections.abc import Callable
-from ctypes import addressof
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -182,7 +181,7 @@ class _Bench:
     def _reduce_all_compiled(self, everything: Operation) -> None:
         """The same by the compiled kernel: every member's share."""
         for rank in range(self._world_size):
-            library().reduce_share(addressof(everything), self._world_size, rank)
+            library().reduce_share(everything.at, self._world_size, rank)
 
     def _check(self, run: Run, inputs: list[Tensor]) -> None:
         """The results are right: rank r gave r + 1; alone, rank 0 gave 1 for each member."""

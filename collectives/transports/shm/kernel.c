@@ -41,6 +41,8 @@ struct member {
     int32_t crowded; /* more members than cores */
     int32_t next;
     uint64_t arrivals, reductions;
+    int64_t limit_ns; /* of one sleep */
+    char *own;        /* its tensor, where all work alone, each into its own: it may be anywhere */
 };
 
 /* What all members do. */
@@ -231,7 +233,7 @@ static void wake(const struct member *m, uint32_t what) {
 }
 
 /* Look, then offer the processor to others between looks, then sleep. Whether it is over within the limit. */
-static int await(const struct member *m, const struct operation *o, int what, int64_t limit_ns) {
+static int await(const struct member *m, const struct operation *o, int what) {
     for (int look = 0; look < (m->crowded ? 1 : FIRST_LOOKS); look++) {
         if (is_over(m, o, what)) return 1;
         __builtin_ia32_pause();
@@ -241,7 +243,7 @@ static int await(const struct member *m, const struct operation *o, int what, in
         if (is_over(m, o, what)) return 1;
     }
     _Atomic uint32_t *word = &m->stations[m->rank].sleeps;
-    struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
+    struct timespec limit = {m->limit_ns / 1000000000, m->limit_ns % 1000000000};
     /* There is no core for who sleeps while others work: it wakes when the result is there. */
     uint32_t until = o->kind == TOGETHER && m->crowded ? FOR_RESULT : what;
     atomic_store(word, until);
@@ -261,9 +263,9 @@ static void let_others_go(const struct member *m) {
     }
 }
 
-static void begin(struct member *m, const struct operation *o, const char *own) {
+static void begin(struct member *m, const struct operation *o) {
     struct station *station = m->stations + m->rank;
-    if (o->kind == ALONE) memcpy(o->pieces + m->rank * o->piece_bytes, own, o->numel * o->element_bytes);
+    if (o->kind == ALONE) memcpy(o->pieces + m->rank * o->piece_bytes, m->own, o->numel * o->element_bytes);
     m->reductions += o->kind == TOGETHER;
     station->calls[++m->arrivals & 1] = o->call;
     atomic_store(&station->arrivals, m->arrivals);
@@ -276,10 +278,10 @@ static int all_called(const struct member *m, uint64_t call) {
     return 1;
 }
 
-static void work_alone(const struct member *m, const struct operation *o, char *own) {
+static void work_alone(const struct member *m, const struct operation *o) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < m->size; r++) parts[r] = o->pieces + r * o->piece_bytes;
-    if (m->rank < o->outputs) reducers[o->operator](parts, m->size, &own, 1, 0, o->numel);
+    if (m->rank < o->outputs) reducers[o->operator](parts, m->size, &m->own, 1, 0, o->numel);
 }
 
 static void work_together(const struct member *m, const struct operation *o) {
@@ -292,21 +294,20 @@ static void work_together(const struct member *m, const struct operation *o) {
     if (all_finished(m, o)) wake(m, FOR_RESULT);
 }
 
-/* Take part in an operation. LOOK: its limit has passed in sleep, or a signal came; call again with the same arguments.
-   `own`: this member's tensor where all work alone, each into its own; it may be anywhere. */
-int run(struct member *m, const struct operation *o, char *own, int64_t limit_ns) {
+/* Take part in an operation. LOOK: the limit has passed in sleep, or a signal came; call again with the same. */
+int run(struct member *m, const struct operation *o) {
     if (m->next == ARRIVE) {
-        begin(m, o, own);
+        begin(m, o);
         m->next = AWAIT_ALL;
     }
     if (m->next == AWAIT_ALL) {
-        if (!await(m, o, FOR_ALL, limit_ns)) return LOOK;
+        if (!await(m, o, FOR_ALL)) return LOOK;
         if (!all_called(m, o->call)) return DIFFERENT;
-        if (o->kind == ALONE) work_alone(m, o, own);
+        if (o->kind == ALONE) work_alone(m, o);
         if (o->kind == TOGETHER) work_together(m, o);
         m->next = AWAIT_RESULT;
     }
-    if (o->kind == TOGETHER && !await(m, o, FOR_RESULT, limit_ns)) return LOOK;
+    if (o->kind == TOGETHER && !await(m, o, FOR_RESULT)) return LOOK;
     m->next = ARRIVE;
     if (m->crowded) {
         atomic_store_explicit(&m->stations[m->rank].departures, m->arrivals, memory_order_relaxed);

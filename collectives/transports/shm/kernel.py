@@ -48,6 +48,8 @@ class _Side(ctypes.Structure):
         ("next", ctypes.c_int32),
         ("arrivals", ctypes.c_uint64),
         ("reductions", ctypes.c_uint64),
+        ("limit_ns", ctypes.c_int64),
+        ("own", ctypes.c_void_p),
     )
 
 
@@ -65,6 +67,11 @@ class Operation(ctypes.Structure):
         ("pieces", ctypes.c_void_p),
         ("piece_bytes", ctypes.c_uint64),
     )
+
+    def __init__(self, call: int, *others: int) -> None:
+        super().__init__(call, *others)
+        self.at = ctypes.pointer(self)
+        """The argument that means it, made once."""
 
 
 def reduction(
@@ -104,8 +111,8 @@ class KernelBarrier(Barrier):
         self._reduce_share = library.reduce_share
         size = len(self._members)
         crowded = size > _num_cores(self._members)
-        self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0)
-        self._side_at = ctypes.addressof(self._side)
+        self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0, _SLEEP_NS, None)
+        self._side_at = ctypes.byref(self._side)
         self._meeting = lru_cache(maxsize=4096)(Operation)
 
     def arrive(self, call: int) -> None:
@@ -126,9 +133,11 @@ class KernelBarrier(Barrier):
         if self.broken is not None:
             self.check_open(calls.name(operation.call))
         try:
-            state = self._run(self._side_at, ctypes.addressof(operation), own, _SLEEP_NS)
+            if own:
+                self._side.own = own
+            state = self._run(self._side_at, operation.at)
             if state != _COMPLETE:
-                self._go_on(words, operation, own, state)
+                self._go_on(words, operation, state)
         except BaseException as error:  # Ctrl-C: what was begun cannot be taken up again
             self.broken = self.broken or f"an earlier {calls.name(operation.call)} was ended by {error!r}"
             self.leave()
@@ -136,7 +145,7 @@ class KernelBarrier(Barrier):
 
     def reduce_share(self, operation: Operation) -> None:
         """Reduce this member's share, without a word to the others."""
-        self._reduce_share(ctypes.addressof(operation), self._side.size, self._rank)
+        self._reduce_share(operation.at, self._side.size, self._rank)
 
     def leave(self) -> None:
         """As ``Barrier.leave``."""
@@ -146,7 +155,7 @@ class KernelBarrier(Barrier):
             for other in self._others:
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
-    def _go_on(self, words: memoryview, operation: Operation, own: int, state: int) -> None:
+    def _go_on(self, words: memoryview, operation: Operation, state: int) -> None:
         """Until it is complete. Members are looked at between sleeps."""
         begin = time.monotonic()
         while state == _LOOK:
@@ -155,8 +164,8 @@ class KernelBarrier(Barrier):
             late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
             loss = self._loss(words, gone, late or self._others, waited_s)
             # Who left or ended may have done its part before, and this side was not yet awake to see it.
-            limit_ns = _SLEEP_NS if loss is None else 0
-            state = self._run(self._side_at, ctypes.addressof(operation), own, limit_ns)
+            self._side.limit_ns = _SLEEP_NS if loss is None else 0
+            state = self._run(self._side_at, operation.at)
             if state == _LOOK and loss is not None:
                 self._fail(operation.call, loss[0], waited_s, loss[1])
         if state != _COMPLETE:
@@ -173,8 +182,6 @@ def library() -> ctypes.CDLL:
         CompilerError: it cannot be had here.
     """
     found = load(_source())
-    found.run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    found.reduce_share.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     found.reduce_share.restype = None
     return found
 
