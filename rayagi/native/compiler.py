@@ -31,14 +31,18 @@ TIME_LIMIT_S = 180.0
 _ERROR_LINES = 12
 
 
-def load(program: str) -> ctypes.CDLL:
+def load(program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile a program in C, unless that was done before, and load it. Its functions release the GIL.
+
+    Args:
+        program: in C
+        flags: for the compiler, beside FLAGS
 
     Raises:
         CompilerError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
             TIME_LIMIT_S; or the cache cannot be written.
     """
-    command = [*_compiler(), *FLAGS]
+    command = [*_compiler(), *FLAGS, *flags]
     key = hashlib.sha256("\0".join([*command, _machine(), program]).encode()).hexdigest()
     library = cache_directory() / f"{key[:32]}.so"
     if not library.exists():

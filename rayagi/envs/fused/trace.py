@@ -108,7 +108,7 @@ def trace_function(
             raise graph.error(f"output {number} is a {output.node.kind} and should be a {kind}")
     if len(graph.nodes) > MAX_NODES:
         raise graph.error(f"it takes {len(graph.nodes)} operations; at most {MAX_NODES} can be compiled")
-    return _needed(graph, tuple(inputs), [output.index for output in outputs])
+    return needed(graph, tuple(inputs), [output.index for output in outputs])
 
 
 def check_declaration(simulator: Simulator) -> None:
@@ -169,7 +169,7 @@ def _sized(simulator: Simulator, function: str, what: str, given: Any, size: int
     return given
 
 
-def _needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Function:
+def needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Function:
     """The graph without what no output needs."""
     live = set(_reached(graph, outputs))
     kept = [index for index in range(len(graph.nodes)) if index in live]

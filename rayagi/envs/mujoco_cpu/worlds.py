@@ -35,7 +35,11 @@ _FAULTY = [kind for kinds in _FAULTS.values() for kind in kinds]
 
 
 class CpuWorlds:
-    """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads."""
+    """Implements rayagi.envs.tasks.worlds.Worlds. Results do not depend on the number of threads.
+
+    Attributes:
+        controls: what ``step`` copies its own to, (N, nu); who writes them here gives these
+    """
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class CpuWorlds:
         self._batch = Batch(model, num_worlds, num_threads)
         vary(self._batch, factors or {})
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
-        self._controls = torch.from_numpy(self._state["ctrl"])
+        self.controls = torch.from_numpy(self._state["ctrl"])
         self.fields = {name: _shared(self._batch.bind(name)) for name in ("qpos", "qvel", *names)}
         self._counts: NDArray[Any] = self._batch.warning[:, :, 1]
         self._seen = self._counts.copy()
@@ -64,7 +68,8 @@ class CpuWorlds:
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; MuJoCo itself resets one that became unstable, and it is told here."""
-        self._controls.copy_(controls)
+        if controls is not self.controls:
+            self.controls.copy_(controls)
         self._batch.step(nstep=num_substeps)
         if np.array_equal(self._counts, self._seen):
             return None

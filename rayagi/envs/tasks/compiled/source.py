@@ -1,0 +1,62 @@
+"""A task's traced rules as a C program: a function of one world for each rule, between what all tasks share."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from rayagi.envs.fused.printing import INFIX, Language, print_function
+from rayagi.envs.tasks.compiled.trace import Assignments, TracedRules, memory_name
+
+C = Language(
+    name="C",
+    operations={
+        **INFIX,
+        **{name: f"{name}({{0}})" for name in ("sqrt", "floor", "exp", "log", "sin", "cos", "tan", "tanh")},
+        "abs": "fabs({0})", "atan2": "atan2({0}, {1})", "minimum": "least({0}, {1})", "maximum": "most({0}, {1})",
+        "and": "{0} & {1}", "or": "{0} | {1}", "not": "!{0}", "where": "{0} ? {1} : {2}",
+    },
+    declare={"real": "const double {name} = {value};", "truth": "const int {name} = {value};"},
+    infinity="INFINITY",
+    not_a_number="NAN",
+    truths=("0", "1"),
+)  # fmt: skip
+
+
+def rows_of(traced: TracedRules) -> tuple[str, ...]:
+    """Names of what the program finds in ``Worlds``, (N, size) each, in the structure's order."""
+    return (*traced.fields, *map(memory_name, traced.memory), "actions", "controls")
+
+
+def source(traced: TracedRules, sizes: dict[str, int]) -> str:
+    """The whole program. ``sizes``: numbers of ACTIONS, OBS, NQ and NV."""
+    draws = {"START_DRAWS": traced.num_start_draws, "STEP_DRAWS": traced.num_step_draws}
+    rows = rows_of(traced)
+    functions = (
+        ("control", traced.control, ""),
+        ("arrive", traced.arrive, ", float *obs, float *reward, uint8_t *terminated"),
+        ("observe", traced.observe, ", float *obs"),
+        ("start", traced.start, ", double *start_qpos, double *start_qvel"),
+    )
+    return "\n".join(
+        [
+            *(f"#define {name} {size}" for name, size in (sizes | draws).items()),
+            f"#define ROWS Rows {', '.join(rows)};",
+            files(__package__).joinpath("worlds.h").read_text(encoding="utf-8"),
+            *(_function(name, rule, rows, results) for name, rule, results in functions),
+            files(__package__).joinpath("steps.h").read_text(encoding="utf-8"),
+        ]
+    )
+
+
+def _function(name: str, rule: Assignments, rows: tuple[str, ...], results: str) -> str:
+    """A rule of world ``i``: everything is computed before anything is stored."""
+    body = print_function(rule.function, C, {text: text for text in rule.function.inputs})
+    stores = [f"{target} = {value};" for target, value in zip(rule.targets, body.outputs, strict=True)]
+    return "\n".join(
+        [
+            f"static void {name}(const Worlds *w, int64_t i, const double *draws{results}) {{",
+            *(f"    double *{row} = w->{row}.at + i * w->{row}.stride;" for row in rows),
+            *(f"    {line}" for line in (*body.lines, *stores)),
+            "}",
+        ]
+    )

@@ -1,0 +1,93 @@
+"""N environments of a task on a CPU whose rules are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo, StepResult
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.tasks.compiled.program import Program
+from rayagi.envs.tasks.compiled.trace import memory_name
+from rayagi.envs.tasks.task import Rules
+from rayagi.envs.tasks.vec_env import TaskVecEnv
+
+
+class CompiledTaskVecEnv(TaskVecEnv):
+    """A TaskVecEnv with the same course up to rounding (sums are taken in another order), and states that go from one to the
+    other. What it returns is its own until the next step: not to be written.
+    """
+
+    _worlds: CpuWorlds
+
+    def __init__(
+        self, info: EnvInfo, rules: Rules[Any], worlds: CpuWorlds, program: Program, **place: Any
+    ) -> None:
+        super().__init__(info, rules, worlds, **place)
+        self._program, self._library = program, program.library
+        shapes = program.traced.memory
+        self._memory = {name: self._actions.new_zeros((self.num_envs, *shapes[name])) for name in shapes}
+        self._obs = torch.zeros((self.num_envs, info.obs_dim))
+        self._ended = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Tell the program where everything is."""
+        self._memory = {name: values.double().contiguous() for name, values in self._memory.items()}
+        memory = {memory_name(name): values for name, values in self._memory.items()}
+        counters = {"indices": self._indices, "elapsed": self._elapsed, "episode": self._episode}
+        own = {"actions": self._actions, "controls": self._worlds.controls}
+        rows = {**self._worlds.fields, **memory, **own}
+        self._at = self._program.worlds(self._seed, self._limit, counters, rows)
+
+    def reset(self) -> Tensor:
+        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        obs = torch.empty_like(self._obs)
+        self._begin_and_observe(torch.arange(self.num_envs), obs)
+        self._obs = obs
+        return obs
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment.
+
+        Raises:
+            SimulationError: an action is not finite.
+        """
+        self._actions.copy_(actions.detach())
+        unfit = self._library.rayagi_control(self._at)
+        if unfit >= 0:
+            step = int(self._elapsed[unfit]) + 1
+            raise SimulationError(int(self._indices[unfit]), step, "action")
+        broken = self._worlds.step(self._worlds.controls, self._task.frame_skip)
+        obs, rewards = torch.empty_like(self._obs), torch.empty(self.num_envs)
+        terminated = torch.empty(self.num_envs, dtype=torch.bool)
+        truncated = torch.empty_like(terminated)
+        count = self._library.rayagi_arrive(
+            self._at,
+            None if broken is None else broken.data_ptr(),
+            *(tensor.data_ptr() for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended)),
+        )
+        ids = self._ended[:count].clone()
+        final_obs = obs[ids]
+        if count:
+            self._begin_and_observe(ids, obs)
+        self._obs = obs
+        return StepResult(obs, rewards, terminated, truncated, ids, final_obs)
+
+    def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> None:
+        """New episodes of some worlds, and what they show, into their rows of ``obs``."""
+        model, count = self._rules.model, len(ids)
+        qpos, qvel = self._actions.new_empty((count, model.nq)), self._actions.new_empty((count, model.nv))
+        self._library.rayagi_start(self._at, ids.data_ptr(), count, qpos.data_ptr(), qvel.data_ptr())
+        self._worlds.restart(ids, qpos, qvel)
+        self._library.rayagi_observe(self._at, ids.data_ptr(), count, obs.data_ptr())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """As TaskVecEnv's."""
+        self._obs = super().load_state_dict(state)
+        self._bind()
+        return self._obs
