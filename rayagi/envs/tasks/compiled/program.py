@@ -56,14 +56,14 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
         SimulatorError: a rule cannot be traced.
         KernelError: there is no compiler here, or it refuses the program.
     """
-    task, model = rules.task, rules.model
+    task = rules.task
     traced = trace_rules(rules, {name: values.shape[1] for name, values in fields.items()})
-    sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim, "NQ": model.nq, "NV": model.nv}
+    sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim}
     library = load(f"{type(rules).__name__} in C", source(traced, sizes), _FLAGS)
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
     library.rayagi_arrive.argtypes = (address,) * 8
-    library.rayagi_start.argtypes = (address, address, count, address, address)
+    library.rayagi_start.argtypes = (address, address, count)
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_arrive.restype = count
     library.rayagi_start.restype = library.rayagi_observe.restype = None

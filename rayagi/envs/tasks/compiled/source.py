@@ -28,14 +28,14 @@ def rows_of(traced: TracedRules) -> tuple[str, ...]:
 
 
 def source(traced: TracedRules, sizes: dict[str, int]) -> str:
-    """The whole program. ``sizes``: numbers of ACTIONS, OBS, NQ and NV."""
+    """The whole program. ``sizes``: numbers of ACTIONS and OBS."""
     draws = {"START_DRAWS": traced.num_start_draws, "STEP_DRAWS": traced.num_step_draws}
     rows = rows_of(traced)
     functions = (
         ("control", traced.control, ""),
         ("arrive", traced.arrive, ", float *obs, float *reward, uint8_t *terminated"),
         ("observe", traced.observe, ", float *obs"),
-        ("start", traced.start, ", double *start_qpos, double *start_qvel"),
+        ("start", traced.start, ""),
     )
     return "\n".join(
         [

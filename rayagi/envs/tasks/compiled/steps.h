@@ -37,15 +37,15 @@ int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last,
     return count;
 }
 
-/* New episodes of some worlds: qpos and qvel (count, NQ) and (count, NV) to start from, and the memory. */
-void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count, double *qpos, double *qvel) {
+/* New episodes of some worlds: the state to start from, and the memory. */
+void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count) {
     for (int64_t m = 0; m < count; m++) {
         int64_t i = ids[m];
         double draws[START_DRAWS + 1];
         w->elapsed[i] = 0;
         w->episode[i]++;
         draw(w, i, -1, START_DRAWS, draws);
-        start(w, i, draws, qpos + m * NQ, qvel + m * NV);
+        start(w, i, draws);
         for (int k = 0; k < ACTIONS; k++) w->actions.at[i * ACTIONS + k] = 0.0;
     }
 }

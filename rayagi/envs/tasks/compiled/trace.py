@@ -35,7 +35,7 @@ class TracedRules:
         control: actions and memory to ``controls`` and memory
         arrive: what followed to ``reward``, ``terminated``, memory and ``obs``
         observe: to ``obs`` alone, of a world that begins anew
-        start: draws to ``start_qpos``, ``start_qvel`` and memory
+        start: draws to qpos, qvel and memory
     """
 
     fields: Mapping[str, int]
@@ -61,7 +61,7 @@ def trace_rules(rules: Rules[Any], fields: Mapping[str, int]) -> TracedRules:
     begun = _Tracing(rules, fields, {})
     start = begun.rules.start(begun.graph.inputs("draws", task.num_start_draws))
     memory = {name: tuple(value.shape[1:]) for name, value in start.memory.items()}
-    started = begun.assignments({"start_qpos": start.qpos, "start_qvel": start.qvel}, start.memory)
+    started = begun.assignments({"qpos": start.qpos, "qvel": start.qvel}, start.memory)
 
     controlling = _Tracing(rules, fields, memory)
     controls, changed = controlling.rules.control(controlling.state)

@@ -80,11 +80,11 @@ class CompiledTaskVecEnv(TaskVecEnv):
 
     def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> None:
         """New episodes of some worlds, and what they show, into their rows of ``obs``."""
-        model, count = self._rules.model, len(ids)
-        qpos, qvel = self._actions.new_empty((count, model.nq)), self._actions.new_empty((count, model.nv))
-        self._library.rayagi_start(self._at, ids.data_ptr(), count, qpos.data_ptr(), qvel.data_ptr())
-        self._worlds.restart(ids, qpos, qvel)
-        self._library.rayagi_observe(self._at, ids.data_ptr(), count, obs.data_ptr())
+        library, worlds, given = self._library, self._worlds, (self._at, ids.data_ptr(), len(ids))
+        worlds.clear(ids)
+        library.rayagi_start(*given)
+        worlds.derive(ids)
+        library.rayagi_observe(*given, obs.data_ptr())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """As TaskVecEnv's."""
