@@ -69,7 +69,7 @@ class OwnTasks:
             try:
                 program = compile_rules(rules, worlds.fields)
             except KernelError as error:
-                _tell_once(f"rules run on torch, which makes steps a tenth slower: {error.reason}")
+                _tell_once(f"the tasks' rules run on torch, and steps are slower: {error.reason}")
             else:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
         return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)

@@ -63,7 +63,7 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
     library.rayagi_arrive.argtypes = (address,) * 8
-    library.rayagi_start.argtypes = (address, address, count)
+    library.rayagi_start.argtypes = (address, address, count, address, address)
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_arrive.restype = count
     library.rayagi_start.restype = library.rayagi_observe.restype = None

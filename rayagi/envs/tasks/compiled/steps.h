@@ -26,7 +26,7 @@ int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last,
         draw(w, i, w->elapsed[i], STEP_DRAWS, draws);
         arrive(w, i, draws, obs + i * OBS, rewards + i, terminated + i);
         if (broken && broken[i]) {
-            for (int k = 0; k < OBS; k++) obs[i * OBS + k] = last[i * OBS + k];
+            memcpy(obs + i * OBS, last + i * OBS, OBS * sizeof(float));
             rewards[i] = 0.0f;
             terminated[i] = 1;
         }
@@ -37,10 +37,12 @@ int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last,
     return count;
 }
 
-/* New episodes of some worlds: the state to start from, and the memory. */
-void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count) {
+/* New episodes of some worlds: the state to start from, and the memory. What they showed last, rows of obs (n, OBS),
+   goes to final_obs (count, OBS). */
+void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count, const float *obs, float *final_obs) {
     for (int64_t m = 0; m < count; m++) {
         int64_t i = ids[m];
+        memcpy(final_obs + m * OBS, obs + i * OBS, OBS * sizeof(float));
         double draws[START_DRAWS + 1];
         w->elapsed[i] = 0;
         w->episode[i]++;

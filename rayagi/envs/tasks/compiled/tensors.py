@@ -6,6 +6,7 @@ every operation of reals becomes a node for each value. The operations are those
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -26,6 +27,9 @@ class RulesGraph(Graph):
 
     def atan2(self, y: Expr, x: Expr) -> Expr:
         """The angle of (x, y), rad."""
+        given = (y.node, x.node)
+        if all(node.op == "constant" for node in given):
+            return self.constant(math.atan2(*(float(node.value) for node in given)))
         return self._add(Node("atan2", (y.index, x.index)))
 
     def tensor(self, values: Any) -> TracedTensor:

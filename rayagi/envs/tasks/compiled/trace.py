@@ -116,13 +116,9 @@ class _Tracing:
             targets += [f"{name}[{k}]" for k in range(len(flat))]
             values += [self.graph.value(value) for value in flat]
         inputs = tuple(str(node.value) for node in self.graph.nodes if node.op == "input")
-        return Assignments(
-            needed(self.graph, inputs, [value.index for value in values]), tuple(targets)
-        )
+        return Assignments(needed(self.graph, inputs, [value.index for value in values]), tuple(targets))
 
 
 def memory_name(name: str) -> str:
     """Of a part of the memory in the program; fields and memory may have the same names."""
     return f"memory_{name}"
-
-

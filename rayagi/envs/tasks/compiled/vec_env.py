@@ -33,6 +33,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._memory = {name: self._actions.new_zeros((self.num_envs, *shapes[name])) for name in shapes}
         self._obs = torch.zeros((self.num_envs, info.obs_dim))
         self._ended = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._nobody = torch.empty(0, dtype=torch.int64), torch.empty((0, info.obs_dim))
         self._bind()
 
     def _bind(self) -> None:
@@ -46,7 +47,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
-        obs = torch.empty_like(self._obs)
+        obs = torch.zeros(self._obs.shape)
         self._begin_and_observe(torch.arange(self.num_envs), obs)
         self._obs = obs
         return obs
@@ -63,28 +64,30 @@ class CompiledTaskVecEnv(TaskVecEnv):
             step = int(self._elapsed[unfit]) + 1
             raise SimulationError(int(self._indices[unfit]), step, "action")
         broken = self._worlds.step(self._worlds.controls, self._task.frame_skip)
-        obs, rewards = torch.empty_like(self._obs), torch.empty(self.num_envs)
-        terminated = torch.empty(self.num_envs, dtype=torch.bool)
-        truncated = torch.empty_like(terminated)
+        n = self.num_envs
+        obs, rewards = torch.empty((n, self.info.obs_dim)), torch.empty(n)
+        terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
         count = self._library.rayagi_arrive(
             self._at,
             None if broken is None else broken.data_ptr(),
             *(tensor.data_ptr() for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended)),
         )
-        ids = self._ended[:count].clone()
-        final_obs = obs[ids]
+        ids, final_obs = self._nobody
         if count:
-            self._begin_and_observe(ids, obs)
+            ids = self._ended[:count].clone()
+            final_obs = self._begin_and_observe(ids, obs)
         self._obs = obs
         return StepResult(obs, rewards, terminated, truncated, ids, final_obs)
 
-    def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> None:
-        """New episodes of some worlds, and what they show, into their rows of ``obs``."""
+    def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> Tensor:
+        """New episodes of some worlds, and what they show, into their rows of ``obs``. Returns what was there."""
         library, worlds, given = self._library, self._worlds, (self._at, ids.data_ptr(), len(ids))
+        last = torch.empty((len(ids), self.info.obs_dim))
         worlds.clear(ids)
-        library.rayagi_start(*given)
+        library.rayagi_start(*given, obs.data_ptr(), last.data_ptr())
         worlds.derive(ids)
         library.rayagi_observe(*given, obs.data_ptr())
+        return last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """As TaskVecEnv's."""

@@ -1,6 +1,7 @@
 /* What all tasks' programs share: where worlds are, random numbers, and least and most. Float64, as MuJoCo on a CPU. */
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef struct {
     double *at;
