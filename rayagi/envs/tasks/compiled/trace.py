@@ -59,7 +59,8 @@ def trace_rules(rules: Rules[Any], fields: Mapping[str, int]) -> TracedRules:
     """
     task = rules.task
     begun = _Tracing(rules, fields, {})
-    start = begun.rules.start(begun.graph.inputs("draws", task.num_start_draws))
+    draws: Any = begun.graph.inputs("draws", task.num_start_draws)
+    start = begun.rules.start(draws)
     memory = {name: tuple(value.shape[1:]) for name, value in start.memory.items()}
     started = begun.assignments({"qpos": start.qpos, "qvel": start.qvel}, start.memory)
 
