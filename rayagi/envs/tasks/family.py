@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from actors.protocols import EnvInfo
+from collectives.compiler import CompilerError
 from rayagi.envs.families import Place, time_limit
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.compiled.program import compile_rules
@@ -68,8 +68,8 @@ class OwnTasks:
         if isinstance(worlds, CpuWorlds):
             try:
                 program = compile_rules(rules, worlds.fields)
-            except KernelError as error:
-                _tell_once(f"the tasks' rules run on torch, and steps are slower: {error.reason}")
+            except CompilerError as error:
+                _tell_once(f"the tasks' rules run on torch, and steps are slower: {error}")
             else:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
         return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
@@ -82,4 +82,4 @@ def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict
 
 @cache
 def _tell_once(text: str) -> None:
-    _logger.warning(text)
+    _logger.info(text)

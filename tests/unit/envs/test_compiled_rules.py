@@ -117,6 +117,7 @@ def test_a_world_begins_as_after_mujocos_own_reset(env_id):
 def test_without_a_compiler_rules_run_on_torch_and_that_is_said_once(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     family._tell_once.cache_clear()
+    caplog.set_level("INFO", "rayagi.envs.tasks")
     place = Place(2, 0, 0, 1)
     envs = [OwnTasks().make("rayagi/Ant-v0", "mujoco_cpu", {}, place) for _ in range(2)]
     assert [type(env) for env in envs] == [TaskVecEnv, TaskVecEnv]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rayagi.envs.fused.c.form import load_kernel
+from collectives.compiler import load
 from rayagi.envs.tasks.compiled.source import rows_of, source
 from rayagi.envs.tasks.compiled.trace import TracedRules, trace_rules
 from rayagi.envs.tasks.task import Rules
@@ -54,12 +54,12 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
 
     Raises:
         SimulatorError: a rule cannot be traced.
-        KernelError: there is no compiler here, or it refuses the program.
+        CompilerError: there is no compiler here, or it refuses the program.
     """
     task = rules.task
     traced = trace_rules(rules, {name: values.shape[1] for name, values in fields.items()})
     sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim}
-    library = load_kernel(f"{type(rules).__name__} in C", source(traced, sizes), _FLAGS)
+    library = load(source(traced, sizes), _FLAGS)
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
     library.rayagi_arrive.argtypes = (address,) * 8

@@ -159,11 +159,6 @@ class TracedTensor:
         return self.values.shape
 
     @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self.values.ndim
-
-    @property
     def T(self) -> TracedTensor:  # noqa: N802 - torch's name
         """Transposed."""
         return self._new(self.values.T)
@@ -211,7 +206,7 @@ class TracedTensor:
 
     def unflatten(self, dim: int, sizes: tuple[int, ...]) -> TracedTensor:
         """A dimension as several."""
-        shape, dim = self.shape, dim % self.ndim
+        shape, dim = self.shape, dim % self.values.ndim
         return self._new(self.values.reshape(*shape[:dim], *sizes, *shape[dim + 1 :]))
 
     def reshape(self, *sizes: int) -> TracedTensor:

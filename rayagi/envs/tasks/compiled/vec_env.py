@@ -37,7 +37,9 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._bind()
 
     def _bind(self) -> None:
-        """Tell the program where everything is."""
+        """Tell the program where everything is, which is there for ever, but for what is loaded."""
+        # Saved by rules on torch, they may lie otherwise.
+        self._actions = self._actions.double().contiguous()
         self._memory = {name: values.double().contiguous() for name, values in self._memory.items()}
         memory = {memory_name(name): values for name, values in self._memory.items()}
         counters = {"indices": self._indices, "elapsed": self._elapsed, "episode": self._episode}
