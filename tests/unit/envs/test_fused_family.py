@@ -164,6 +164,21 @@ def test_ppo_from_fused_rollouts_solves_cartpole():
     assert run.evaluate(20, 2).mean_return() >= 495.0
 
 
+@pytest.mark.parametrize(
+    ("env_id", "iterations", "goal"),
+    [
+        ("fused/Acrobot-v1", 50, -100.0),
+        pytest.param("fused/Pendulum-v1", 120, -250.0, marks=pytest.mark.slow),
+    ],
+)
+def test_presets_solve_what_gymnasium_has_too(env_id, iterations, goal):
+    """Within 100,000 and 250,000 steps, seconds of one core."""
+    run = program_of(replace(preset(env_id), seed=1))
+    for _ in range(iterations):
+        run.iterate()
+    assert run.evaluate(50, 1).mean_return() >= goal
+
+
 def test_a_saved_state_of_another_number_of_environments_is_refused():
     make = envs.make_env_factory("fused/CartPole-v1", engine="fused_torch")
     three, one = (make(num_envs=n, first_env_index=0, seed=0, num_threads=1) for n in (3, 1))
