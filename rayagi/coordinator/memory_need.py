@@ -19,6 +19,9 @@ from rayagi.run.quantities import bytes_text
 _REAL, _FLAG, _WHOLE = 4, 1, 8
 """Bytes of float32, bool and int64."""
 
+_SURELY = 0.75
+"""Of a measurement: a probe that runs parts of iterations holds a part beside the whole, up to a third too much."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
@@ -28,6 +31,8 @@ class Need:
     bytes_per_env: float
     source: str
     """Where that comes from, as a clause."""
+    surely: float = 1.0
+    """So much of it is needed for sure."""
 
     def bytes_at(self, num_envs: int) -> float:
         """At so many environments."""
@@ -71,7 +76,7 @@ def refuse_short_memory(spec: RunSpec, plan: Plan, folder: Path | None = None) -
             *_measured_need(measured, num_envs),
         ]
         need = max(needs, key=lambda each: each.bytes_at(num_envs))
-        if need.bytes_at(num_envs) > limit:
+        if need.surely * need.bytes_at(num_envs) > limit:
             raise _too_small(plan, index, need, limit)
 
 
@@ -109,6 +114,7 @@ def _measured_need(measured: Sequence[tuple[int, Measured]], num_envs: int) -> l
         Need(
             fixed_bytes=two.memory_bytes - slope * envs_2,
             bytes_per_env=slope,
+            surely=_SURELY,
             source=f"by eq. 4, from what a search measured with {envs_1} and {envs_2} environments",
         )
     ]

@@ -82,12 +82,12 @@ def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
 
 
 def test_a_hosts_memory_is_divided_by_environments(tmp_path):
-    spec, plan = planned(CORES, num_gmis=2, num_envs=64)
+    spec, plan = planned(CORES, num_gmis=2, num_envs=128)
     (node,) = plan.machine.nodes
     half = node.memory_total_bytes / 2 / GIB
-    kept(spec, CORES, tmp_path, 2, _16=0.5 * half, _32=0.75 * half)
-    with pytest.raises(PlanError, match=r"64 environments in GMI 0 cpu\[0\]: .*Set num_envs to 48 or less"):
-        refuse_short_memory(spec, plan, tmp_path)  # 1.25 of a half
+    kept(spec, CORES, tmp_path, 2, _16=0.25 * half, _32=0.5 * half)
+    with pytest.raises(PlanError, match=r"128 environments in GMI 0 cpu\[0\]: .*Set num_envs to 64 or less"):
+        refuse_short_memory(spec, plan, tmp_path)  # two halves, three quarters of it for sure
 
 
 def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
