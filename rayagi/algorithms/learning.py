@@ -147,8 +147,8 @@ class LearnerProgram:
     def _books(self) -> dict[str, Any]:
         """Rows that this process learned from or dropped; and by who sent them, those that came and were released.
 
-        Where an update takes a part of a collector's rollout, that counts once the whole rollout is released: until then it is
-        in flight, and comes again should this process end.
+        Where an update takes a part of a collector's rollout, that counts once the whole rollout is released: until then it
+        is in flight, and comes again should this process end.
         """
         batcher = self.batcher
         released = sum(done for _, done in batcher.received.values())
