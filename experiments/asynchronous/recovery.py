@@ -64,8 +64,8 @@ class Watched:
         """End a process, and go on until its successors work.
 
         Returns:
-            seconds until the loss was told (0: it never is), the longest pause between updates, the longest before the loss, and
-            how long it took until all successors had begun to work.
+            seconds until the loss was told (0: it never is), the longest pause between updates, the longest
+            before the loss, and how long it took until all successors had begun to work.
         """
         self.train(WARM_UP)
         usual_s = max(pauses(self.updates[-WARM_UP:]))

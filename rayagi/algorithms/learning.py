@@ -145,9 +145,15 @@ class LearnerProgram:
         }
 
     def _books(self) -> dict[str, Any]:
-        """Rows that this process learned from or dropped; and by who sent them, those that came and were released."""
+        """Rows that this process learned from or dropped; and by who sent them, those that came and were released.
+
+        Where an update takes a part of a collector's rollout, that counts once the whole rollout is released: until then it
+        is in flight, and comes again should this process end.
+        """
         batcher = self.batcher
-        return {"taken": batcher.taken_rows, "dropped": batcher.stale_rows, "received": batcher.received}
+        released = sum(done for _, done in batcher.received.values())
+        taken = released - batcher.stale_rows - batcher.left_rows
+        return {"taken": taken, "dropped": batcher.stale_rows, "received": batcher.received}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, and publish its parameters. What came before is given up."""
