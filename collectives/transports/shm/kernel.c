@@ -26,7 +26,7 @@ struct station {
     uint64_t calls[2]; /* what for, by turns: a fast member's next does not overwrite the one that a slow one compares */
     uint64_t waiting_py;
     _Atomic uint32_t sleeps; /* what for; it sleeps on this very word */
-    _Alignas(LINE) uint64_t goodbye;
+    _Alignas(LINE) _Atomic uint64_t goodbye;
     uint64_t kernel_py;
     _Atomic uint64_t departures;
     _Alignas(LINE) _Atomic uint64_t claimed[2]; /* chunks of its share, by turns */
@@ -199,7 +199,15 @@ static void help(const struct member *m, const struct operation *o, int rank) {
 /* -- waiting -- */
 /* In nanoseconds: offering costs who has its core alone a microsecond a look, and waking a sleeper some 30 on a virtual
    machine. Members that sleep too early make each other late. */
-enum { FIRST_LOOKS = 100, OFFER_NS = 200000 };
+enum { FIRST_LOOKS = 100, OFFER_NS = 200000, NAP_NS = 1000000 };
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE()
+#endif
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -232,21 +240,29 @@ static void wake(const struct member *m, uint32_t what) {
     }
 }
 
+static int any_left(const struct member *m) {
+    for (int r = 0; r < m->size; r++)
+        if (atomic_load(&m->stations[r].goodbye)) return 1;
+    return 0;
+}
+
 /* Look, then offer the processor to others between looks, then sleep. Whether it is over within the limit. */
 static int await(const struct member *m, const struct operation *o, int what) {
     for (int look = 0; look < (m->crowded ? 1 : FIRST_LOOKS); look++) {
         if (is_over(m, o, what)) return 1;
-        __builtin_ia32_pause();
+        PAUSE();
     }
     for (int64_t begin = now_ns(); now_ns() - begin < OFFER_NS;) {
         sched_yield();
         if (is_over(m, o, what)) return 1;
     }
     _Atomic uint32_t *word = &m->stations[m->rank].sleeps;
-    struct timespec limit = {m->limit_ns / 1000000000, m->limit_ns % 1000000000};
     /* There is no core for who sleeps while others work: it wakes when the result is there. */
     uint32_t until = o->kind == TOGETHER && m->crowded ? FOR_RESULT : what;
     atomic_store(word, until);
+    /* Who leaves says goodbye and then clears this word: seen here, or the sleep ends at once. */
+    int64_t limit_ns = any_left(m) && m->limit_ns > NAP_NS ? NAP_NS : m->limit_ns;
+    struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
     if (!is_over(m, o, what)) syscall(SYS_futex, word, FUTEX_WAIT, until, &limit, 0, 0);
     atomic_store(word, FOR_NOTHING);
     return is_over(m, o, what);

@@ -153,6 +153,7 @@ class KernelBarrier(Barrier):
         super().leave()
         if len(words):
             for other in self._others:
+                words[other + _SLEEPS] = 0  # who is about to sleep does not
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
     def _go_on(self, words: memoryview, operation: Operation, state: int) -> None:
