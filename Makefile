@@ -27,9 +27,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests that start Ray take turns on one worker, the rest run beside them on the other.
+# Tests that start Ray take all cores, one at a time; the others share them.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow and not gpu"
+	$(BIN)/python -m pytest -m "cluster and not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"
