@@ -24,7 +24,7 @@ from experiments.throughput.settings import run_spec
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.presets import preset
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator import Session
+from rayagi.coordinator.session import Session
 
 HERE = Path(__file__).parent
 NUM_GMIS = 2

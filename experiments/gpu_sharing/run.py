@@ -22,7 +22,7 @@ from placement.errors import PlacementError
 from placement.inventory import local_machine
 from placement.types import Node
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
-from rayagi.coordinator import Session
+from rayagi.coordinator.session import Session
 
 TOTAL_ENVS, ROLLOUT_LENGTH = 3072, 32
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")

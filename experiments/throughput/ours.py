@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from experiments.throughput.settings import run_spec
-from rayagi.coordinator import Session
+from rayagi.coordinator.session import Session
 from rayagi.run.versions import rayagi_version
 
 

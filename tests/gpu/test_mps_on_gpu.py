@@ -16,7 +16,7 @@ from placement.inventory import local_machine
 from placement.ledger import Ledger, all_ledgers
 from placement.types import Slice
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
-from rayagi.coordinator import Session
+from rayagi.coordinator.session import Session
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ import torch
 
 from placement.inventory import local_machine
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
-from rayagi.coordinator import Session
+from rayagi.coordinator.session import Session
 
 pytestmark = [
     pytest.mark.gpu,

@@ -73,10 +73,13 @@ def test_an_update_moves_values_towards_returns(one_thread):
 def test_the_summary_compares_within_a_repeat():
     case = {"task": "AY", "steps": 16, "envs": 64, "agents": 2, "trainers": 1, "work": "A3C"}
     rows = [
-        {**case, "way": way, "repeat": repeat, "pps": 10.0, "ttp": ttp, "per_cpu_s": 5.0}
+        {**case, "way": way, "repeat": repeat, "pps": 10.0, "ttp": ttp, "per_cpu_s": 5.0, "bound": 1.25}
         for repeat, found in enumerate([(50.0, 100.0), (40.0, 60.0), (50.0, 90.0)])
         for way, ttp in zip(("uni, per step", "multi"), found, strict=True)
     ]
     # gains in TTP 2, 1.5, 1.8
     ttp = "50 | 1.80 | 1.50 - 2.00"
-    assert f"| uni, per step | 10 | 1.00 | 1.00 - 1.00 | {ttp} | 5 | 1.00 | 1.00 - 1.00 |" in summarise(rows)
+    assert (
+        f"| uni, per step | 10 | 1.00 | 1.00 - 1.00 | {ttp} | 5 | 1.00 | 1.00 - 1.00 | 1.25 |"
+        in summarise(rows)
+    )
