@@ -118,15 +118,19 @@ class CutTheCable:
 
     def __call__(self, communicator, done):
         communicator.barrier()
+        self._meet("left the barrier", communicator.rank)  # whose answers may still be on their way to some
         if communicator.rank == 2:
             ip("link", "set", CABLE[1], "down")
         try:
             for _ in range(1000):
                 communicator.all_reduce(torch.ones(1000))
         except CommunicatorError as error:
-            (self.folder / str(communicator.rank)).touch()
-            assert poll(lambda: len(list(self.folder.iterdir())) == 4 or None, 30.0)
+            self._meet("has its error", communicator.rank)
             return error
+
+    def _meet(self, where, rank):
+        (self.folder / f"{rank} {where}").touch()
+        assert poll(lambda: len(list(self.folder.glob(f"* {where}"))) == 4 or None, 30.0)
 
 
 def test_a_host_that_falls_silent_is_lost_long_before_the_time_limit(hosts, tmp_path):
