@@ -29,8 +29,8 @@ from placement.plan import make_plan
 from placement.ray_groups import reserve
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
-from rayagi.coordinator.session import Session
 from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits
