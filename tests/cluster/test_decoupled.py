@@ -129,6 +129,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
         assert len(session.evaluate(3, seed=1).episode_returns) == 3
 
 
+@pytest.mark.slow
 def test_of_several_learners_one_is_killed_and_all_go_on_alike():
     spec = replace(DECOUPLED, gmi=replace(DECOUPLED.gmi, num_learners=2))
     told: list[str] = []

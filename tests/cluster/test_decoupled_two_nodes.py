@@ -71,6 +71,7 @@ def ask(opened, index, method, *arguments):
     return ray.get(getattr(opened._group.handles[index], method).remote(*arguments))
 
 
+@pytest.mark.slow
 def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_even_a_new_one():
     told: list[str] = []
     with session(SPEC, told) as opened:
