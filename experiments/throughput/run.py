@@ -174,20 +174,23 @@ def main() -> None:
     cases = our_cases(given.seconds)
     if given.peers is not None:
         cases += peer_cases(given.peers, given.seconds, given.names)
-    rows: list[dict[str, object]] = []
+    header, rows = origin(), list[dict[str, object]]()
+    name = datetime.now(UTC).strftime("ant_v5_%Y-%m-%d_%H%M")
     for repeat in range(given.repeats):
         for case in cases:
             row = {"repeat": repeat, **run_case(case)}
             rows.append(row)
             print(repeat, case.name, rate(row), row.get("other_cores", row.get("failed")), flush=True)
-    name = datetime.now(UTC).strftime("ant_v5_%Y-%m-%d_%H%M")
-    header = origin()
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+            write(given.out, name, header, rows)  # what is cut short leaves what it has measured
+    print(summarise(rows))
+
+
+def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[str, object]]) -> None:
+    """The result files, of what there is so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
-    table = summarise(rows)
-    (given.out / f"{name}.md").write_text(f"# Ant-v5, peers' settings\n\n{told}\n\n{table}\n")
-    print(table)
+    (folder / f"{name}.md").write_text(f"# Ant-v5, peers' settings\n\n{told}\n\n{summarise(rows)}\n")
 
 
 if __name__ == "__main__":
