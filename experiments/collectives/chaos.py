@@ -18,8 +18,11 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from multiprocessing.connection import wait
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -47,7 +50,27 @@ class _Host(BaseManager):
     """Hosts the collective in a process of its own."""
 
 
-_Host.register("Collective", Collective)
+def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: _OneAtATime, *args: Any, **kwargs: Any) -> Any:
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class _OneAtATime(Collective):
+    """Answers as Ray's actor does, one request after another, where a manager has a thread for each client."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self.turn = threading.RLock()
+
+
+for _name, _method in vars(Collective).items():
+    if callable(_method) and not _name.startswith("_"):
+        setattr(_OneAtATime, _name, _in_turn(_method))
+_Host.register("Collective", _OneAtATime)
 
 
 @dataclass
