@@ -52,6 +52,9 @@ class SharedMemoryTransport:
         self._staging = Staging(segment.halves, rank)
         self._regions: list[Region] = list(segment.halves)
         self._numbers: dict[int, int] = {}
+        self._ready: dict[tuple[str, str, int, int, torch.dtype], Plan] = {}
+        """Plans of one call of the kernel, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
+        self._plans = Plans(self._regions, self.world_size, rank, compiled=False)
         self._lock = threading.RLock()
         """Held during operations: memory is let go of only between them."""
         offer(segment.words, rank)
@@ -60,9 +63,7 @@ class SharedMemoryTransport:
         self._kernel: KernelBarrier | None = None
         if agreed(segment.words, self.world_size):
             self._barrier = self._kernel = KernelBarrier(self._barrier, library())
-        self._ready: dict[tuple[str, str, int, int, torch.dtype], Plan] = {}
-        """Plans of one call of the kernel, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
-        self._plans = Plans(self._regions, self.world_size, rank, compiled=self._kernel is not None)
+            self._plans = Plans(self._regions, self.world_size, rank, compiled=True)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place, on every member."""

@@ -2,8 +2,9 @@
 
 import os
 import signal
+import subprocess
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from shm_members import run_members
 from test_shm_transport import held
 
 from collectives.errors import CommunicatorError
+from collectives.rendezvous import this_member
+from collectives.transports.shm import SharedMemoryTransport
+from collectives.transports.shm.memory import Segment
 
 OPERATIONS = ("barrier", "all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
 LARGE = 400_000
@@ -88,3 +92,14 @@ def test_a_member_that_dies_before_a_buffer_is_made_is_named():
     assert "rank 1" in error.waiting_for
     assert error.operation == "buffer"
     assert left == ([], 0)
+
+
+def test_a_member_that_died_before_it_came_is_named_and_nothing_is_kept():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    members = [this_member(0), replace(this_member(1), pid=ended.pid)]
+    before = held()
+    segment = Segment.host(2)
+    with pytest.raises(CommunicatorError, match=r"connect on rank 0 .*its process has ended"):
+        SharedMemoryTransport(segment, members, 0, timeout_s=30.0)
+    assert held() == before
