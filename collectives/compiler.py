@@ -87,9 +87,7 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise CompilerError(
-            f"{command[0]} took longer than {TIME_LIMIT_S:.0f} s; make the program's functions smaller",
-        ) from None
+        raise CompilerError(f"{command[0]} took longer than {TIME_LIMIT_S:.0f} s") from None
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
         raise CompilerError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
@@ -102,9 +100,7 @@ def _compiler() -> list[str]:
         if name and shutil.which(name[0]):
             return name
     looked = asked or "cc, gcc, clang"
-    raise CompilerError(
-        f"no C compiler (looked for {looked}); install one or set CC",
-    )
+    raise CompilerError(f"no C compiler (looked for {looked}); install one or set CC")
 
 
 @cache

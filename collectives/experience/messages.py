@@ -49,9 +49,8 @@ class MessageLayout:
 
     def tensors(self, buffer: memoryview, begin: int) -> dict[str, Tensor]:
         """Each field as (rows, *shape), in place; they keep ``buffer`` alive."""
-        if (
-            torch.is_inference_mode_enabled()
-        ):  # whoever runs a policy asks in that mode; others could not write then
+        if torch.is_inference_mode_enabled():
+            # Whoever runs a policy asks in that mode; others could not write then.
             with torch.inference_mode(mode=False):
                 return self.tensors(buffer, begin)
         if self.rows == 0:

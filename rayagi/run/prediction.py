@@ -37,7 +37,8 @@ class Prediction:
         """In steps per second."""
         if self.half_width is None:
             return None
-        return tuple(max(0.0, self.predicted_steps_per_s * (1 + side * self.half_width)) for side in (-1, 1))  # type: ignore[return-value]
+        speed = self.predicted_steps_per_s
+        return max(0.0, speed * (1 - self.half_width)), speed * (1 + self.half_width)
 
     def text(self) -> str:
         """For a run's summary."""

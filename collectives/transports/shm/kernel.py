@@ -35,6 +35,8 @@ _COMPLETE, _LOOK = 0, 1
 _KINDS = ("meeting", "alone", "together")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 _SLEEP_NS = 50_000_000
+_MOST_MEMBERS = 256
+"""MOST_MEMBERS of ``kernel.c``."""
 
 
 class _Side(ctypes.Structure):
@@ -199,9 +201,9 @@ def offer(words: memoryview, rank: int) -> None:
 
 
 def agreed(words: memoryview, size: int) -> bool:
-    """Whether all members have the same kernel, after the group's first barrier: the same answer on all."""
+    """Whether the kernel takes this group and all members have it: the same answer on all, after the first barrier."""
     offered = {words[rank * STRIDE + _KERNEL] for rank in range(size)}
-    return len(offered) == 1 and offered != {0}
+    return size <= _MOST_MEMBERS and len(offered) == 1 and offered != {0}
 
 
 @cache
