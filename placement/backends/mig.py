@@ -24,15 +24,11 @@ from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 class MigBackend(Carved):
     """Shares of a GPU as MIG instances.
 
-    Args:
-        enable: whether ``carve`` may switch MIG mode on, and ``restore`` off again. Never by default: it needs a GPU
-            that nobody uses, before Hopper also a reset, and it changes what everybody else sees of the GPU.
+    MIG mode stays as it is: a switch needs a GPU that nobody uses, before Hopper also a reset, and it changes what everybody
+    else sees of the GPU. Errors say what a human would run.
     """
 
     name: BackendName = "mig"
-
-    def __init__(self, *, enable: bool = False) -> None:
-        self._enable = enable
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Where MIG mode is on, and either instances may be made or some are idle."""
@@ -47,7 +43,7 @@ class MigBackend(Carved):
                 way_out="Use backend='mps' or 'direct'",
             )
         problem = mode_problem(gpu.mig_enabled, gpu.mig_pending)
-        if problem is not None and not self._enable:
+        if problem is not None:
             return Availability(
                 usable=False,
                 reason=problem,
@@ -104,15 +100,13 @@ class MigBackend(Carved):
                 raise
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Destroy the instances that are ours, forget those that were borrowed, and switch the mode back if we did."""
+        """Destroy the instances that are ours, and forget those that were borrowed."""
         steps = ledger.steps(gpu_uuid, "mig")
         if not steps:
             return
         failures: list[CarvingError] = []
         with mig_gpu(gpu_uuid) as device:
             for step in steps:
-                if step.made == "mode" and failures:
-                    continue  # it would take the instances that are still there with it
                 try:
                     undo(step, device)
                 except CarvingError as error:
@@ -158,7 +152,7 @@ class MigBackend(Carved):
         return Health(state="lost", text=f"MIG instance {uuid} is gone from {piece.share.gpu_uuid}")
 
     def _carve(self, device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) -> tuple[Share, ...]:
-        self._require_mode(device, gpu, ledger)
+        _require_mode(device, gpu)
         instances = device.permitted_instances()
         if instances is None:
             try:
@@ -177,17 +171,14 @@ class MigBackend(Carved):
             raise CarvingError(error.asked, error.limit, error.way_out) from error
         return create(device, gpu, sizes, placed, ledger)
 
-    def _require_mode(self, device: MigGpu, gpu: Gpu, ledger: Ledger) -> None:
-        mode = device.mode()
-        if mode is None:
-            raise CarvingError(f"MIG on {gpu.uuid}", f"{gpu.name} has no MIG", "Use backend='mps'")
-        problem = mode_problem(*mode)
-        if problem is None:
-            return
-        if not self._enable or mode[1]:
-            raise CarvingError(f"MIG on {gpu.uuid}", problem, f"Run {mode_commands(gpu, *mode)}")
-        ledger.record("mig", gpu.uuid, "mode")
-        device.set_mode(True)
+
+def _require_mode(device: MigGpu, gpu: Gpu) -> None:
+    mode = device.mode()
+    if mode is None:
+        raise CarvingError(f"MIG on {gpu.uuid}", f"{gpu.name} has no MIG", "Use backend='mps'")
+    problem = mode_problem(*mode)
+    if problem is not None:
+        raise CarvingError(f"MIG on {gpu.uuid}", problem, f"Run {mode_commands(gpu, *mode)}")
 
 
 def _limits_of(instances: Sequence[MigInstance]) -> tuple[SliceLimits, ...]:

@@ -57,18 +57,6 @@ class MigGpu:
                 return None
         return bool(current), bool(pending)
 
-    def set_mode(self, enabled: bool) -> None:
-        """Switch MIG mode.
-
-        Raises:
-            CarvingError: it did not take effect at once; the mode that is due after a reset may have changed.
-        """
-        with self._told("switch MIG mode"):
-            status = self._nvml.nvmlDeviceSetMigMode(self._handle, int(enabled))
-            # Not raised by NVML: the call went well, the change did not.
-            if status != self._nvml.NVML_SUCCESS:
-                raise self._nvml.NVMLError(status)
-
     def permitted_instances(self) -> list[GpuInstance] | None:
         """As ``instances``; None where this process may not list them, as only those may that may change them."""
         try:

@@ -87,10 +87,6 @@ def undo(step: Step, device: MigGpu) -> None:
     if step.made == "borrowed":
         return
     mode = device.mode()
-    if step.made == "mode":
-        if mode is not None and any(mode):
-            device.set_mode(False)
-        return
     if mode is not None and not mode[0]:
         return  # instances end with the mode, and with a restart of the host
     instance = _ours(step, device)

@@ -93,7 +93,6 @@ class FakeGpu:
     compute_mode: int = 0
     mig_profiles: tuple[FakeProfile, ...] = A100_40  # none: a GPU without MIG
     mig: list[int] = field(default_factory=lambda: [0, 0])  # current, pending
-    mode_change: int = OK  # activation status of a change of MIG mode
     instances: dict[int, FakeGpuInstance] = field(default_factory=dict)
     pids: dict[int, int | None] = field(default_factory=dict)  # pid: bytes
     mps_pids: list[int] = field(default_factory=list)

@@ -62,20 +62,6 @@ class MigCalls(FakeLibrary):
 
     # MIG, for privileged users.
 
-    def _nvmlDeviceSetMigMode(self, device, mode, status):
-        gpu = self._gpu(device)
-        if not gpu.mig_profiles:
-            return NOT_SUPPORTED
-        if not self.privileged:
-            return NO_PERMISSION
-        gpu.mig[1] = mode
-        if gpu.mode_change == OK or gpu.mig[0] == mode:
-            gpu.mig[0] = mode
-            status._obj.value = OK
-        else:
-            status._obj.value = gpu.mode_change
-        return OK
-
     def _nvmlDeviceGetGpuInstanceProfileInfo(self, device, constant, info):
         gpu = self._gpu(device)
         profile = next((one for one in gpu.mig_profiles if one.constant == constant), None)

@@ -106,9 +106,11 @@ def test_the_geometry_is_the_drivers(node):
     not MAY_CUT, reason="RAYAGI_TEST_MIG is not 1: nothing was cut, nothing of it was verified"
 )
 def test_a_gpu_is_cut_used_and_given_back(node, tmp_path):
-    """Switches MIG mode where it is off. Needs root and a GPU that nobody uses."""
-    gpu = next(gpu for gpu in node.gpus if geometry_of(gpu) is not None)
-    backend, ledger = MigBackend(enable=True), Ledger.open("test", tmp_path)
+    """Needs root, and a GPU in MIG mode that nobody uses."""
+    gpu = next((gpu for gpu in node.gpus if geometry_of(gpu) is not None and gpu.mig_enabled), None)
+    if gpu is None:
+        pytest.skip("no GPU here is in MIG mode")
+    backend, ledger = MigBackend(), Ledger.open("test", tmp_path)
     before = (gpu.mig_enabled, gpu.mig_instances)
     try:
         shares = backend.carve(gpu, (0.5, 0.25), ledger)

@@ -97,9 +97,8 @@ def test_what_others_made_stays_and_is_cut_around(monkeypatch, tmp_path):
 
 
 SCENARIOS = {
-    "A100 beside others": (lambda: _beside_others(), (0.25, 0.125), False),
-    "empty A30": (lambda: _a30(), (0.5,), False),
-    "mode off, asked to switch it on": (lambda: a_free_mig_gpu(mig=[0, 0]), (0.5,), True),
+    "A100 beside others": (lambda: _beside_others(), (0.25, 0.125)),
+    "empty A30": (lambda: _a30(), (0.5,)),
 }
 
 
@@ -121,8 +120,7 @@ FAILURES = (("error", UNKNOWN), ("lost", 0), ("killed before", 0), ("killed afte
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure, monkeypatch, tmp_path):
     """restore(carve(x)) = x: after success, after a failure of any call of carve, and after one of any of restore."""
-    make, sizes, enable = SCENARIOS[scenario]
-    backend = MigBackend(enable=enable)
+    make, sizes = SCENARIOS[scenario]
     monkeypatch.setattr(
         "placement.ledger.os.fsync", lambda descriptor: None
     )  # the disk is not what is tested
@@ -136,8 +134,8 @@ def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure
         driver.begin({call: failure})
         ledger = Ledger.open("a run", tmp_path)
         try:
-            backend.carve(gpu, sizes, ledger)
-            backend.restore(gpu.uuid, ledger)
+            BACKEND.carve(gpu, sizes, ledger)
+            BACKEND.restore(gpu.uuid, ledger)
             ends.append("done")
         except (CarvingError, ProcessKilled) as error:
             ends.append(type(error).__name__)
@@ -154,7 +152,7 @@ def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure
     assert "done" not in ends[:-1]
 
 
-@pytest.mark.parametrize("code", [UNKNOWN, INSUFFICIENT_RESOURCES, IN_USE])
+@pytest.mark.parametrize("code", [UNKNOWN, INSUFFICIENT_RESOURCES, IN_USE, RESET_REQUIRED])
 def test_a_failed_carve_rolls_back_by_itself(code, monkeypatch, tmp_path):
     """A driver that refuses once, at any call of carve, leaves nothing for anybody to mend."""
     driver = FakeDriver(a_free_mig_gpu())
@@ -220,11 +218,11 @@ def test_restore_undoes_carve_on_any_gpu_of_any_state(others, sizes, failure, ca
 # One message each, with the way out, and nothing left behind.
 
 
-def refusal(monkeypatch, tmp_path, driver: FakeDriver, sizes=(0.5,), backend: MigBackend = BACKEND) -> str:
+def refusal(monkeypatch, tmp_path, driver: FakeDriver, sizes=(0.5,)) -> str:
     before = [state(fake) for fake in driver.gpus]
     gpu = installed(driver, monkeypatch)
     with pytest.raises(CarvingError) as caught:
-        backend.carve(gpu, sizes, Ledger.open("a run", tmp_path))
+        BACKEND.carve(gpu, sizes, Ledger.open("a run", tmp_path))
     driver.begin()
     assert [state(fake) for fake in driver.gpus] == before
     assert steps_left(tmp_path) == 0
@@ -244,7 +242,7 @@ def test_without_permission_and_instances_the_exact_command_is_said(monkeypatch,
     )
 
 
-def test_mode_off_is_never_switched_on_unasked(monkeypatch, tmp_path):
+def test_mode_off_is_never_switched_on(monkeypatch, tmp_path):
     driver = FakeDriver(a_free_mig_gpu(mig=[0, 0]))
     assert refusal(monkeypatch, tmp_path, driver) == (
         f"MIG on {UUID}: MIG mode is off. Run `sudo nvidia-smi -i {UUID} -mig 1`, then "
@@ -281,22 +279,6 @@ def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_fo
         BACKEND.foresee(node, on_paper(mig_instances=(one,)), (0.5,))
     # A 3g beside the 1g that is there: at memory slice 4.
     assert caught.value.way_out.endswith(f"cut it anew, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
-
-
-@pytest.mark.parametrize(
-    ("status", "problem", "way_out"),
-    [
-        (IN_USE, "could not switch MIG mode", "Something still uses the GPU: end the processes"),
-        (RESET_REQUIRED, "could not switch MIG mode: GPU requires restart", f"--gpu-reset -i {UUID}"),
-    ],
-)
-def test_a_mode_that_is_accepted_but_not_active_is_taken_back(
-    status, problem, way_out, monkeypatch, tmp_path
-):
-    driver = FakeDriver(a_free_mig_gpu(mig=[0, 0], mode_change=status))
-    message = refusal(monkeypatch, tmp_path, driver, backend=MigBackend(enable=True))
-    assert problem in message
-    assert way_out in message
 
 
 def test_a_driver_without_mig_is_too_old(monkeypatch, tmp_path):
