@@ -191,15 +191,19 @@ class Dispenser:
                 outbox.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Say goodbye, once what was sent has found a consumer or time is up. Safe to call twice."""
+        """Say goodbye, once what was sent has found a consumer or time is up: no time, and none is looked for.
+
+        Safe to call twice.
+        """
         if self._is_closed:
             return
         deadline = time.monotonic() + timeout_s
         self.cancel()
-        self.pump()
+        for outbox in self.outboxes:
+            outbox.look()
         while any(outbox.waiting() for outbox in self.outboxes) and time.monotonic() < deadline:
-            self.outboxes[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
             self.pump()
+            self.outboxes[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
         for outbox in self.outboxes:
             outbox.close(timeout_s=max(0.0, deadline - time.monotonic()))
         for index in list(self._ways):

@@ -153,7 +153,10 @@ class Inbox:
         except SchemaError:
             raise
         except ChannelError as error:  # it knocked, and left before anyone answered
-            self._lose(producer, error.detail)
+            self._processes.watch(at.pid_of(endpoint))
+            if at.pid_of(endpoint) in self._processes.ended():  # else it left by itself
+                self._lose(producer, error.detail)
+            self._processes.watch_only(link.pid for link in self._links)
             return
         self._links.append(link)
         self._processes.watch(link.pid)

@@ -75,20 +75,24 @@ class ChannelSender(Sender):
     def __init__(self, plan: ChannelPlan, size: Size, producer: int, endpoints: tuple[str, ...]) -> None:
         self._dispenser = Dispenser(plan, rows=size.envs, producer=producer, slots=SLOTS)
         self._dispenser.attach(0, endpoints)
-        self._rollout: dict[str, Tensor] = {}
+        self._last = torch.empty(0)
+        self._steps: dict[str, tuple[Tensor, ...]] = {}
 
     def begin(self) -> None:
         """Claim slots for all groups."""
-        self._rollout = self._dispenser.open(LIMIT_S)
+        rollout = self._dispenser.open(LIMIT_S)
+        self._last = rollout.pop(LAST)
+        self._steps = {name: tensor.unbind(1) for name, tensor in rollout.items()}
 
     def step(self, index: int, packages: Mapping[str, Tensor]) -> None:
         """Write in place."""
         for name, tensor in packages.items():
-            self._rollout[name][:, index].copy_(tensor)
+            self._steps[name][index].copy_(tensor)
 
     def end(self, last_obs: Tensor) -> None:
         """Commit all groups."""
-        self._rollout[LAST].copy_(last_obs)
+        self._last.copy_(last_obs)
+        self._steps = {}
         self._dispenser.send(version=0)
 
 

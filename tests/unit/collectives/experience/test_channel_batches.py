@@ -293,6 +293,18 @@ def test_who_closes_before_anyone_came_for_its_batches_says_so(caplog):
     assert "closes with 1 batches that no consumer has come for" in caplog.text
 
 
+def test_a_producer_that_knocks_and_leaves_before_it_is_heard_is_not_lost():
+    inbox = Inbox(SCHEMA)
+    first = Outbox(SCHEMA, rows=1)
+    first.attach(inbox.endpoint)
+    first.close(timeout_s=0.0)
+    assert inbox.producers == ()
+    assert inbox.lost == []
+    second = Outbox(SCHEMA, rows=1)  # the same producer, begun anew
+    second.attach(inbox.endpoint)
+    assert inbox.producers == (0,)
+
+
 def test_a_producer_with_the_number_of_one_that_has_left_is_told_apart():
     first, inbox = pair(slots=1)
     first.put(random_rows(SCHEMA, 1, 0), version=0)

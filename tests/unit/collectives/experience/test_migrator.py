@@ -151,6 +151,22 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
         assert take(batcher) == 1
 
 
+def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
+    """What was under way is given up: a consumer that began anew is not to get it, nor to take its producer for lost."""
+    dispenser = Dispenser(PLAN, rows=1, producer=0)
+    migrator = Migrator(dispenser, directory, NAME)
+    with Batcher(PLAN, rows=1) as before:
+        before.announce(directory, NAME, 0)
+        pump_until(dispenser, lambda: 0 in dispenser.consumers())
+        send(dispenser, 1)
+    with Batcher(PLAN, rows=1) as anew:
+        anew.announce(directory, NAME, 0)
+        migrator._looked_s = float("-inf")  # it is due to look
+        dispenser.close(timeout_s=0.0)
+        assert migrator.attached == 1
+        assert (anew.producers, anew.lost) == ((), [])
+
+
 def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser:
         Migrator(dispenser, directory, NAME)
