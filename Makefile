@@ -27,10 +27,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests that start Ray take all cores, one at a time; the others share them.
+# Tests that start Ray mostly wait for its processes: two files of them at a time. They come last, by themselves.
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow and not gpu"
-	$(BIN)/python -m pytest -m "cluster and not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.groups import GmiLostError, GmiSilentError
-from actors.protocols import EvaluationResult, IterationResult, StateDict
+from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
 from placement.kinds import OVERLAPPED
 from rayagi.config.spec import RunSpec
@@ -18,7 +18,7 @@ from rayagi.coordinator.books import Account
 from rayagi.coordinator.deployment import Deployment
 from rayagi.coordinator.flights import Flights, Landed
 from rayagi.coordinator.recovery import Recovery
-from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session, shares
+from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session
 from rayagi.monitoring.catalogue import merge
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class DecoupledSession(Session):
         self._rollouts: list[IterationResult] = []
         self._snapshot_due_s = 0.0
         self._look_due_s = time.monotonic() + LOOK_S
-        self._keep_states()
+        self._states()
 
     def submit(self, num_iterations: int) -> None:
         """Want so many updates. GMIs are asked for them little by little, while ``collect`` waits."""
@@ -100,31 +100,6 @@ class DecoupledSession(Session):
         self._pending.popleft()
         return self._merged(count)
 
-    def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
-        """Run episodes with the newest policy's mode, spread over the collectors; their results in GMI order."""
-        if num_episodes < 1:
-            raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        counts = shares(num_episodes, self.plan.hosting("agent"))
-        seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
-        parts: list[EvaluationResult] = self._answered(
-            lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
-            f"evaluation of {num_episodes} episodes",
-            tuple(counts),
-        )
-        return EvaluationResult(
-            episode_returns=[value for part in parts for value in part.episode_returns],
-            episode_lengths=[value for part in parts for value in part.episode_lengths],
-        )
-
-    def state_dict(self) -> StateDict:
-        """As ``Session.state_dict``; experience that is on its way is not in it."""
-        states = self._keep_states()
-        return {
-            "shared": states[self._learners[0]]["shared"],
-            "local": [state["local"] for state in states],
-            "num_gmis": len(states),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what is on its way is given up. Without ``local``, environments start anew."""
         self._open()
@@ -133,7 +108,7 @@ class DecoupledSession(Session):
         for updates in self._updates.values():
             updates.clear()
         super().load_state_dict(state)
-        self._keep_states()
+        self._states()
 
     def experience(self) -> dict[str, Any]:
         """What became of the experience so far: counts, ages of what was learned from, GMIs that were started anew."""
@@ -155,7 +130,7 @@ class DecoupledSession(Session):
         """Rows of experience, counted while nobody works."""
         self._open()
         self._guarded(self._rest, "what was asked before it is counted")
-        states = self._keep_states()
+        states = self._states()
         return self._recovery.account([states[index]["local"]["books"] for index in self._collectors])
 
     def _step(self, deadline: float, count: int) -> None:
@@ -248,15 +223,10 @@ class DecoupledSession(Session):
             merged.append(replace(whole, metrics=metrics))
         return merged
 
-    def _keep_states(self) -> list[StateDict]:
-        """Every GMI's state; what is shared, of the first learner."""
+    def _states(self) -> list[StateDict]:
+        """As they are once nobody is lost; experience that is on its way is not in them."""
         self._open()
-        trainer = self._learners[0]
-        states = self._answered(
-            lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),
-            "its state",
-            range(self.plan.num_gmis),
-        )
+        states = super()._states()
         for index, state in enumerate(states):
             self._recovery.keep(index, state)
         return states

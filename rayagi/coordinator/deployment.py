@@ -1,4 +1,4 @@
-"""From a plan to GMIs on their slices: place, ask, carve, enter. The undo of each step is written beside it."""
+"""From a plan to GMIs on their slices: place, ask, carve, enter; then join and build. The undo of each step is beside it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from actors.carvers import Carvers
-from actors.gmi import Landing
+from actors.gmi import Landing, ProgramFactory, WorkloadFactory
 from actors.groups import GmiGroup, start, stop
 from placement.binding import bind, with_given_gpus
 from placement.errors import ReservationError
 from placement.plan import Plan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
+from rayagi.config.spec import GmiSpec
 
 START_TIMEOUT_S = 120.0
 """For a GMI's process to start, and again for it to enter its slice."""
@@ -69,6 +70,25 @@ def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: E
         landings=_entered(group, carved),
         carvers=carvers,
     )
+
+
+def join_and_build(group: GmiGroup, gmi: GmiSpec, factory: ProgramFactory | WorkloadFactory) -> None:
+    """Connect the GMIs that reduce together, and have every GMI build its program.
+
+    Raises:
+        GmiLostError, GmiSilentError: one is gone, or did not answer in time.
+        Exception: what joining or building raised in a GMI.
+    """
+    members = [identity.index for identity in group.identities if identity.joins]
+    refs = group.ask(
+        lambda index, handle: handle.join_through.remote(
+            timeout_s=gmi.collective_timeout_s, transport=gmi.transport, composition=gmi.composition
+        ),
+        members,
+    )
+    group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
+    refs = group.ask(lambda index, handle: handle.build.remote(factory))
+    group.answers(refs, "building its program", BUILD_TIMEOUT_S)
 
 
 def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:

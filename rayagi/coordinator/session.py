@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from actors.carvers import Carvers
 from actors.gmi import Landing, ProgramFactory, WorkloadFactory
 from actors.groups import GmiGroup
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import Health
-from placement.errors import CarvingError, SliceLostError
+from placement.errors import SliceLostError
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.deployment import BUILD_TIMEOUT_S, START_TIMEOUT_S, Deployment, deploy
+from rayagi.coordinator.deployment import (
+    BUILD_TIMEOUT_S,
+    START_TIMEOUT_S,
+    Deployment,
+    deploy,
+    join_and_build,
+)
+from rayagi.coordinator.slices import SliceWatch
+from rayagi.coordinator.templates import template_factory
 from rayagi.monitoring.catalogue import merge
-from rayagi.monitoring.exporting import ExportingFactory
 from rayagi.planning import plan_of
 
 ITERATION_TIMEOUT_S = 3600.0
@@ -82,7 +88,7 @@ class Session:
         self._dashboard = dashboard
         self._undo = ExitStack()
         self._group: GmiGroup | None = None
-        self._carvers: Carvers | None = None
+        self._slices: SliceWatch | None = None
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: Plan | None = None
@@ -133,8 +139,8 @@ class Session:
                 undo=undo,
             )
             self._plan, self._landings = deployment.plan, deployment.landings
-            self._carvers = deployment.carvers
-            self._join_and_build(deployment.group)
+            self._slices = SliceWatch(deployment.plan, deployment.carvers)
+            join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
         self._begin(deployment)
@@ -185,14 +191,13 @@ class Session:
         """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
         if num_episodes < 1:
             raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        busy = shares(num_episodes, self.plan.hosting("agent"))
+        counts = shares(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
-        seeds = {index: seed + sum(list(busy.values())[:place]) for place, index in enumerate(busy)}
-        refs = self._open().ask(
-            lambda index, gmi: gmi.evaluate.remote(busy[index], seeds[index]), tuple(busy)
-        )
-        parts: list[EvaluationResult] = self._answers(
-            refs, f"evaluation of {num_episodes} episodes", self._limit_s(), tuple(busy)
+        seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
+        parts: list[EvaluationResult] = self._answered(
+            lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
+            f"evaluation of {num_episodes} episodes",
+            tuple(counts),
         )
         return EvaluationResult(
             episode_returns=[value for part in parts for value in part.episode_returns],
@@ -226,11 +231,9 @@ class Session:
 
         The state after all submitted iterations.
         """
-        trainer = self.plan.hosting("trainer")[0]
-        refs = self._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=index == trainer))
-        states: list[StateDict] = self._answers(refs, "its state", self._limit_s())
+        states = self._states()
         return {
-            "shared": states[trainer]["shared"],
+            "shared": states[self.plan.hosting("trainer")[0]]["shared"],
             "local": [state["local"] for state in states],
             "num_gmis": len(states),
         }
@@ -243,6 +246,15 @@ class Session:
             states = [{**own, "local": local} for own, local in zip(states, state["local"], strict=True)]
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())
+
+    def health(self) -> list[Health]:
+        """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
+
+        Raises:
+            CarvingError: a host does not answer.
+        """
+        self._open()
+        return [] if self._slices is None else self._slices.health()
 
     def close(self) -> None:
         """Stop the GMIs, give back what was reserved, and end Ray if it was started here. Safe to call twice."""
@@ -259,23 +271,9 @@ class Session:
             self._on_plan(plan)
         return plan
 
-    def _join_and_build(self, group: GmiGroup) -> None:
-        gmi = self._spec.gmi
-        members = [identity.index for identity in group.identities if identity.joins]
-        refs = group.ask(
-            lambda index, handle: handle.join_through.remote(
-                timeout_s=gmi.collective_timeout_s, transport=gmi.transport, composition=gmi.composition
-            ),
-            members,
-        )
-        group.answers(refs, "joining the group", START_TIMEOUT_S + gmi.collective_timeout_s, members)
-        factory = self._program_factory()
-        refs = group.ask(lambda index, handle: handle.build.remote(factory))
-        group.answers(refs, "building its program", BUILD_TIMEOUT_S)
-
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
         """What builds each GMI's program."""
-        return self._factory or _template_factory(self._spec, self._run_name)
+        return self._factory or template_factory(self._spec, self._run_name)
 
     def _open(self) -> GmiGroup:
         if self._group is None:
@@ -297,14 +295,18 @@ class Session:
         with self._ending(asked):
             return group.answers(refs, asked, limit_s, of, self._refuse_lost_slices)
 
-    def health(self) -> list[Health]:
-        """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
+    def _answered(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
+        """Answers of some GMIs, in order, after all submitted iterations."""
+        return self._answers(self._open().ask(question, of), asked, self._limit_s(), of)
 
-        Raises:
-            CarvingError: a host does not answer.
-        """
-        self._open()
-        return [] if self._carvers is None else self._carvers.health()
+    def _states(self) -> list[StateDict]:
+        """Every GMI's state; what is shared, of the first with a trainer."""
+        trainer = self.plan.hosting("trainer")[0]
+        return self._answered(
+            lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),
+            "its state",
+            range(self.plan.num_gmis),
+        )
 
     @contextmanager
     def _ending(self, asked: str) -> Iterator[None]:
@@ -326,45 +328,19 @@ class Session:
         self._landings = tuple(
             landing if place == index else kept for place, kept in enumerate(self._landings)
         )
-        if self._carvers is not None:
-            self._carvers.moved(index, landing.pid)
+        if self._slices is not None:
+            self._slices.moved(index, landing.pid)
 
     def _refuse_lost_slices(self) -> None:
-        """A host that does not answer says nothing of its slices: what is waited for has a limit of its own.
-
-        Raises:
-            SliceLostError: a share of a GPU has failed.
-        """
-        with suppress(CarvingError):
-            lost = {
-                f"GMI {index} {self.plan.slices[index].label()}": health.text
-                for index, health in enumerate(self.health())
-                if health.state == "lost"
-            }
-            if lost:
-                raise SliceLostError(tuple(lost), "; ".join(dict.fromkeys(lost.values())))
+        """Raises SliceLostError where a share of a GPU has failed."""
+        if self._slices is not None:
+            self._slices.refuse_lost()
 
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason
-        self._group = None
+        self._group = self._slices = None
         self._pending.clear()
         self._undo.close()
-
-
-def _template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
-    """The program of the spec's template. Imported here: torch and the networks are not needed to plan."""
-    from rayagi.algorithms.program import dp_only_factory
-    from rayagi.algorithms.separate import separate_factory
-    from rayagi.algorithms.stepwise import stepwise_factory
-
-    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
-        "dp_only": dp_only_factory,
-        "ea_t": separate_factory,
-        "e_at": stepwise_factory,
-        "dp_mp": stepwise_factory,
-        "decoupled": separate_factory,
-    }
-    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
 
 
 def shares(total: int, among: Sequence[int]) -> dict[int, int]:

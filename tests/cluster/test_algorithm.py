@@ -168,7 +168,9 @@ def weights(module):
     return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
 
 
-@pytest.mark.parametrize(("cls", "algorithm"), [(ImpalaConfig, IMPALA), (A3CConfig, A3C)])
+@pytest.mark.parametrize(
+    ("cls", "algorithm"), [(ImpalaConfig, IMPALA), pytest.param(A3CConfig, A3C, marks=pytest.mark.slow)]
+)
 def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, algorithm):
     algo = small_config(cls).gmi(template="dp_only").build_algo()  # in step: the synchronous learner
     try:
@@ -191,6 +193,7 @@ def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, al
         restored.stop()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog):
     chosen = small_config().gmi(num_gmis=None)
     algo = chosen.build_algo()

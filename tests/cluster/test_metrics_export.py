@@ -120,6 +120,7 @@ def test_rllibs_face_exports_each_gmi_and_the_run_too(local_ray, capsys):
     assert "nobody measured this plan before; `rayagi search InvertedPendulum-v5` does" in printed
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_clusters_where_there_is_one(local_ray, tmp_path):
     output, _ = rayagi(tmp_path, "plan", TASK, "--gmis", "3").communicate(timeout=TIMEOUT_S)
     assert "num_gmis=3" in output

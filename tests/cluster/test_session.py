@@ -299,6 +299,7 @@ class _Absent(_Running):
         threading.Event().wait(60)
 
 
+@pytest.mark.slow
 def test_a_gmi_that_waits_for_another_in_vain_says_for_whom_and_how_long(cluster):
     with (
         Session(spec(collective_timeout_s=3.0), factory=_OneStaysAway()) as session,

@@ -58,6 +58,7 @@ def test_ray_ends_with_the_last_session_and_not_with_the_one_that_started_it():
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_ray_that_was_shut_down_meanwhile_and_started_again_is_not_ours():
     with connected():
         ray.shutdown()
