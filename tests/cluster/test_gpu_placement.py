@@ -29,6 +29,7 @@ from placement.plan import make_plan
 from placement.ray_groups import reserve
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator.deployment import join_and_build
 from rayagi.coordinator.overseer import RunOverseer
 from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
@@ -180,15 +181,15 @@ def test_gmis_enter_shares_of_the_gpus_that_ray_gave_and_all_is_undone(machine):
 
 def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
     seen = {}
-    real = Session._join_and_build
+    session = Session(alone(), factory=Report(raise_in_build=True))
 
-    def join_and_build(session, group):
+    def noting_daemons(*arguments):
         seen.update(daemons_of(session))
-        real(session, group)
+        join_and_build(*arguments)
 
-    monkeypatch.setattr(Session, "_join_and_build", join_and_build)
+    monkeypatch.setattr("rayagi.coordinator.session.join_and_build", noting_daemons)
     with pytest.raises(LookupError, match="no such environment"):
-        Session(alone(), factory=Report(raise_in_build=True)).__enter__()
+        session.__enter__()
     assert len(seen) == 1
     nothing_is_left(seen)
 
