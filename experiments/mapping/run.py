@@ -41,36 +41,40 @@ def costs_command(task: str, num_envs: int) -> Command:
     )
 
 
-def measured(given: argparse.Namespace) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Raw lines: of every repeat of every case, and the unit costs of every size."""
-    lines: list[dict[str, object]] = []
-    costs = [
-        {"task": task, "num_envs": num_envs, **run_case(costs_command(task, num_envs))}
-        for task in given.tasks
-        for num_envs in given.num_envs
+def measure_costs(tasks: Sequence[str], num_envs: Sequence[int]) -> list[dict[str, object]]:
+    """Raw lines: the unit costs of every size."""
+    sizes = [(task, count) for task in tasks for count in num_envs]
+    return [
+        {"task": task, "num_envs": count, **run_case(costs_command(task, count))} for task, count in sizes
     ]
-    for repeat in range(given.repeats):
-        for case in cases(given.tasks, given.modes, given.num_envs):
-            line = {"repeat": repeat, **case.to_dict(), **run_case(command(case, given.seconds))}
-            lines.append(line)
-            told = line.get("steps_per_s", line.get("failed"))
-            print(repeat, case.name, told, line.get("other_cores"), flush=True)
-    return lines, costs
+
+
+def measure_repeat(repeat: int, given: argparse.Namespace) -> list[dict[str, object]]:
+    """Raw lines of every case, once."""
+    lines: list[dict[str, object]] = []
+    for case in cases(given.tasks, given.modes, given.num_envs):
+        line = {"repeat": repeat, **case.to_dict(), **run_case(command(case, given.seconds))}
+        lines.append(line)
+        told = line.get("steps_per_s", line.get("failed"))
+        print(repeat, case.name, told, line.get("other_cores"), flush=True)
+    return lines
 
 
 def write(
-    folder: Path, lines: Sequence[dict[str, object]], costs: Sequence[dict[str, object]], rows: Sequence[Row]
+    stem: Path,
+    header: dict[str, object],
+    lines: Sequence[dict[str, object]],
+    costs: Sequence[dict[str, object]],
+    rows: Sequence[Row],
 ) -> None:
-    """The three result files."""
-    header = origin()
-    folder.mkdir(parents=True, exist_ok=True)
-    name = datetime.now(UTC).strftime("mapping_%Y-%m-%d_%H%M")
+    """The three result files, of what there is so far."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     content = {"origin": header, "costs": costs, "rows": lines}
-    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
     failed = "\n".join(f"- {line['case']} failed: {line['failed']}" for line in lines if "failed" in line)
-    (folder / f"{name}.md").write_text(f"# Templates\n\n{told}\n\n{table(rows)}\n\n{failed}".rstrip() + "\n")
-    draw(rows, folder / f"{name}.png")
+    stem.with_suffix(".md").write_text(f"# Templates\n\n{told}\n\n{table(rows)}\n\n{failed}".rstrip() + "\n")
+    draw(rows, stem.with_suffix(".png"))
 
 
 def main() -> None:
@@ -87,10 +91,14 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
-    lines, costs = measured(given)
-    rows = rows_of(lines, costs)
-    write(given.out, lines, costs, rows)
-    print(table(rows))
+    header, stem = origin(), given.out / datetime.now(UTC).strftime("mapping_%Y-%m-%d_%H%M")
+    costs, lines = measure_costs(given.tasks, given.num_envs), list[dict[str, object]]()
+    for repeat in range(given.repeats):
+        lines += measure_repeat(repeat, given)
+        write(
+            stem, header, lines, costs, rows_of(lines, costs)
+        )  # what is cut short leaves what it has measured
+    print(table(rows_of(lines, costs)))
 
 
 if __name__ == "__main__":
