@@ -2,7 +2,7 @@
 
     python -m experiments.mapping.run --tasks Ant-v5 HalfCheetah-v5 --num-envs 32 128 --repeats 5 --seconds 10
 
-With the defaults (Ant-v5, one size, three repeats of 4 s) it takes eight to twenty minutes of an idle machine with two cores.
+With the defaults (Ant-v5, one size, three repeats of 4 s) it takes eight to twenty minutes on two idle cores.
 
 Writes results/<date>.json (raw lines and origin), results/<date>.md (medians, spread, predictions) and results/<date>.png.
 """
