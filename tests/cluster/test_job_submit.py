@@ -23,21 +23,30 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 context = ray.init(address="local", num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
 client = JobSubmissionClient(f"http://{context.dashboard_url}")
 runtime_env = {"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]}
-job = client.submit_job(
-    entrypoint=f"{sys.executable} experiments/train_ant.py --env InvertedPendulum-v5 --iterations 2 --gmis 1 --num-envs 4",
-    runtime_env=runtime_env,
-)
 until = time.monotonic() + 150
+
+def submitted(entrypoint):
+    # Again as long as the head's own agent has not come up, which Ray answers with "try again later".
+    while True:
+        try:
+            return client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 def ended(job):
     while not client.get_job_status(job).is_terminal() and time.monotonic() < until:
         time.sleep(0.5)
     return client.get_job_logs(job)
 
+job = submitted(
+    f"{sys.executable} experiments/train_ant.py --env InvertedPendulum-v5 --iterations 2 --gmis 1 --num-envs 4"
+)
 print(ended(job))
 print("STATUS", client.get_job_status(job).value)
 question = 'import os, rayagi; print("ORIGIN", rayagi.__file__); print("FOLDER", os.getcwd())'
-print(ended(client.submit_job(entrypoint=f"{sys.executable} -c '{question}'", runtime_env=runtime_env)))
+print(ended(submitted(f"{sys.executable} -c '{question}'")))
 ray.shutdown()
 """
     )
