@@ -153,10 +153,8 @@ class Inbox:
         except SchemaError:
             raise
         except ChannelError as error:  # it knocked, and left before anyone answered
-            self._processes.watch(at.pid_of(endpoint))
-            if at.pid_of(endpoint) in self._processes.ended():  # else it left by itself
+            if _has_ended(at.pid_of(endpoint)):  # else by itself
                 self._lose(producer, error.detail)
-            self._processes.watch_only(link.pid for link in self._links)
             return
         self._links.append(link)
         self._processes.watch(link.pid)
@@ -209,3 +207,11 @@ class Inbox:
     def __del__(self) -> None:
         if not sys.is_finalizing():  # then the process ends, which producers notice as such
             self.close()
+
+
+def _has_ended(pid: int) -> bool:
+    processes = Processes([pid])
+    try:
+        return bool(processes.ended())
+    finally:
+        processes.close()

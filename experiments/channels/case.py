@@ -164,8 +164,8 @@ WAYS: dict[str, Callable[[Rows, float], Any]] = {
 }
 
 COPIES = {"memcpy": 1, "memcpy-slots": SLOTS * PRODUCERS, "memcpy-fresh": None}
-"""Without another process: into one place that is warm; into as many places as there are slots, in turn; and as the issue's
-figures were taken, 30 copies into memory that was never touched before."""
+"""Without another process: into one place that is warm; into as many places as there are slots, in turn; and as the
+project's first figures were taken, 30 copies into memory that was never touched before."""
 FRESH_COPIES = 30
 
 

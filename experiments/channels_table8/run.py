@@ -25,10 +25,11 @@ HERE = Path(__file__).parent
 LIMIT_S = 120.0
 COMPUTE_S = 1.0
 """For measuring what a rollout takes without any transfer."""
-SMALL, LARGE = (16, 64), (32, 256)
+SMALL, LONG, LARGE = (16, 64), (32, 64), (32, 256)
 """Steps and environments of a rollout."""
 CASES = (
     (SMALL, (2, 1), "A3C"),
+    (LONG, (2, 1), "A3C"),
     (LARGE, (2, 1), "A3C"),
     (LARGE, (4, 2), "A3C"),
     (LARGE, (2, 1), "reading"),

@@ -95,9 +95,8 @@ def main() -> None:
     costs, lines = measure_costs(given.tasks, given.num_envs), list[dict[str, object]]()
     for repeat in range(given.repeats):
         lines += measure_repeat(repeat, given)
-        write(
-            stem, header, lines, costs, rows_of(lines, costs)
-        )  # what is cut short leaves what it has measured
+        # What is cut short leaves what it has measured.
+        write(stem, header, lines, costs, rows_of(lines, costs))
     print(table(rows_of(lines, costs)))
 
 

@@ -231,7 +231,7 @@ class DecoupledSession(Session):
             self._recovery.keep(index, state)
         return states
 
-    def _answered(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
+    def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
         """Answers of GMIs, in order; where one is lost, all are asked again once it is replaced."""
         answers: list[Any] = []
 

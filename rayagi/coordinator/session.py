@@ -194,7 +194,7 @@ class Session:
         counts = shares(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
         seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
-        parts: list[EvaluationResult] = self._answered(
+        parts: list[EvaluationResult] = self._ask(
             lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
             f"evaluation of {num_episodes} episodes",
             tuple(counts),
@@ -295,14 +295,14 @@ class Session:
         with self._ending(asked):
             return group.answers(refs, asked, limit_s, of, self._refuse_lost_slices)
 
-    def _answered(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
+    def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
         """Answers of some GMIs, in order, after all submitted iterations."""
         return self._answers(self._open().ask(question, of), asked, self._limit_s(), of)
 
     def _states(self) -> list[StateDict]:
         """Every GMI's state; what is shared, of the first with a trainer."""
         trainer = self.plan.hosting("trainer")[0]
-        return self._answered(
+        return self._ask(
             lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),
             "its state",
             range(self.plan.num_gmis),

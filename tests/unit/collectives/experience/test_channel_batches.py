@@ -133,10 +133,13 @@ def test_views_made_in_inference_mode_are_written_and_trained_with_outside_of_it
         batch = inbox.take(LIMIT_S)
         obs = batch["obs"]
     weight = torch.ones(5, requires_grad=True)
-    (obs.nan_to_num() * 0 @ weight).sum().backward()
+    obs.nan_to_num_().clamp_(-1, 1)  # in place, as outside of that mode one may
+    (obs @ weight).sum().backward()
+    torch.testing.assert_close(weight.grad, obs.sum(dim=(0, 1)))
     del obs
     batch.release()
-    outbox.put(random_rows(SCHEMA, 4, 1), version=0)
+    outbox.put(random_rows(SCHEMA, 4, 1), version=1)
+    assert inbox.take(LIMIT_S).version == 1
 
 
 def test_putting_what_requires_grad_keeps_no_graph():

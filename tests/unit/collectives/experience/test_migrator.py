@@ -14,7 +14,9 @@ from collectives.experience.batcher import Batcher
 from collectives.experience.directory import Consumer, FileDirectory, inbox_key
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
+from collectives.experience.inbox import Inbox
 from collectives.experience.migrator import Migrator
+from collectives.experience.outbox import Outbox
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.schema import ExperienceSchema, Field
 from collectives.rendezvous import host_identity
@@ -149,6 +151,21 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
         batcher.announce(directory, NAME, 0)
         assert dispenser.drain(timeout_s=0.3) == 1
         assert take(batcher) == 1
+
+
+def knock_and_die(endpoint):
+    outbox = Outbox(PLAN.groups[0], rows=1)
+    outbox.attach(endpoint)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_producer_that_knocks_and_dies_before_it_is_heard_is_lost():
+    with Inbox(PLAN.groups[0]) as inbox:
+        process = start(knock_and_die, inbox.endpoint)
+        process.join(LIMIT_S)
+        assert process.exitcode == -signal.SIGKILL
+        assert inbox.producers == ()
+        assert inbox.lost == [0]
 
 
 def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
