@@ -80,12 +80,15 @@ class Door:
                         guest.recv(4096)
 
     def _accept(self) -> None:
-        try:
-            guest, _ = self._listener.accept()
-        except OSError:  # it left before it was received
-            return
-        guest.setblocking(False)
-        with self._lock:
+        with (
+            _doors_lock,
+            self._lock,
+        ):  # no fork in between, or the child would keep a guest that nobody knows of
+            try:
+                guest, _ = self._listener.accept()
+            except OSError:  # it left before it was received
+                return
+            guest.setblocking(False)
             self._guests[guest.fileno()] = guest
             for pid in set().union(*self._announced.values()):
                 _say(guest, pid)

@@ -1,6 +1,5 @@
 """Simulators in other GMIs are to their agent what a simulator of its own is, and a partner that goes is named."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators, StepServer, action_schema
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from tests.fakes.point import ACTION_DIM, PointEnv
+from tests.unit.forkserver import context
 
 LIMIT_S = 30.0
 
@@ -222,7 +222,6 @@ def _act(pipe, simulator):
 @pytest.fixture
 def process():
     """Starts a process with a pipe; none is left running."""
-    context = multiprocessing.get_context("forkserver")
     started = []
 
     def start(target, argument):

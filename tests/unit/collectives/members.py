@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -19,14 +18,12 @@ from collectives.connect import connect
 from collectives.layout import Layout
 from collectives.rendezvous import Member, this_member
 from collectives.threads import ThreadGroup
+from tests.unit.forkserver import context
 
 LIMIT_S = 60.0
 
 Task = Callable[[Communicator, Any], Any]
 """``task(communicator, done)``: ``done`` is an event that all members share."""
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch"])
 
 
 @dataclass
@@ -70,9 +67,9 @@ def run_group(
         "transport": transport,
         "composition": composition,
     }
-    with _Meeting(ctx=_context) as meeting:
+    with _Meeting(ctx=context) as meeting:
         rendezvous = meeting.Collective(world_size)
-        done = _context.Event()
+        done = context.Event()
         return answers_of(
             _member, [(rendezvous, rank, who[rank], settings, task, done) for rank in range(world_size)]
         )
@@ -80,9 +77,9 @@ def run_group(
 
 def answers_of(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
     """What processes answer through the pipe that ``target`` gets after its arguments; none is left running."""
-    pipes = [_context.Pipe(duplex=False) for _ in arguments]
+    pipes = [context.Pipe(duplex=False) for _ in arguments]
     processes = [
-        _context.Process(target=target, args=(*own, sender))
+        context.Process(target=target, args=(*own, sender))
         for own, (_, sender) in zip(arguments, pipes, strict=True)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):

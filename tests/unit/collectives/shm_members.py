@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Collection
@@ -12,10 +11,9 @@ import torch
 
 from collectives.rendezvous import this_member
 from collectives.transports.shm import Segment, SharedMemoryTransport
+from tests.unit.forkserver import context
 
 LIMIT_S = 120.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch"])
 
 Task = Callable[[SharedMemoryTransport], Any]
 
@@ -27,9 +25,9 @@ def run_members(
 
     Where a rank finds no compiler, all members do without the kernel.
     """
-    pipes = [_context.Pipe() for _ in range(world_size)]
+    pipes = [context.Pipe() for _ in range(world_size)]
     processes = [
-        _context.Process(target=_member, args=(rank, task, timeout_s, rank not in without_compiler, theirs))
+        context.Process(target=_member, args=(rank, task, timeout_s, rank not in without_compiler, theirs))
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):

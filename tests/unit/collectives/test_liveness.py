@@ -2,11 +2,11 @@
 
 import ctypes
 import gc
-import multiprocessing
 import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections import Counter
@@ -15,17 +15,17 @@ from dataclasses import replace
 
 import pytest
 
+from collectives.door import door
 from collectives.errors import MemberLostError
 from collectives.liveness import Liveness
 from collectives.rendezvous import this_member
+from tests.unit.forkserver import context
 
 LIMIT_S = 2.0
 """The promise: noticed within this time."""
 
 CLONE_NEWNET = 0x40000000
 CABLE = f"rayagi{os.getpid()}"
-
-_context = multiprocessing.get_context("forkserver")
 
 
 def member(rank, host=None):
@@ -55,8 +55,8 @@ class Other:
     """A member in a process of its own."""
 
     def __init__(self, rank, host=None):
-        self.pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=live, args=(theirs, rank, host), daemon=True)
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=live, args=(theirs, rank, host), daemon=True)
         self.process.start()
         theirs.close()
         self.member = self.ask()
@@ -120,8 +120,8 @@ def other_network():
     """A process behind a virtual cable: its pipe and process id; the cable is gone afterwards."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nsenter")):
         pytest.skip("needs root, ip and nsenter to lay a cable between two network namespaces")
-    pipe, theirs = _context.Pipe()
-    process = _context.Process(target=live_in_a_namespace, args=(theirs,), daemon=True)
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=live_in_a_namespace, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -218,6 +218,49 @@ def test_a_forked_child_does_not_stand_for_its_parent():
             other.process.kill()
             losses.wait()
             assert losses.told == [other.member]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def fork_while_accepting(pipe):
+    here = door("127.0.0.1")
+    accepting, forked = threading.Event(), threading.Event()
+
+    class Slow:
+        """A listener that is slow to hand over who came."""
+
+        fileno, close = here._listener.fileno, here._listener.close
+
+        def accept(self, accept=here._listener.accept):
+            guest = accept()
+            accepting.set()
+            forked.wait(0.5)
+            return guest
+
+    here._listener = Slow()
+    pipe.send(here.port)
+    assert accepting.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    forked.set()
+    pipe.send(child)
+    signal.pause()
+
+
+def test_a_child_forked_while_a_connection_is_accepted_does_not_keep_it():
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=fork_while_accepting, args=(theirs,), daemon=True)
+    process.start()
+    assert pipe.poll(30)
+    with socket.create_connection(("127.0.0.1", pipe.recv()), timeout=30) as guest:
+        assert pipe.poll(30)
+        child = pipe.recv()
+        try:
+            process.kill()
+            process.join()
+            guest.settimeout(LIMIT_S)
+            assert guest.recv(1) == b""
         finally:
             os.kill(child, signal.SIGKILL)
 

@@ -5,7 +5,6 @@ most one thing that it was about to do and may have done.
 """
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import random
@@ -25,9 +24,8 @@ from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.inbox import Inbox
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema
+from tests.unit.forkserver import context
 
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["pytest", "collectives.experience.inbox", "collectives.experience.outbox"])
 CHANNELS = os.path.dirname(experience.__file__)
 
 

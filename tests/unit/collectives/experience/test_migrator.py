@@ -1,6 +1,5 @@
 """Consumers that come, go, die and come back: what was sent is consumed once and whole."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from collectives.experience.outbox import Outbox
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.schema import ExperienceSchema, Field
 from collectives.rendezvous import host_identity
+from tests.unit.forkserver import context
 
 LIMIT_S = 20.0
 NAME = "experience"
@@ -28,11 +28,6 @@ PLAN = ChannelPlan(
         ExperienceSchema("counts", (Field(name="count", dtype=torch.int64),)),
         ExperienceSchema("squares", (Field(name="square", dtype=torch.int64),)),
     )
-)
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch", "collectives.experience.batcher", "collectives.experience.migrator"]
 )
 
 
@@ -82,7 +77,7 @@ def pump_until(dispenser, is_so):
 
 
 def start(target, *arguments):
-    process = _context.Process(target=target, args=arguments, daemon=True)
+    process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
@@ -290,6 +285,9 @@ def die_between_commits(endpoints):
     dispenser.attach(0, endpoints)
     for count in range(2):
         send(dispenser, count)
+    pump_until(
+        dispenser, lambda: dispenser.consumers() == {0: 0}
+    )  # what nobody had found yet would die with it
     dispenser.open(LIMIT_S)
     dispenser._claims["counts"].commit(version=0)
     dispenser.outboxes[0].post(3, line=0)

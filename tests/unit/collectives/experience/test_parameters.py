@@ -1,6 +1,5 @@
 """The board of parameters between processes: whole versions only, whatever the owner's end."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -19,10 +18,9 @@ from collectives.experience.errors import (
 from collectives.experience.inbox import Inbox
 from collectives.experience.parameters import ParameterBoard
 from collectives.experience.schema import ExperienceSchema, Field
+from tests.unit.forkserver import context
 
 LIMIT_S = 60.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch"])
 
 
 def tensors(value=0.0, size=1000):
@@ -34,8 +32,8 @@ class Owner:
     """A process that hosts a board and does ``work(board, pipe)``."""
 
     def __init__(self, work, *args):
-        self.pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_own, args=(work, theirs, args))
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_own, args=(work, theirs, args))
         self.process.start()
         theirs.close()
 
