@@ -45,8 +45,8 @@ HOST_MEMORY_SHARE = 0.9
 LEAST_GAIN = 0.05
 """On cores: twice the environments have to be this much faster than anything before in their row. Where a fixed cost per
 iteration is spread over ever more environments, a doubling that gains g leaves g / (1 - g) to gain by all further ones."""
-PATIENCE = 2
-"""On cores: doublings in a row without that gain. One may be a trial that something disturbed."""
+PATIENCE = 3
+"""On cores: doublings in a row without that gain. One or two may be trials that something disturbed."""
 WORTH = 0.1
 """On cores: what fewer GMIs would have to be able to gain, if their threads never waited for each other. They do: where
 GMIs wait for the slowest once per update, threads of one GMI wait for the slowest in every step."""
