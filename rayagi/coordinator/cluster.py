@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import grpc
 import ray
-from ray._private import services  # the public API resolves "auto" only while it connects
+from ray._private import services, worker  # "auto" is resolved, and the log monitor ended, by nothing public
 
 from placement.inventory import local_machine
 from placement.types import Machine
@@ -125,6 +125,8 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
         # otherwise run at niceness 15, where every other process of the machine goes before the training.
         _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
     )
+    # It follows what processes print, ten times a second, for a driver that does not listen.
+    worker.global_worker.node.kill_log_monitor(check_alive=False)
 
 
 def _connect(address: str, source: str) -> None:

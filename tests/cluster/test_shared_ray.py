@@ -2,11 +2,14 @@
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ray
 from ray import cloudpickle
+from ray._private.worker import global_worker
 
 from actors.protocols import IterationResult
 from rayagi.config.spec import GmiSpec, RunSpec
@@ -64,3 +67,20 @@ def test_a_ray_that_was_shut_down_meanwhile_and_started_again_is_not_ours():
         ray.shutdown()
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     assert ray.is_initialized()
+
+
+def commands_with(text):
+    """Command lines of this machine's processes in which it occurs."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if text in command:
+                yield command
+
+
+def test_a_ray_that_was_started_here_follows_no_output_that_nobody_reads():
+    with connected():
+        session = Path(global_worker.node.get_session_dir_path()).name
+        commands = list(commands_with(session))
+    assert any("raylet" in command for command in commands)
+    assert not [command for command in commands if "log_monitor" in command]
