@@ -36,8 +36,8 @@ def eight_gpus():
     return load_machine("tests/data/machines/h100x8.json")
 
 
-ROW = [16, 32, 64, 128, 256]
-"""What is tried on cores with the bench below: two doublings in a row without a gain end it."""
+ROW = [16, 32, 64, 128, 256, 512]
+"""What is tried on cores with the bench below: three doublings in a row without a gain end it."""
 
 
 class Bench:
