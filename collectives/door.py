@@ -80,10 +80,8 @@ class Door:
                         guest.recv(4096)
 
     def _accept(self) -> None:
-        with (
-            _doors_lock,
-            self._lock,
-        ):  # no fork in between, or the child would keep a guest that nobody knows of
+        # No fork in between, or the child would keep a guest that nobody knows of.
+        with _doors_lock, self._lock:
             try:
                 guest, _ = self._listener.accept()
             except OSError:  # it left before it was received

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class CapturedPPOTraining(PPOTraining):
     def _make_learner(self, total_env_steps: int | None, weight: float) -> PPOLearner:
         learner = super()._make_learner(total_env_steps, weight)
         if self.policy.device.type == "cuda":
-            learner.make_capturable()
+            learner.optimiser.make_capturable()
         return learner
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
@@ -75,28 +75,16 @@ class CapturedPPOTraining(PPOTraining):
 
     def _held(self) -> list[Tensor]:
         """What ``run`` changes and begins from."""
-        held: list[Tensor] = [self.learner.flat.parameters]
-        held += [value for state in self.learner.optimiser.state.values() for value in state.values()]
+        held: list[Tensor] = [self.learner.flat.parameters, *self.learner.optimiser.tensors().values()]
         if self.reward_scaler is not None:
             moments = self.reward_scaler.moments
             held += [self.reward_scaler.running, moments.count, moments.mean, moments.m2]
         return held
 
-    def _copy(self) -> dict[int, Tensor]:
-        return {id(held): held.detach().clone() for held in self._held()}
+    def _copy(self) -> list[Tensor]:
+        return [held.detach().clone() for held in self._held()]
 
     @torch.no_grad()
-    def _put_back(self, saved: Mapping[int, Tensor]) -> None:
-        """In place. What the rehearsal made, as the optimiser's moments, begins with zeros."""
-        for held in self._held():
-            if id(held) in saved:
-                held.copy_(saved[id(held)])
-            else:
-                held.zero_()
-
-    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Go on from a saved state; the optimiser's tensors are elsewhere then."""
-        super().load_state(shared, local)
-        if self.policy.device.type == "cuda":
-            self.learner.make_capturable()
-        self._replay.forget()
+    def _put_back(self, saved: Sequence[Tensor]) -> None:
+        for held, value in zip(self._held(), saved, strict=True):
+            held.copy_(value)

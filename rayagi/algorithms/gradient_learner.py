@@ -13,6 +13,7 @@ from actors.errors import NonFiniteError
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
 from rayagi.algorithms import losses
+from rayagi.algorithms.adam import FlatAdam
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.config.spec import LearningSpec
 
@@ -48,9 +49,7 @@ class GradientLearner(Generic[SpecT]):
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
         self.flat = FlatParameters(model, communicator.buffer)
-        self.optimiser = torch.optim.Adam(
-            [self.flat.parameters], lr=spec.learning_rate, eps=spec.adam_eps, fused=True
-        )
+        self.optimiser = FlatAdam(self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps)
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
@@ -63,17 +62,7 @@ class GradientLearner(Generic[SpecT]):
         if self.spec.lr_schedule == "linear" and self.total_env_steps:
             left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
             self.learning_rate = self.spec.learning_rate * left
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self.learning_rate)
-            else:
-                group["lr"] = self.learning_rate
-
-    def make_capturable(self) -> None:
-        """Keep the step size on the device, where a captured step reads it. After ``load_state_dict``, again."""
-        for group in self.optimiser.param_groups:
-            group["capturable"] = True
-            group["lr"] = torch.full((), self.learning_rate, device=self.flat.parameters.device)
+        self.optimiser.set_learning_rate(self.learning_rate)
 
     def step(self, loss: Tensor) -> Tensor:
         """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
@@ -138,10 +127,7 @@ class GradientLearner(Generic[SpecT]):
         Settings are this run's own: only a KL-adaptive step size is something learned, and comes from the state.
         """
         self.model.load_state_dict(state["model"])
-        # A copy: torch keeps the tensors that it is given.
-        self.optimiser.load_state_dict(_on_host(state["optimiser"]))
-        for group in self.optimiser.param_groups:
-            group |= {"eps": self.spec.adam_eps, "lr": self.learning_rate, "capturable": False}
+        self.optimiser.load_state_dict(state["optimiser"])
         if self.spec.lr_schedule == "kl_adaptive":
             self.learning_rate = float(state["learning_rate"])
 

@@ -48,10 +48,6 @@ class Replay:
             self._graph = self._capture()
         self._graph.replay()
 
-    def forget(self) -> None:
-        """Capture anew at the next call: a tensor is elsewhere now."""
-        self._graph = None
-
     def _capture(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -285,9 +285,8 @@ def die_between_commits(endpoints):
     dispenser.attach(0, endpoints)
     for count in range(2):
         send(dispenser, count)
-    pump_until(
-        dispenser, lambda: dispenser.consumers() == {0: 0}
-    )  # what nobody had found yet would die with it
+    # What nobody had found yet would die with it.
+    pump_until(dispenser, lambda: dispenser.consumers() == {0: 0})
     dispenser.open(LIMIT_S)
     dispenser._claims["counts"].commit(version=0)
     dispenser.outboxes[0].post(3, line=0)
