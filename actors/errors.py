@@ -47,3 +47,28 @@ class OutOfStepError(RuntimeError):
             f"{self.partner} is in iteration {self.theirs} where this GMI is in iteration {self.own}: "
             "load one checkpoint into all GMIs"
         )
+
+
+class GmiLostError(RuntimeError):
+    """A GMI's process ended, or its node did, while something was asked of it."""
+
+    def __init__(self, index: int, gmi: str, asked: str, known: str) -> None:
+        super().__init__(index, gmi, asked, known)
+        self.index, self.gmi, self.asked, self.known = index, gmi, asked, known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gmi} was lost during {self.asked}: {self.known}. "
+            "Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
+        )
+
+
+class GmiSilentError(RuntimeError):
+    """A GMI lives but did not answer in time."""
+
+    def __init__(self, gmi: str, asked: str, waited_s: float) -> None:
+        super().__init__(gmi, asked, waited_s)
+        self.gmi, self.asked, self.waited_s = gmi, asked, waited_s
+
+    def __str__(self) -> str:
+        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; it was asked: {self.asked}"

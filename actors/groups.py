@@ -12,7 +12,7 @@ import ray
 import ray.exceptions
 import ray.util
 
-from actors.errors import PartnerLostError
+from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, Landing
 from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
@@ -26,31 +26,6 @@ WATCH_S = 5.0
 """Between two looks at what else may have failed, while no answer comes."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long the others get to tell what really happened, or what they noticed of it."""
-
-
-class GmiLostError(RuntimeError):
-    """A GMI's process ended, or its node did, while something was asked of it."""
-
-    def __init__(self, index: int, gmi: str, asked: str, known: str) -> None:
-        super().__init__(index, gmi, asked, known)
-        self.index, self.gmi, self.asked, self.known = index, gmi, asked, known
-
-    def __str__(self) -> str:
-        return (
-            f"{self.gmi} was lost during {self.asked}: {self.known}. "
-            "Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
-        )
-
-
-class GmiSilentError(RuntimeError):
-    """A GMI lives but did not answer in time."""
-
-    def __init__(self, gmi: str, asked: str, waited_s: float) -> None:
-        super().__init__(gmi, asked, waited_s)
-        self.gmi, self.asked, self.waited_s = gmi, asked, waited_s
-
-    def __str__(self) -> str:
-        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; it was asked: {self.asked}"
 
 
 class GmiActor(Gmi):

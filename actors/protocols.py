@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from actors.policy_tensors import PolicyTensors
+if TYPE_CHECKING:  # plans, and what only watches, do not need torch; rollout needs EnvInfo
+    from torch import Tensor
 
-if TYPE_CHECKING:  # it needs EnvInfo
+    from actors.policy_tensors import PolicyTensors
     from actors.rollout import Episodes, Rollout
 
 StateDict = dict[str, Any]
@@ -153,7 +153,7 @@ class EvaluationResult:
 
     def mean_return(self) -> float:
         """Mean undiscounted return."""
-        return float(torch.tensor(self.episode_returns, dtype=torch.float64).mean())
+        return float(np.mean(self.episode_returns))
 
 
 class Program(Protocol):

@@ -7,19 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actors.groups import GmiLostError, GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
 from placement.kinds import OVERLAPPED
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.books import Account
-from rayagi.coordinator.deployment import Deployment
 from rayagi.coordinator.flights import Flights, Landed
-from rayagi.coordinator.recovery import Recovery
-from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session
+from rayagi.coordinator.session import Session
+from rayagi.coordinator.time_limits import ITERATION_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
+
+if TYPE_CHECKING:  # as in session.py
+    from rayagi.coordinator.deployment import Deployment
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class DecoupledSession(Session):
     tell: Callable[[str], None] = staticmethod(_logger.warning)
 
     def _begin(self, deployment: Deployment) -> None:
+        from rayagi.coordinator.recovery import Recovery
+
         self._flights = Flights(deployment.group)
         self._recovery = Recovery(
             spec=self._spec,

@@ -13,13 +13,7 @@ from placement.errors import ReservationError
 from placement.plan import Plan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
 from rayagi.config.spec import GmiSpec
-
-START_TIMEOUT_S = 120.0
-"""For a GMI's process to start, and again for it to enter its slice."""
-BUILD_TIMEOUT_S = 1000.0
-"""For its program to be built: simulators on a GPU may compile for minutes the first time."""
-CLOSE_TIMEOUT_S = 5.0
-"""For the GMIs to close by themselves."""
+from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
-from actors.groups import GmiGroup
 from actors.protocols import IterationResult
+
+if TYPE_CHECKING:  # as in session.py
+    from actors.groups import GmiGroup
 
 REQUEST_S = 0.25
 """About how long a request is to take: a GMI is idle from its end until the driver has asked again, some milliseconds."""

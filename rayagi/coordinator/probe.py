@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from actors.groups import GmiSilentError
+from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from placement.errors import InventoryError, ReservationError
 from placement.search import Failed, FailureKind, Measured
@@ -54,7 +54,7 @@ class ProbeSettings:
     """After this long, two iterations after the warm-up will do: slow or disturbed, it says so by its error."""
     iteration_s: float
     """Iterations that would last longer are measured in parts (probe_program)."""
-    longest_s: float = 25.0
+    longest_s: float = 40.0
     """Iterations that would last longer, by what fewer environments took, are not measured at all."""
     warm_up_steps: int = 8
     """Of every environment, that are not measured at least: until robots touch the ground, steps of Ant-v5, HalfCheetah-v5

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from actors.errors import GmiLostError, GmiSilentError
 from actors.gmi import ProgramFactory, WorkloadFactory
-from actors.groups import GmiLostError, GmiSilentError, restart
+from actors.groups import restart
 from actors.protocols import StateDict
 from placement.plan import Plan
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.books import Account, Book, Books
-from rayagi.coordinator.deployment import START_TIMEOUT_S, Deployment
+from rayagi.coordinator.deployment import Deployment
 from rayagi.coordinator.flights import Flights
+from rayagi.coordinator.time_limits import START_TIMEOUT_S
 
 MOST_RESTARTS = 3
 """Of one GMI, without anything coming of it: then its loss is not an accident."""

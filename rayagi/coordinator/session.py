@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from actors.gmi import Landing, ProgramFactory, WorkloadFactory
-from actors.groups import GmiGroup
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import Health
 from placement.errors import SliceLostError
@@ -18,20 +16,16 @@ from placement.plan import Plan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.deployment import (
-    BUILD_TIMEOUT_S,
-    START_TIMEOUT_S,
-    Deployment,
-    deploy,
-    join_and_build,
-)
+from rayagi.coordinator.importing import importing
 from rayagi.coordinator.slices import SliceWatch
-from rayagi.coordinator.templates import template_factory
+from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
 
-ITERATION_TIMEOUT_S = 3600.0
-"""For one iteration, one evaluation, one state. Generous: it ends a run that would hang for ever."""
+if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
+    from actors.gmi import Landing, ProgramFactory, WorkloadFactory
+    from actors.groups import GmiGroup
+    from rayagi.coordinator.deployment import Deployment
 
 
 class SessionClosedError(RuntimeError):
@@ -129,7 +123,10 @@ class Session:
         """
         with ExitStack() as undo:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
-            undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
+            with importing("torch"):
+                undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
+            from rayagi.coordinator.deployment import deploy, join_and_build
+
             plan = early or self._planned(cluster_machine(START_TIMEOUT_S))
             deployment = deploy(
                 plan,
@@ -273,6 +270,8 @@ class Session:
 
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
         """What builds each GMI's program."""
+        from rayagi.coordinator.templates import template_factory
+
         return self._factory or template_factory(self._spec, self._run_name)
 
     def _open(self) -> GmiGroup:

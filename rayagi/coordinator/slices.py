@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from actors.carvers import Carvers
 from placement.backends.base import Health
 from placement.errors import CarvingError, SliceLostError
 from placement.plan import Plan
+
+if TYPE_CHECKING:  # as in session.py
+    from actors.carvers import Carvers
 
 
 class SliceWatch:

@@ -12,25 +12,22 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs.envpool_family import EnvPoolTasks
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.families import Family, Place
-from rayagi.envs.fused.family import FusedSimulators
-from rayagi.envs.gymnasium_family import GymnasiumRegistry
-from rayagi.envs.isaac.family import IsaacTasks
+from rayagi.envs.lazy_family import LazyFamily
 from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
-from rayagi.envs.tasks.family import OwnTasks
 
+FUSED = LazyFamily(("fused", "fused_torch"), "rayagi.envs.fused.family:FusedSimulators")
 FAMILIES: tuple[Family, ...] = (
     GymnasiumTasks(),
-    OwnTasks(),
-    FusedSimulators(),
-    IsaacTasks("isaacgym"),
-    IsaacTasks("isaaclab"),
-    GymnasiumRegistry(),
+    LazyFamily(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.family:OwnTasks"),
+    FUSED,
+    LazyFamily(("isaacgym",), "rayagi.envs.isaac.family:IsaacTasks", "isaacgym"),
+    LazyFamily(("isaaclab",), "rayagi.envs.isaac.family:IsaacTasks", "isaaclab"),
+    LazyFamily(("gymnasium",), "rayagi.envs.gymnasium_family:GymnasiumRegistry"),
 )
 """In the order in which they are asked for an id."""
-ONLY_BY_ENGINE: tuple[Family, ...] = (EnvPoolTasks(),)
+ONLY_BY_ENGINE: tuple[Family, ...] = (LazyFamily(("envpool",), "rayagi.envs.envpool_family:EnvPoolTasks"),)
 """Asked only where their engine is named: ``auto`` passes over them."""
 ENGINES: tuple[str, ...] = (
     "auto",
@@ -125,8 +122,7 @@ def list_envs() -> list[EnvListing]:
 
 def named_env(env_id: str) -> list[EnvListing]:
     """A user's own, named by module and class; nothing where it is none."""
-    family = FusedSimulators()
-    return [_listing(family, env_id)] if ":" in env_id and family.knows(env_id) else []
+    return [_listing(FUSED, env_id)] if ":" in env_id and FUSED.knows(env_id) else []
 
 
 def _listing(family: Family, env_id: str) -> EnvListing:

@@ -10,10 +10,6 @@ from typing import Any
 import gymnasium
 
 from rayagi.envs.errors import RenderingError
-from rayagi.envs.fused import catalogue as fused
-from rayagi.envs.gymnasium_adapter import make_one
-from rayagi.envs.tasks.catalogue import TASKS
-from rayagi.envs.tasks.drawn import DrawnTask
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
 _GL_ADVICE = (
@@ -24,7 +20,10 @@ _GL_ADVICE = (
 
 def has_pictures(env_id: str) -> bool:
     """Whether an environment may be drawn; ``render_env`` says whether it can, and why not."""
-    return fused.find(env_id) is None
+    # Imported here, as below: they need torch, and what only names environments does not.
+    from rayagi.envs.fused import catalogue
+
+    return catalogue.find(env_id) is None
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
@@ -37,6 +36,10 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         RenderingError: the environment has no frames, or this machine cannot draw them.
         EnvError: it cannot be made.
     """
+    from rayagi.envs.gymnasium_adapter import make_one
+    from rayagi.envs.tasks.catalogue import TASKS
+    from rayagi.envs.tasks.drawn import DrawnTask
+
     if not has_pictures(env_id):
         raise RenderingError(env_id, "fused simulators have no pictures")
     _choose_gl(env_id)

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rayagi.run.atomic import replace_json, sync_folder, write_bytes
 from rayagi.run.errors import CheckpointError, NoCheckpointError, disk_errors
 from rayagi.run.safe_load import load_tensors
@@ -181,6 +179,9 @@ def _iteration(name: str) -> int:
 
 
 def _serialised(value: Any) -> bytes:
+    # Imported here: to open a run's folder does not need it.
+    import torch
+
     # Through memory: torch's own file writer reports a full disk as a RuntimeError without a reason.
     buffer = io.BytesIO()
     torch.save(value, buffer)

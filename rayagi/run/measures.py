@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from actors.protocols import EvaluationResult
 from rayagi.run.limits import Position
@@ -29,13 +28,13 @@ def position_of(counters: Mapping[str, Any]) -> Position:
 
 def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, float]:
     """An evaluation as a row of evaluations.csv."""
-    returns = torch.tensor(result.episode_returns, dtype=torch.float64)
+    returns = np.array(result.episode_returns)
     return {
         "iteration": position.iteration,
         "env_steps_total": position.env_steps,
         "train_s": position.train_s,
         "evaluation_return_mean": result.mean_return(),
-        "evaluation_return_std": float(returns.std(correction=0)),
+        "evaluation_return_std": float(returns.std()),
         "evaluation_return_min": float(returns.min()),
         "evaluation_return_max": float(returns.max()),
         "evaluation_length_mean": sum(result.episode_lengths) / max(1, len(result.episode_lengths)),
@@ -45,7 +44,10 @@ def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, fl
 
 def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | None:
     """Name and value of the first tensor entry that is not finite, depth first; None where all are."""
-    if isinstance(state, Tensor):
+    # Imported here: what only works out numbers does not need it.
+    import torch
+
+    if isinstance(state, torch.Tensor):
         if state.is_floating_point() and not bool(torch.isfinite(state).all()):
             return name, float(state[~torch.isfinite(state)].reshape(-1)[0])
         return None

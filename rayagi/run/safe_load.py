@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from rayagi.run.errors import CheckpointError
 
@@ -29,6 +28,9 @@ def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the data holds something else than tensors, numpy arrays and Python's own values.
     """
+    # Imported here: to open a run's folder does not need it.
+    import torch
+
     try:
         with torch.serialization.safe_globals(_allowed()):
             loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -18,7 +18,7 @@ from failing_share import Counting, Course
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.carvers import Carvers
-from actors.groups import GmiLostError
+from actors.errors import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
 from placement.cleanup import left_behind
@@ -187,7 +187,7 @@ def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
         seen.update(daemons_of(session))
         join_and_build(*arguments)
 
-    monkeypatch.setattr("rayagi.coordinator.session.join_and_build", noting_daemons)
+    monkeypatch.setattr("rayagi.coordinator.deployment.join_and_build", noting_daemons)
     with pytest.raises(LookupError, match="no such environment"):
         session.__enter__()
     assert len(seen) == 1

@@ -8,8 +8,8 @@ import pytest
 import ray
 import torch
 
+from actors.errors import GmiLostError
 from actors.gmi import GmiContext, GmiIdentity
-from actors.groups import GmiLostError
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.policy import new_policy

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.util import state as ray_state
 
-from actors.groups import GmiLostError
+from actors.errors import GmiLostError
 from actors.protocols import EvaluationResult, IterationResult
 from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError

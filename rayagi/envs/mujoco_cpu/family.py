@@ -10,7 +10,7 @@ import gymnasium
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.mujoco_cpu.catalogue import TASKS, make_task
-from rayagi.envs.mujoco_cpu.engine import ENGINE, MujocoVecEnv, describe, load_robot
+from rayagi.envs.mujoco_cpu.robots import ENGINE, describe, load_robot
 
 
 class GymnasiumTasks:
@@ -42,6 +42,9 @@ class GymnasiumTasks:
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> VecEnv:
         """On threads of this process."""
+        # Imported here: it needs torch, and what only asks about a task does not.
+        from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
+
         limit, options = self._limit(env_id, kwargs)
         return MujocoVecEnv(
             env_id,

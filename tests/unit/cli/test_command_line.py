@@ -205,11 +205,31 @@ def test_the_plan_is_a_table_of_gmis(capsys):
     assert " 7 " in output
 
 
-def test_a_plan_for_this_machine_does_not_load_ray():
-    code = "import sys; from rayagi.cli import main; main(['plan', 'Ant-v5']); print('ray' in sys.modules)"
+def test_a_plan_for_this_machine_loads_neither_ray_nor_torch():
+    code = """
+import sys
+from rayagi.cli import main
+main(["plan", "Ant-v5"])
+print({"ray", "torch"} & set(sys.modules))
+"""
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=kept
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_run_is_checked_and_planned_before_torch_is_loaded():
+    """So that it is loaded while Ray starts; ``session.py`` sees to that."""
+    code = """
+import sys
+import rayagi.cli.train
+import rayagi.envs
+rayagi.envs.env_info("Ant-v5")
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.groups import GmiSilentError
+from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from placement.errors import ReservationError
 from placement.inventory import load_machine

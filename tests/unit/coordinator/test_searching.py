@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.groups import GmiLostError, GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError
 from placement.errors import PlanError, ReservationError
 from placement.inventory import load_machine
 from placement.search import Failed, Measured

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from actors.groups import GmiLostError, GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError
 from placement.errors import PlanError
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of

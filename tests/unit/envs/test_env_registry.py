@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import rayagi.envs as envs
+from rayagi.envs import registry
+from rayagi.envs.lazy_family import LazyFamily
 from rayagi.envs.mujoco_cpu.catalogue import TASKS
 
 
@@ -15,6 +17,15 @@ def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
     assert envs.make_env_factory("Ant-v5").engine == "mujoco_cpu"
     assert envs.make_env_factory("Ant-v5", engine="gymnasium").engine == "gymnasium"
     assert envs.make_env_factory("CartPole-v1").engine == "gymnasium"
+
+
+def test_families_that_are_imported_when_asked_have_the_engines_that_are_said_before():
+    lazy = [
+        family for family in (*registry.FAMILIES, *registry.ONLY_BY_ENGINE) if isinstance(family, LazyFamily)
+    ]
+    assert len(lazy) == 6
+    for family in lazy:
+        assert family.engines == family.family.engines
 
 
 def test_a_factory_survives_pickling_with_its_options():

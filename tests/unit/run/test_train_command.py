@@ -15,8 +15,7 @@ import pytest
 from fake_training_session import FakeClock, FakeSession
 
 import rayagi.cli.train as train
-from actors.errors import NonFiniteError
-from actors.groups import GmiLostError
+from actors.errors import GmiLostError, NonFiniteError
 from placement.inventory import local_machine
 from placement.plan import make_plan
 from placement.types import Machine, Node
