@@ -125,9 +125,9 @@ def test_what_hangs_is_not_waited_for_twice(sessions, probe):
 
 def test_what_would_take_too_long_is_not_started(sessions, probe):
     probe(1, 16)
-    # 64 steps of 32,768 environments at 64,000 steps/s: 32.8 s
-    found = probe(1, 32768)
-    assert (found.kind, found.reason) == ("too long", "an iteration would last 33 s, and 25 s may be")
+    # 64 steps of 65,536 environments at 64,000 steps/s: 65.5 s
+    found = probe(1, 65536)
+    assert (found.kind, found.reason) == ("too long", "an iteration would last 66 s, and 40 s may be")
     assert isinstance(probe(1, 32), Measured)
     assert [entry[:3] for entry in sessions.log] == [("started", 1, 16), ("rebuilt", 1, 32)]
 
