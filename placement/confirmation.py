@@ -19,7 +19,9 @@ NOISE = 0.1
 ROUNDS = 2
 """In which each of them is measured again."""
 ROUNDS_ALONE = 3
-"""Further rounds of the best one: a run may expect their mean, and how much they differ is how far it may be off."""
+"""Further rounds of the best one at most: a run may expect their mean, and they differ by how much it may be off."""
+ENOUGH_S = 30.0
+"""After so long in all, no further one: rounds of large batches last longer than a machine's slow and fast spells."""
 TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
 
@@ -42,7 +44,7 @@ def confirm(
         score: what is best
         most: candidates at a time
     """
-    left = list(trials)
+    left = _each_once(trials)
     while chosen := sorted(contenders(left, most), key=left.index, reverse=True):
         rounds: list[list[Measured | Failed]] = [[] for _ in chosen]
         for number, order in ((1, range(len(chosen))), (2, reversed(range(len(chosen))))):
@@ -141,6 +143,17 @@ def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: in
     outcome = together(*measured)
     total = outcome.steps_per_s * gmis * num_gpus
     return replace(plain, outcome=outcome, system_steps_per_s=total, score=score(gmis, envs, total))
+
+
+def _each_once(trials: Sequence[Trial]) -> list[Trial]:
+    """In their order; one that was compared later has the mean of all its scores."""
+    found: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        found.setdefault((trial.gmis_per_gpu, trial.num_envs), []).append(trial)
+    return [
+        same[0] if len(same) == 1 else replace(same[0], score=sum(map(_score, same)) / len(same))
+        for same in found.values()
+    ]
 
 
 def _score(trial: Trial) -> float:

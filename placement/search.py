@@ -17,6 +17,7 @@ stop, and what was best. Decisions where the papers differ, or are silent:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -31,8 +32,10 @@ NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
 
 FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
 """``too long``: it would take more time to measure than a trial may."""
-Verdict = Literal["first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "again"]
-"""``again``: one that was measured before, by ``placement.confirmation``."""
+Verdict = Literal[
+    "first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "compared", "again"
+]
+"""Of candidates that were measured before: ``compared`` with a slower one, in the same minute; ``again`` by confirmation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +107,10 @@ Ceiling = Callable[[Sequence[Trial], int], float]
 """From the trials so far and a number of GMIs to what the system cannot exceed with it; infinite where nothing is known."""
 
 
+Compare = Callable[[int, int, int], Measured | Failed]
+"""From GMIs per device, environments per GMI and how often it was compared before, to what is measured now."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stops:
     """When a GMIperGPU ends before its environments do. The defaults are the papers'."""
@@ -114,6 +121,9 @@ class Stops:
     """A trial that is not this much faster than the fastest before it in its GMIperGPU is on the plateau."""
     patience: int = 1
     """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
+    compare: Compare | None = None
+    """Measures the fastest before a trial that gained too little once more, and that counts: a machine's speed changes from
+    minute to minute, and what was fast in a good one would end its GMIperGPU."""
     ceiling: Ceiling | None = None
     """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
     worth: float = 0.0
@@ -173,7 +183,14 @@ def _row(
 ) -> Iterator[Trial]:
     """One GMIperGPU, each of whose GMIs has ``memory`` bytes: lines 3 to 31."""
     before: list[tuple[int, Measured]] = []
+    compared: Counter[int] = Counter()
     stalled = 0
+
+    def scored(trial: Trial, outcome: Measured) -> Trial:
+        total = outcome.steps_per_s * gmis * num_gpus
+        worth = score(gmis, trial.num_envs, total)
+        return replace(trial, outcome=outcome, system_steps_per_s=total, score=worth)
+
     for envs in num_envs:
         projected = project_memory(before, envs)
         trial = Trial(
@@ -187,41 +204,44 @@ def _row(
             failed: Verdict = "failed" if isinstance(outcome, Failed) else "no memory"
             yield replace(trial, outcome=outcome, verdict=failed)
             return
-        change = saturation_metric(before[-1][1], outcome) if before else None
-        stall = _stall(before, outcome, change, stops)
+        change, stall = _judged(before, outcome, stops)
+        if stall is not None and stops.compare is not None:
+            rival, earlier = max(before, key=lambda one: one[1].steps_per_s)
+            compared[rival] += 1
+            now = stops.compare(gmis, rival, compared[rival])
+            if isinstance(now, Measured):
+                told = Trial(gmis_per_gpu=gmis, num_envs=rival, verdict="compared", outcome=now)
+                yield scored(replace(told, reason=f"beside {gmis} x {envs}"), now)
+                before[before.index((rival, earlier))] = (
+                    rival,
+                    replace(earlier, steps_per_s=now.steps_per_s),
+                )
+                change, stall = _judged(before, outcome, stops)
         stalled = 0 if stall is None else stalled + 1
         ended = stalled >= stops.patience
-        total = outcome.steps_per_s * gmis * num_gpus
-        yield replace(
-            trial,
-            outcome=outcome,
-            verdict=stall[0] if stall and ended else "going on" if before else "first",
-            reason=stall[1] if stall else "",
-            saturation=change,
-            system_steps_per_s=total,
-            score=score(gmis, envs, total),
-        )
+        verdict: Verdict = stall[0] if stall and ended else "going on" if before else "first"
+        reason = stall[1] if stall else ""
+        yield scored(replace(trial, verdict=verdict, reason=reason, saturation=change), outcome)
         if ended:
             return
         before.append((envs, outcome))
 
 
-def _stall(
-    before: Sequence[tuple[int, Measured]], now: Measured, change: float | None, stops: Stops
-) -> tuple[Verdict, str] | None:
-    """What a trial gained too little by; None where it gained enough, or is the first."""
-    if change is None:
-        return None
+def _judged(
+    before: Sequence[tuple[int, Measured]], now: Measured, stops: Stops
+) -> tuple[float | None, tuple[Verdict, str] | None]:
+    """Sat of a trial, None for the first; and by which rule it gained too little, None where it gained enough."""
+    if not before:
+        return None, None
+    change = saturation_metric(before[-1][1], now)
     if change < stops.saturation:
-        return "saturated", ""
+        return change, ("saturated", "")
     fastest = max(measured.steps_per_s for _, measured in before)
     gain = now.steps_per_s / fastest - 1
     if stops.least_gain is not None and gain < stops.least_gain:
-        return (
-            "plateau",
-            f"{100 * gain:+.1f} % against the fastest before it, {100 * stops.least_gain:.0f} % wanted",
-        )
-    return None
+        told = f"{100 * gain:+.1f} % against the fastest before it, {100 * stops.least_gain:.0f} % wanted"
+        return change, ("plateau", told)
+    return change, None
 
 
 def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, score: Score) -> Trial | None:

@@ -18,7 +18,8 @@ BETAS = (0.9, 0.999)
 class FlatAdam:
     """Steps a flat vector by torch's fused Adam. Its tensors stay where they are: a CUDA graph may hold them.
 
-    ``torch.optim.Adam`` makes the same steps, but imports torch's compiler first: 1.8 s on a slow core, and 30 MB, in every process.
+    ``torch.optim.Adam`` makes the same steps, but imports torch's compiler first: in every process 1.8 s of a slow core, and
+    30 MB.
     """
 
     def __init__(self, flat: FlatParameters, *, learning_rate: float, eps: float) -> None:

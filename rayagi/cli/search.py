@@ -111,6 +111,8 @@ def _line(trial: Trial) -> str:
         return f"{what} took {bytes_text(outcome.memory_bytes)} a GMI, more than its share"
     told = f"{what} {trial.system_steps_per_s:>9,.0f} steps/s +- {100 * outcome.relative_error:.0f} %"
     sat = "" if trial.saturation is None else f"  Sat {trial.saturation:.2f}"
+    if trial.verdict == "compared":
+        return f"{told}  measured again{_because(trial)}"
     if trial.verdict == "again":
         return f"{told}  measured again" + ("  best" + _because(trial) if trial.best else "")
     return told + sat + ("  best so far" if trial.best else "") + _ended(trial)

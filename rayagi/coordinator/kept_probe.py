@@ -51,6 +51,10 @@ class KeptProbe:
         """Implements placement.confirmation.Again."""
         return self._outcome(gmis_per_gpu, num_envs, round_)
 
+    def compare(self, gmis_per_gpu: int, num_envs: int, times: int) -> Measured | Failed:
+        """Implements placement.search.Compare."""
+        return self._outcome(gmis_per_gpu, num_envs, -times)
+
     def _outcome(self, gmis_per_gpu: int, num_envs: int, round_: int) -> Measured | Failed:
         kept = self._store.outcome(gmis_per_gpu, num_envs, round_)
         if kept is not None:
@@ -58,8 +62,8 @@ class KeptProbe:
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             raise BudgetSpentError
         self._ray.open()
-        again = f" again (round {round_})" if round_ else ""
+        again = f" again (round {round_})" if round_ > 0 else " again, to compare" if round_ else ""
         self._on_start(f"{gmis_per_gpu} x {num_envs} environments{again}")
-        outcome = self._probe.measure(gmis_per_gpu, num_envs, CONFIRMING if round_ else DECIDING)
+        outcome = self._probe.measure(gmis_per_gpu, num_envs, CONFIRMING if round_ > 0 else DECIDING)
         self._store.keep_outcome(gmis_per_gpu, num_envs, outcome, round_)
         return outcome

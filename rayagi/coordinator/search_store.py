@@ -52,7 +52,7 @@ class SearchStore:
         Args:
             gmis_per_gpu: of the candidate
             num_envs: of the candidate
-            round_: 0: when the search decided; from 1: when it was measured again
+            round_: 0: when the search decided; from 1: when it was measured again; from -1 down: when it was compared
         """
         stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
         if stored is None:
@@ -124,7 +124,8 @@ class SearchStore:
 
 
 def _name(gmis_per_gpu: int, num_envs: int, round_: int) -> str:
-    return f"{gmis_per_gpu}x{num_envs}" + (f" again {round_}" if round_ else "")
+    later = f" again {round_}" if round_ > 0 else f" compared {-round_}" if round_ else ""
+    return f"{gmis_per_gpu}x{num_envs}{later}"
 
 
 def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from placement.confirmation import ROUNDS, ROUNDS_ALONE, confirm
+from placement.confirmation import ENOUGH_S, ROUNDS, ROUNDS_ALONE, confirm
 from placement.search import (
     GMIS_PER_GPU,
     NUM_ENVS,
     NUM_ENVS_ON_CORES,
     PAPERS,
+    Compare,
     Failed,
     Score,
     Stops,
@@ -203,7 +204,7 @@ def _tried(
         probe.decide,
         num_gpus=num_devices,
         gpu_memory_bytes=device_memory_bytes(spec, machine),
-        stops=_stops(spec, machine),
+        stops=_stops(spec, machine, probe.compare),
         gmis_per_gpu=_gmis(spec, machine, settings),
         num_envs=_num_envs(on_gpus, settings),
         score=score,
@@ -220,8 +221,11 @@ def _tried(
 def _measure_alone(probe: KeptProbe, best: Trial) -> None:
     """Of what was found, so that a run's prediction knows how much this machine's speed varies; while there is time."""
     with suppress(BudgetSpentError):
+        measured_s = 0.0 if best.outcome is None else best.outcome.duration_s
         for round_ in range(ROUNDS + 1, ROUNDS + ROUNDS_ALONE + 1):
-            probe.confirm(best.gmis_per_gpu, best.num_envs, round_)
+            if measured_s >= ENOUGH_S:
+                return
+            measured_s += probe.confirm(best.gmis_per_gpu, best.num_envs, round_).duration_s
 
 
 def _followed(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:
@@ -258,12 +262,12 @@ def _learning_score(noise: NoiseScale, num_devices: int) -> Score:
     return score
 
 
-def _stops(spec: RunSpec, machine: Machine) -> Stops:
+def _stops(spec: RunSpec, machine: Machine, compare: Compare) -> Stops:
     """The papers' on GPUs, whose memory grows with the environments; on cores, where it hardly does, more than those."""
     if uses_gpus(spec, machine):
         return PAPERS
     ceiling = partial(core_ceiling, num_cores=machine.num_cores)
-    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, ceiling=ceiling, worth=WORTH)
+    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, compare=compare, ceiling=ceiling, worth=WORTH)
 
 
 def _gmis(spec: RunSpec, machine: Machine, settings: SearchSettings) -> tuple[int, ...]:

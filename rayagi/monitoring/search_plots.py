@@ -36,7 +36,7 @@ def save_search_plots(trials: Sequence[Trial], memory_bytes: int, folder: Path, 
 def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
     groups: dict[int, list[Trial]] = {}
     for trial in trials:
-        if isinstance(trial.outcome, Measured) and trial.verdict != "again":
+        if isinstance(trial.outcome, Measured) and trial.verdict not in ("compared", "again"):
             groups.setdefault(trial.gmis_per_gpu, []).append(trial)
     return groups
 

@@ -36,8 +36,8 @@ def eight_gpus():
     return load_machine("tests/data/machines/h100x8.json")
 
 
-ROW = [16, 32, 64, 128, 256, 512]
-"""What is tried on cores with the bench below: three doublings in a row without a gain end it."""
+ROW = [16, 32, 64, 128, 64, 256, 64, 512, 64]
+"""What is tried on cores with the bench below: three doublings in a row without a gain end it, each compared with 64."""
 
 
 class Bench:
@@ -95,6 +95,17 @@ def test_on_two_cores_two_gmis_then_one(bench, two_cores, tmp_path):
     assert not found.on_gpus
     told = json.dumps(found.to_dict(), allow_nan=False)
     assert json.loads(told)["best"]["num_envs"] == 64
+
+
+@pytest.mark.parametrize(("round_s", "rounds"), [(5.9, 5), (14.9, 3), (15.0, 2)])
+def test_what_takes_long_is_measured_alone_in_fewer_rounds(
+    bench, two_cores, tmp_path, monkeypatch, round_s, rounds
+):
+    """Thirty seconds in all will do: 4 x 5.9 are less, 2 x 14.9 are, 2 x 15 are not."""
+    brief = bench.measure
+    monkeypatch.setattr(bench, "measure", lambda *what: replace(brief(*what), duration_s=round_s))
+    run(bench, two_cores, tmp_path)
+    assert bench.confirmed == [(2, 64)] * rounds
 
 
 def test_on_eight_gpus_the_paper_s_ranges(bench, eight_gpus, tmp_path):

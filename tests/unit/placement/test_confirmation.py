@@ -62,6 +62,16 @@ def test_no_more_than_three_are_measured_again():
     assert contenders([]) == ()
 
 
+def test_what_was_compared_contends_with_the_mean_of_all():
+    # 2 x 16: 5000, later 3000 and 3100, on average 3700; 4300 * 0.98 = 4214 is more than 3700 * 1.02 = 3774.
+    trials = [
+        trial(2, 16, 5000), trial(2, 16, 3000, verdict="compared"), trial(2, 32, 4300),
+        trial(2, 16, 3100, verdict="compared"), trial(2, 64, 4250),
+    ]  # fmt: skip
+    again = Scripted({(2, 32): (4300, 4300), (2, 64): (4500, 4500)})
+    assert places(confirm(again, trials, num_gpus=1)) == [(2, 64), (2, 32)]
+
+
 def test_a_lucky_trial_does_not_win():
     # One trial of 1 x 1024 said 7651; measured again it makes 5100 and 5000, and 2 x 256 makes 7300.
     trials = [trial(2, 256, 7200, 0.05), trial(1, 512, 6500, 0.05), trial(1, 1024, 7651, 0.1)]

@@ -73,6 +73,67 @@ def test_a_hand_worked_search():
     assert (best.gmis_per_gpu, best.num_envs, best.system_steps_per_s) == (2, 512, 12480.0)
 
 
+class Spells:
+    """A probe of a machine whose speed changes: factors by the number of the measurement, 1 after the last."""
+
+    def __init__(self, speeds, factors):
+        self.speeds, self.factors, self.asked = speeds, list(factors), []
+
+    def __call__(self, gmis_per_gpu, num_envs):
+        factor = self.factors.pop(0) if self.factors else 1.0
+        self.asked.append(num_envs)
+        return measured(self.speeds[num_envs] * factor, 100 + num_envs / 100)
+
+    def compare(self, gmis_per_gpu, num_envs, times):
+        return self(gmis_per_gpu, num_envs)
+
+
+def test_what_was_fast_in_a_good_minute_is_measured_beside_what_it_beat():
+    # The first measurement was 1.5 times too fast: 1500. 32 (1100), 64 (1200) and 128 (1300) fall behind that, and would end
+    # the row; beside 16 as it is now, they gain 10, 9 and 8 %, and the row goes on to what is the fastest.
+    speeds = {16: 1000, 32: 1100, 64: 1200, 128: 1300, 256: 1500}
+    row = {"num_gpus": 1, "gpu_memory_bytes": 10**12, "gmis_per_gpu": (1,), "num_envs": tuple(speeds)}
+    stops = {"least_gain": 0.05, "patience": 3}
+    alone = Spells(speeds, [1.5])
+    assert list(algorithm_1(alone, **row, stops=Stops(**stops)))[-1].verdict == "plateau"
+    assert alone.asked == [16, 32, 64, 128]
+    beside = Spells(speeds, [1.5])
+    trials = list(algorithm_1(beside, **row, stops=Stops(**stops, compare=beside.compare)))
+    assert beside.asked == [16, 32, 16, 64, 128, 256]
+    assert [trial.verdict for trial in trials] == [
+        "first",
+        "compared",
+        "going on",
+        "going on",
+        "going on",
+        "going on",
+    ]
+    assert trials[1].reason == "beside 1 x 32"
+    assert (trials[1].num_envs, trials[1].system_steps_per_s, trials[2].reason) == (16, 1000, "")
+
+
+def test_a_comparison_that_fails_changes_nothing():
+    speeds = {16: 1000, 32: 900, 64: 900}
+    asked = []
+
+    def compare(gmis_per_gpu, num_envs, times):
+        asked.append((num_envs, times))
+        return Failed(kind="crashed", reason="signal 11")
+
+    trials = list(
+        algorithm_1(
+            Spells(speeds, []), num_gpus=1, gpu_memory_bytes=10**12, gmis_per_gpu=(1,), num_envs=(16, 32, 64),
+            stops=Stops(least_gain=0.05, patience=2, compare=compare),
+        )
+    )  # fmt: skip
+    assert asked == [(16, 1), (16, 2)]
+    assert [(trial.num_envs, trial.verdict) for trial in trials] == [
+        (16, "first"),
+        (32, "going on"),
+        (64, "saturated"),
+    ]
+
+
 def test_memory_ends_a_size_before_the_trial():
     # 100, 150, 250, 450, 850 MiB. Four GMIs have 200 MiB each: 512 would need 250. One GMI has 800: 2048 would need 850.
     probe = Formula(lambda gmis, envs: float(envs), lambda gmis, envs: (100 * MIB * (envs + 128)) // 256)
