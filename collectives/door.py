@@ -12,11 +12,16 @@ import select
 import socket
 import struct
 import threading
+import time
+from collections import deque
 
 NEWS = struct.Struct("<q")
 """What is said to those who are connected: the id of a process of this host that ended."""
 _TIDY_S = 5.0
 """Between two looks into what others sent to see that it arrives."""
+_REMEMBERED_S = 10.0
+"""What was announced is said to newcomers for so long after it was withdrawn: who announced it has left a generation, and
+others of it may still be on their way to this door. Process ids come again far later."""
 
 
 class Door:
@@ -35,6 +40,8 @@ class Door:
         self._lock = threading.Lock()
         self._guests: dict[int, socket.socket] = {}
         self._announced: dict[object, set[int]] = {}
+        self._withdrawn: deque[tuple[float, set[int]]] = deque()
+        """Until when they are remembered, the oldest first."""
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         threading.Thread(target=self._run, name="liveness-door", daemon=True).start()
@@ -45,16 +52,18 @@ class Door:
         return len(self._guests)
 
     def announce(self, owner: object, pid: int) -> None:
-        """Say to all who are connected, and to all who come until the owner withdraws it, that a process ended."""
+        """Say to all who are connected, and to who comes until a while after it is withdrawn, that a process ended."""
         with self._lock:
             self._announced.setdefault(owner, set()).add(pid)
             for guest in self._guests.values():
                 _say(guest, pid)
 
     def withdraw(self, owner: object) -> None:
-        """No longer say what the owner announced: process ids are used again."""
+        """Soon no longer say what the owner announced: process ids are used again."""
         with self._lock:
-            self._announced.pop(owner, None)
+            self._forget()
+            if pids := self._announced.pop(owner, None):
+                self._withdrawn.append((time.monotonic() + _REMEMBERED_S, pids))
 
     def leave_to_parent(self) -> None:
         """In a forked child: let go of the connections, or they would outlive the parent that they stand for."""
@@ -88,10 +97,15 @@ class Door:
                 return
             guest.setblocking(False)
             self._guests[guest.fileno()] = guest
-            for pid in set().union(*self._announced.values()):
+            self._forget()
+            for pid in set().union(*self._announced.values(), *(pids for _, pids in self._withdrawn)):
                 _say(guest, pid)
         # What it sends is not worth waking up for.
         self._epoll.register(guest, select.EPOLLRDHUP)
+
+    def _forget(self) -> None:
+        while self._withdrawn and self._withdrawn[0][0] <= time.monotonic():
+            self._withdrawn.popleft()
 
 
 def door(address: str) -> Door:

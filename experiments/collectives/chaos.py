@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import statistics
 import sys
 import threading
@@ -153,18 +154,23 @@ class Group:
             TimeoutError: that did not come about within ROUND_LIMIT_S.
         """
         noticed: list[Noticed] = []
+        said: list[tuple[int, Noticed | Connected]] = []
         connected: dict[int, Connected] = {}
         deadline = time.monotonic() + ROUND_LIMIT_S
         while connected.keys() != self.pipes.keys():
             ready = wait(list(self.pipes.values()), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(
-                    f"not connected after {ROUND_LIMIT_S} s: {self.pipes.keys() - connected.keys()}"
-                )
+                late = self.pipes.keys() - connected.keys()
+                for pid in late:
+                    print(f"member {pid}, place {self._places[pid]}:", file=sys.stderr, flush=True)
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(0.5)  # its answer is written by itself
+                raise TimeoutError(f"not connected after {ROUND_LIMIT_S} s: {late}; said so far: {said}")
             for pid, pipe in self.pipes.items():
                 if pipe not in ready:
                     continue
                 event = pipe.recv()
+                said.append((pid, event))
                 if isinstance(event, Noticed):
                     noticed.append(event)
                 elif set(event.pids) == self.pipes.keys():

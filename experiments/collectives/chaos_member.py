@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -82,6 +84,7 @@ class Noticed:
 def live(rendezvous: Any, settings: Settings, pipe: Any) -> None:
     """Belong to one generation after the other: say each event, take an order when connected, until that is None."""
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)  # asked where it is, when it does not get on
     _ChaosMember(rendezvous, settings, pipe).live()
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.door import door
+from collectives.door import NEWS, Door, door
 from collectives.errors import MemberLostError
 from collectives.liveness import Liveness
 from collectives.rendezvous import this_member
@@ -285,6 +285,32 @@ def test_who_connects_after_a_loss_hears_of_it():
         liveness.watch([first.member, second.member])
         losses.wait()
         assert losses.told == [second.member]
+
+
+def test_who_connects_after_a_loss_hears_of_it_even_from_a_member_that_has_left_since():
+    """That member may have left the very generation in which others are still about to connect to it."""
+    losses = Losses()
+    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
+        second.kill()
+        first.ask([first.member, second.member])
+        assert first.ask("who?") == (second.member,)
+        assert first.ask("leave") == "closed"
+        liveness.watch([first.member, second.member])
+        losses.wait()
+        assert losses.told == [second.member]
+
+
+@pytest.mark.parametrize(("remembered_s", "told"), [(60.0, (7, 8)), (0.0, (8,))])
+def test_what_was_withdrawn_is_remembered_for_a_while(monkeypatch, remembered_s, told):
+    monkeypatch.setattr("collectives.door._REMEMBERED_S", remembered_s)
+    entrance, owner, other = Door("127.0.0.1"), object(), object()
+    entrance.announce(owner, 7)
+    entrance.withdraw(owner)
+    entrance.announce(other, 8)
+    with socket.create_connection(("127.0.0.1", entrance.port)) as guest:
+        guest.settimeout(LIMIT_S)
+        heard = guest.recv(len(told) * NEWS.size, socket.MSG_WAITALL)
+    assert sorted(pid for (pid,) in NEWS.iter_unpack(heard)) == list(told)
 
 
 def test_a_stopped_process_is_not_lost():
