@@ -122,8 +122,8 @@ class Stops:
     patience: int = 1
     """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
     compare: Compare | None = None
-    """Measures the fastest before a trial that gained too little once more, and that counts: a machine's speed changes from
-    minute to minute, and what was fast in a good one would end its GMIperGPU."""
+    """Before a trial ends its GMIperGPU for want of gain, measures the fastest before it once more, and that counts: a
+    machine's speed changes from minute to minute, and what was fast in a good one may be slower than this one is now."""
     ceiling: Ceiling | None = None
     """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
     worth: float = 0.0
@@ -205,7 +205,7 @@ def _row(
             yield replace(trial, outcome=outcome, verdict=failed)
             return
         change, stall = _judged(before, outcome, stops)
-        if stall is not None and stops.compare is not None:
+        if stall is not None and stops.compare is not None and stalled + 1 >= stops.patience:
             rival, earlier = max(before, key=lambda one: one[1].steps_per_s)
             compared[rival] += 1
             now = stops.compare(gmis, rival, compared[rival])

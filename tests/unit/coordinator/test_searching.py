@@ -36,8 +36,8 @@ def eight_gpus():
     return load_machine("tests/data/machines/h100x8.json")
 
 
-ROW = [16, 32, 64, 128, 64, 256, 64, 512, 64]
-"""What is tried on cores with the bench below: three doublings in a row without a gain end it, each compared with 64."""
+ROW = [16, 32, 64, 128, 256, 512, 64]
+"""What is tried on cores with the bench below: three doublings in a row without a gain end it, the last beside 64 again."""
 
 
 class Bench:

@@ -90,7 +90,7 @@ class Spells:
 
 def test_what_was_fast_in_a_good_minute_is_measured_beside_what_it_beat():
     # The first measurement was 1.5 times too fast: 1500. 32 (1100), 64 (1200) and 128 (1300) fall behind that, and would end
-    # the row; beside 16 as it is now, they gain 10, 9 and 8 %, and the row goes on to what is the fastest.
+    # the row; beside 16 as it is now, 128 gains 8 % over 64, and the row goes on to what is the fastest.
     speeds = {16: 1000, 32: 1100, 64: 1200, 128: 1300, 256: 1500}
     row = {"num_gpus": 1, "gpu_memory_bytes": 10**12, "gmis_per_gpu": (1,), "num_envs": tuple(speeds)}
     stops = {"least_gain": 0.05, "patience": 3}
@@ -99,17 +99,11 @@ def test_what_was_fast_in_a_good_minute_is_measured_beside_what_it_beat():
     assert alone.asked == [16, 32, 64, 128]
     beside = Spells(speeds, [1.5])
     trials = list(algorithm_1(beside, **row, stops=Stops(**stops, compare=beside.compare)))
-    assert beside.asked == [16, 32, 16, 64, 128, 256]
-    assert [trial.verdict for trial in trials] == [
-        "first",
-        "compared",
-        "going on",
-        "going on",
-        "going on",
-        "going on",
-    ]
-    assert trials[1].reason == "beside 1 x 32"
-    assert (trials[1].num_envs, trials[1].system_steps_per_s, trials[2].reason) == (16, 1000, "")
+    assert beside.asked == [16, 32, 64, 128, 16, 256]
+    verdicts = ["first", "going on", "going on", "compared", "going on", "going on"]
+    assert [trial.verdict for trial in trials] == verdicts
+    assert trials[3].reason == "beside 1 x 128"
+    assert (trials[3].num_envs, trials[3].system_steps_per_s, trials[4].reason) == (16, 1000, "")
 
 
 def test_a_comparison_that_fails_changes_nothing():
@@ -126,7 +120,7 @@ def test_a_comparison_that_fails_changes_nothing():
             stops=Stops(least_gain=0.05, patience=2, compare=compare),
         )
     )  # fmt: skip
-    assert asked == [(16, 1), (16, 2)]
+    assert asked == [(16, 1)]
     assert [(trial.num_envs, trial.verdict) for trial in trials] == [
         (16, "first"),
         (32, "going on"),
