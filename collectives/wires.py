@@ -135,7 +135,7 @@ class Wires:
             self._publish(key, segment.endpoint)
         else:
             segment = shm.Segment.attach(self._endpoint(members[0], key), len(members), index)
-        return shm.SharedMemoryTransport(segment, members, index, self._meeting.timeout_s)
+        return shm.SharedMemoryTransport(segment, members, index, self._meeting.timeout_s, self._check)
 
     def _device(self, members: Sequence[Member], index: int, key: str) -> Transport:
         """[unverified on GPU]."""

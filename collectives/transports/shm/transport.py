@@ -12,7 +12,7 @@ staged and then reduced by every member alone, straight into its own tensor: one
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -36,8 +36,18 @@ _MOST_BUFFERS = ON_DEVICE - 1
 class SharedMemoryTransport:
     """One member of a group on one host."""
 
-    def __init__(self, segment: Segment, members: Sequence[Member], rank: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        members: Sequence[Member],
+        rank: int,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Wait until every member mapped the segment. ``rank`` is this process's place among ``members``.
+
+        ``check`` is called meanwhile; it may raise CommunicatorError: a member that never comes may live, and have given the
+        whole group up for the loss of somebody who is not a member of this one.
 
         Raises:
             CommunicatorError: a member did not come within ``timeout_s``, or died.
@@ -58,7 +68,7 @@ class SharedMemoryTransport:
         self._lock = threading.RLock()
         """Held during operations: memory is let go of only between them."""
         offer(segment.words, rank)
-        self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s)
+        self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s, check)
         self._arrive(calls.encoded("connect"))
         self._kernel: KernelBarrier | None = None
         if agreed(segment.words, self.world_size):

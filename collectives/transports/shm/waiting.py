@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectives import futex
 from collectives.errors import CommunicatorError
@@ -38,8 +38,15 @@ class Barrier:
     """One member's side of the group's barriers."""
 
     def __init__(
-        self, words: memoryview, address: int, members: Sequence[Member], rank: int, timeout_s: float
+        self,
+        words: memoryview,
+        address: int,
+        members: Sequence[Member],
+        rank: int,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """``check`` is called during waits; it may raise CommunicatorError where others than these members are lost."""
         self.broken: str | None = None
         """Why no further operation is possible."""
         self._words = words
@@ -47,6 +54,7 @@ class Barrier:
         self._members = members
         self._rank = rank
         self._timeout_s = timeout_s
+        self._others_lost = check
         self._count = 0
         self._own = rank * STRIDE
         self._others = [index * STRIDE for index in range(len(members)) if index != rank]
@@ -123,6 +131,8 @@ class Barrier:
         loss = self._loss(words, gone, late, waited_s) if late else None
         if loss is not None:
             self._fail(call, loss[0], waited_s, loss[1])
+        if late:
+            self._others_lost()
 
     def _loss(
         self, words: memoryview, gone: set[int], awaited: Sequence[int], waited_s: float

@@ -11,7 +11,7 @@ import torch
 from shm_members import run_members
 from test_shm_transport import held
 
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.rendezvous import this_member
 from collectives.transports.shm import SharedMemoryTransport
 from collectives.transports.shm.memory import Segment
@@ -102,4 +102,26 @@ def test_a_member_that_died_before_it_came_is_named_and_nothing_is_kept():
     segment = Segment.host(2)
     with pytest.raises(CommunicatorError, match=r"connect on rank 0 .*its process has ended"):
         SharedMemoryTransport(segment, members, 0, timeout_s=30.0)
+    assert held() == before
+
+
+def test_a_member_that_gave_up_for_the_loss_of_somebody_on_another_host_is_not_waited_for():
+    """It lives, and has not been here to say goodbye: only the whole group's watch knows why it does not come."""
+    members = [this_member(0), replace(this_member(1), pid=os.getppid())]
+    elsewhere = replace(this_member(2), host_id="another")
+    lost = threading.Event()
+
+    def check():
+        if lost.is_set():
+            raise MemberLostError("connect", 0, (elsewhere,), 0.0, "", reason="its process has ended")
+
+    before = held()
+    segment = Segment.host(2)
+    timer = threading.Timer(0.2, lost.set)  # while it waits
+    timer.start()
+    with pytest.raises(MemberLostError) as found:
+        SharedMemoryTransport(segment, members, 0, timeout_s=600.0, check=check)
+    timer.join()
+    assert found.value.lost == (elsewhere,)
+    del found
     assert held() == before
