@@ -117,6 +117,8 @@ def _member(
             _send(sender, task(communicator, done))
     except Exception as error:
         _send(sender, Failed(error))
+    # Others may still be at work, and would take an ended process for a loss. ``answers_of`` kills it once all answered.
+    threading.Event().wait(LIMIT_S)
 
 
 def _placed(rank: int, place: tuple[int, int] | None) -> Member:
