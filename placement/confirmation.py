@@ -17,11 +17,13 @@ MOST = 3
 NOISE = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
 ROUNDS = 2
-"""In which each of them is measured again."""
+"""In which each of them is measured again, at most."""
 ROUNDS_ALONE = 3
 """Further rounds of the best one at most: a run may expect their mean, and they differ by how much it may be off."""
-ENOUGH_S = 30.0
-"""After so long in all, no further one: rounds of large batches last longer than a machine's slow and fast spells."""
+LONG_S = 10.0
+"""A candidate whose first round lasted so long needs no second: it outlasted a machine's slow and fast spells."""
+ENOUGH_S = 20.0
+"""After so long in all, no further round of the best one."""
 TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
 
@@ -32,7 +34,9 @@ Again = Callable[[int, int, int], Measured | Failed]
 def confirm(
     again: Again, trials: Sequence[Trial], *, num_gpus: int, score: Score = throughput, most: int = MOST
 ) -> Iterator[Trial]:
-    """Measure the contenders again, twice each, and yield one trial for each; the one that is best is marked so.
+    """Measure the contenders again and yield one trial for each; the one that is best is marked so.
+
+    Twice each, or once where that takes long.
 
     In the order of the search backwards, then forwards: what drifts meanwhile meets all alike, and GMIs that still run need
     not be started again. One that fails is out; where all fail, the next best take their place.
@@ -49,7 +53,7 @@ def confirm(
         rounds: list[list[Measured | Failed]] = [[] for _ in chosen]
         for number, order in ((1, range(len(chosen))), (2, reversed(range(len(chosen))))):
             for place in order:
-                if not any(isinstance(outcome, Failed) for outcome in rounds[place]):
+                if all(_needs_another(outcome) for outcome in rounds[place]):
                     trial = chosen[place]
                     rounds[place].append(again(trial.gmis_per_gpu, trial.num_envs, number))
         found = [
@@ -140,9 +144,13 @@ def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: in
     measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
     if len(measured) < len(outcomes):
         return plain
-    outcome = together(*measured)
+    outcome = together(*measured) if len(measured) == ROUNDS else measured[0]
     total = outcome.steps_per_s * gmis * num_gpus
     return replace(plain, outcome=outcome, system_steps_per_s=total, score=score(gmis, envs, total))
+
+
+def _needs_another(outcome: Measured | Failed) -> bool:
+    return isinstance(outcome, Measured) and outcome.duration_s < LONG_S
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:

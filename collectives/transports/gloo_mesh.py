@@ -1,8 +1,9 @@
 """Connects Gloo's members to each other, in a way that a death in the middle of it is noticed.
 
 Gloo's own constructor waits for every member's address, and then for its connection, until its time limit; nothing
-interrupts it. Here it waits for addresses through a store that looks after the others, and runs in a thread that can
-be given up: should a member die between its address and its connection, that thread ends at Gloo's time limit.
+interrupts it. Here it waits for addresses through a store that looks after the others, and goes on when all have said
+theirs: what is left, connecting, needs nobody's attention and gets a short time limit. It runs in a thread that can be
+given up: should a member die between its address and its connection, that thread ends at that limit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 _LOOK_S = 0.02
+_CONNECT_S = 1.0
+"""For each of Gloo's five attempts: five seconds in all, for what takes milliseconds unless a member is gone."""
 
 
 def connected_mesh(
@@ -28,7 +31,9 @@ def connected_mesh(
         Exception: what ``check`` raised.
     """
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
-    names = _WatchedStore(store, check, options._timeout)
+    limit: timedelta = options._timeout
+    names = _WatchedStore(store, world_size, check, limit)
+    options._timeout = min(limit, timedelta(seconds=_CONNECT_S))
     made: list[Any] = []
 
     def make() -> None:
@@ -45,19 +50,31 @@ def connected_mesh(
             check()
     if isinstance(made[0], Exception):
         raise made[0]
+    made[0].set_timeout(limit)
     return made[0]
 
 
 class _WatchedStore(dist.Store):
-    """A store in which a wait for a key ends when ``check`` raises."""
+    """A store in which a wait for the others ends when ``check`` raises."""
 
-    def __init__(self, store: dist.Store, check: Callable[[], None], limit: timedelta) -> None:
+    def __init__(
+        self, store: dist.Store, world_size: int, check: Callable[[], None], limit: timedelta
+    ) -> None:
         super().__init__()
-        self._store, self._check, self._limit = store, check, limit
+        self._store, self._world_size, self._check, self._limit = store, world_size, check, limit
+        self._num_set = 0
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key."""
+        """Set a key, and wait until all members have set as many.
+
+        Raises:
+            RuntimeError: they have not within the limit.
+        """
         self._store.set(key, value)
+        self._num_set += 1
+        count = f"members that have set {self._num_set}"
+        self._store.add(count, 1)
+        self._until(lambda: self._store.add(count, 0) >= self._world_size)
 
     def get(self, key: str) -> bytes:
         """Wait for a key, and get it."""
@@ -69,13 +86,16 @@ class _WatchedStore(dist.Store):
         return self._store.check(keys)
 
     def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-        """Wait until all are set.
+        """Wait until all are set. Gloo's limit is that of connecting; others may take longer to come.
 
         Raises:
-            RuntimeError: they are not within the limit.
+            RuntimeError: they are not within this store's own.
         """
-        begin, limit_s = time.monotonic(), (limit or self._limit).total_seconds()
-        while not self._store.check(keys):
+        self._until(lambda: self._store.check(keys))
+
+    def _until(self, ready: Callable[[], bool]) -> None:
+        begin, limit_s = time.monotonic(), self._limit.total_seconds()
+        while not ready():
             self._check()
             if time.monotonic() - begin >= limit_s:
                 raise RuntimeError(f"no address of a member within {limit_s:.1f} s")

@@ -27,8 +27,8 @@ NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""
 COMPUTE_S = 0.3
 _ADDRESS = "127.0.0.1"
-_SETTLE_S = 2.0
-"""For threads of a closed communicator to end."""
+_SETTLE_S = 8.0
+"""For threads of a closed communicator to end, and a constructor of Gloo's that was given up while it connected."""
 
 Action = Literal["reduce", "compute"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rayagi
-from placement.confirmation import ROUNDS, ROUNDS_ALONE
+from placement.confirmation import LONG_S, ROUNDS, ROUNDS_ALONE
 from placement.search import Failed, Measured
 from placement.types import Machine
 from rayagi.config.convert import run_spec_to_dict
@@ -76,7 +76,8 @@ class SearchStore:
             self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, ROUNDS + ROUNDS_ALONE + 1)
         )
         found = tuple(outcome for outcome in asked if isinstance(outcome, Measured))
-        return found if len(found) >= ROUNDS else ()
+        confirmed = len(found) >= ROUNDS or any(outcome.duration_s >= LONG_S for outcome in found)
+        return found if confirmed else ()
 
     def keep_outcome(
         self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0

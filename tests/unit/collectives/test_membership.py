@@ -1,6 +1,7 @@
 """How generations form: by hand, for random histories with an actor that restarts, and with real processes."""
 
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -313,6 +314,19 @@ def die_after_it_has_an_address(rendezvous, rank, event):
     return connect_by_gloo(rendezvous, rank)
 
 
+def die_when_all_have_addresses(rendezvous, rank, event):
+    """A constructor that waits for the dead one's connection is given up, and ends long before the time limit."""
+    if rank == 1:
+        said = gloo_mesh._WatchedStore.set
+        gloo_mesh._WatchedStore.set = lambda *arguments: (said(*arguments), die())
+    noticed = connect_by_gloo(rendezvous, rank)
+    for thread in threading.enumerate():
+        if thread.name == "gloo-connecting":
+            thread.join(60)
+            assert not thread.is_alive()
+    return noticed
+
+
 def connect_by_gloo(rendezvous, rank):
     """Where the dead one was connected to in its last moment, the first operation finds out."""
     with (
@@ -325,7 +339,9 @@ def connect_by_gloo(rendezvous, rank):
     return 1 in [member.rank for member in caught.value.lost]
 
 
-@pytest.mark.parametrize("task", [die_before_it_has_an_address, die_after_it_has_an_address])
+@pytest.mark.parametrize(
+    "task", [die_before_it_has_an_address, die_after_it_has_an_address, die_when_all_have_addresses]
+)
 def test_a_death_after_the_meeting_and_before_all_are_connected_is_noticed(task):
     answers = run_processes(3, task, world_size=3)
     assert answers == [True, None, True]

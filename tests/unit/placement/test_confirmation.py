@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,19 @@ def test_a_lucky_trial_does_not_win():
     assert [each.verdict for each in found] == ["again", "again"]
     best = best_trial([*trials, *found])
     assert (best.gmis_per_gpu, best.num_envs, best.system_steps_per_s) == (2, 256, 7280.0)
+
+
+def test_what_took_long_is_measured_again_once():
+    asked = []
+
+    def again(gmis, envs, round_):
+        asked.append((envs, round_))
+        return replace(measured(500 + envs / 100), duration_s=envs / 100)
+
+    found = list(confirm(again, [trial(2, 999, 1000), trial(2, 1000, 1000)], num_gpus=1))
+    assert asked == [(1000, 1), (999, 1), (999, 2)]
+    assert [each.outcome.duration_s for each in found] == [10.0, 2 * 9.99]
+    assert [each.system_steps_per_s for each in found] == pytest.approx([1020.0, 1019.98])
 
 
 def test_two_measurements_are_their_mean_with_what_they_differ_by():
