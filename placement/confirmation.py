@@ -36,10 +36,9 @@ def confirm(
 ) -> Iterator[Trial]:
     """Measure the contenders again and yield one trial for each; the one that is best is marked so.
 
-    Twice each, or once where that takes long.
-
-    In the order of the search backwards, then forwards: what drifts meanwhile meets all alike, and GMIs that still run need
-    not be started again. One that fails is out; where all fail, the next best take their place.
+    Twice each, or once where that takes long; in the order of the search backwards, then forwards: what drifts meanwhile
+    meets all alike, and GMIs that still run need not be started again. One that fails is out; where all fail, the next
+    best take their place.
 
     Args:
         again: measures a candidate, better than the search did
