@@ -1,6 +1,7 @@
 """The MPS backend against a stand-in of nvidia-cuda-mps-control: real processes, real sockets, no GPU."""
 
 import os
+import select
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,6 +35,15 @@ def place(monkeypatch):
 @pytest.fixture
 def ledger(place):
     return Ledger.open("Ant-v5", place.ledgers)
+
+
+def kill(pid: int) -> None:
+    """And wait until it has ended: a process that is being killed may still accept a connection."""
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    ended, _, _ = select.select([descriptor], [], [], 30.0)
+    os.close(descriptor)
+    assert ended
 
 
 def slice_of(share: Share) -> Slice:
@@ -255,11 +265,11 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     assert "is in FAULT" in fault.text
     place.behave("")
     (server,) = place.daemons()[0].servers()
-    os.kill(server, signal.SIGKILL)
+    kill(server)
     ended = backend.health(slice_of(share))  # the daemon would start another, but clients were of this one
     assert (ended.state, ended.text) == ("lost", "the MPS server on GPU-1 has ended, and its clients with it")
     for pid in place.daemons()[0].processes():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     gone = backend.health(slice_of(share))
     assert gone.state == "lost"
     assert "Cannot find MPS control daemon" in gone.text
