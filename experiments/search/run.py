@@ -185,9 +185,9 @@ def verdict(journal: Journal, task: str) -> str:
     """A task's row: how good, how long, how well predicted; what is not done yet is a dash."""
     found, run = journal.find(kind="search", task=task), journal.find(kind="training", task=task)
     assert found is not None
-    speeds = grid_speeds(journal, task)
+    passes = grid_speeds(journal, task)
     # What was chosen for being fast in the first pass was lucky in it, too: where there are repeats, they alone judge.
-    speeds = grid_speeds(journal, task, repeats=True) or speeds
+    speeds = grid_speeds(journal, task, first_repeat=1) or passes
     best = max(statistics.median(values) for values in speeds.values())
     here = speeds.get((found["gmis"], found["num_envs"]))
     took_s, grid_s = float(found["duration_s"]), grid_seconds(journal, task)
@@ -196,7 +196,7 @@ def verdict(journal: Journal, task: str) -> str:
         f"{found['gmis']} x {found['num_envs']}",
         f"{statistics.median(here) / best:.3f}" if here else "-",
         f"{found['measurements']}, {took_s:.0f}",
-        f"{len(grid_speeds(journal, task))}, {grid_s:.0f}",
+        f"{len(passes)}, {grid_s:.0f}",
         f"{took_s / grid_s:.2f}",
         *(
             [f"{run['predicted_steps_per_s']:.0f}", f"{run['measured_steps_per_s']:.0f}"]
@@ -208,11 +208,11 @@ def verdict(journal: Journal, task: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def grid_speeds(journal: Journal, task: str, repeats: bool = False) -> dict[Point, list[float]]:
-    """Steps per second of all GMIs, by point; of the repeats alone, or with the first pass."""
+def grid_speeds(journal: Journal, task: str, first_repeat: int = 0) -> dict[Point, list[float]]:
+    """Steps per second of all GMIs, by point; without the pass over the whole grid where ``first_repeat`` is 1."""
     speeds: dict[Point, list[float]] = {}
     for row in journal.rows:
-        if (row["kind"], row.get("task")) != ("grid", task) or row["repeat"] < repeats:
+        if (row["kind"], row.get("task")) != ("grid", task) or row["repeat"] < first_repeat:
             continue
         if row["system_steps_per_s"] is not None:
             speeds.setdefault((row["gmis"], row["num_envs"]), []).append(row["system_steps_per_s"])

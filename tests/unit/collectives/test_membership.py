@@ -319,12 +319,31 @@ def die_when_all_have_addresses(rendezvous, rank, event):
     if rank == 1:
         said = gloo_mesh._WatchedStore.set
         gloo_mesh._WatchedStore.set = lambda *arguments: (said(*arguments), die())
-    noticed = connect_by_gloo(rendezvous, rank)
+    with (
+        pytest.raises(CommunicatorError),
+        connect(
+            rendezvous, this_member(rank), world_size=3, timeout_s=3600, transport="gloo"
+        ) as communicator,
+    ):
+        communicator.barrier()
     for thread in threading.enumerate():
         if thread.name == "gloo-connecting":
             thread.join(60)
             assert not thread.is_alive()
-    return noticed
+    return True
+
+
+def come_late_to_an_operation(rendezvous, rank, event):
+    """By more than all attempts to connect may take together."""
+    gloo_mesh._CONNECT_S = 0.2
+    with connect(rendezvous, this_member(rank), world_size=2, timeout_s=60, transport="gloo") as communicator:
+        if rank == 1:
+            assert not event.wait(2.0)
+        return reduced(communicator, rank)
+
+
+def test_the_time_limit_of_connecting_is_not_that_of_operations():
+    assert run_processes(2, come_late_to_an_operation, world_size=2) == [[3.0], [3.0]]
 
 
 def connect_by_gloo(rendezvous, rank):

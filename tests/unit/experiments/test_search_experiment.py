@@ -59,18 +59,23 @@ def test_what_is_done_is_not_done_again(speeds, journal, tmp_path):
     assert len(speeds.asked) == done == 12
 
 
-def first_pass(journal, totals):
+def measured(journal, totals, repeat=0):
     for (gmis, num_envs), total in totals.items():
         journal.add(
             {
-                "kind": "grid", "task": TASK, "repeat": 0, "gmis": gmis, "num_envs": num_envs,
+                "kind": "grid", "task": TASK, "repeat": repeat, "gmis": gmis, "num_envs": num_envs,
                 "system_steps_per_s": total, "duration_s": 20.0,
             }
         )  # fmt: skip
 
 
+def search_found_2_x_128(journal):
+    row = {"kind": "search", "task": TASK, "gmis": 2, "num_envs": 128}
+    journal.add(row | {"measurements": 9, "duration_s": 15.0})
+
+
 def test_the_best_three_and_what_was_found_are_measured_again(journal):
-    first_pass(journal, {(2, 32): 800.0, (2, 64): 950.0, (2, 128): 960.0, (2, 256): 1000.0, (1, 256): 990.0})
+    measured(journal, {(2, 32): 800.0, (2, 64): 950.0, (2, 128): 960.0, (2, 256): 1000.0, (1, 256): 990.0})
     assert experiment.contenders(journal, TASK, (2, 64)) == [(2, 256), (1, 256), (2, 128), (2, 64)]
     assert experiment.contenders(journal, TASK, (2, 256)) == [(2, 256), (1, 256), (2, 128)]
     # also where the grid does not have it
@@ -78,16 +83,8 @@ def test_the_best_three_and_what_was_found_are_measured_again(journal):
 
 
 def test_the_verdict_is_by_the_grid_s_own_figures(journal):
-    first_pass(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0})
-    found = {
-        "kind": "search",
-        "task": TASK,
-        "gmis": 2,
-        "num_envs": 128,
-        "measurements": 9,
-        "duration_s": 15.0,
-    }
-    journal.add(found)
+    measured(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0})
+    search_found_2_x_128(journal)
     # 960 of 1000; 15 s of three points of 20 s
     assert (
         experiment.verdict(journal, TASK) == "| Ant-v5 | 2 x 128 | 0.960 | 9, 15 | 3, 60 | 0.25 | - | - | - |"
@@ -105,24 +102,9 @@ def test_the_verdict_is_by_the_grid_s_own_figures(journal):
 
 
 def test_repeats_alone_judge_where_there_are_some(journal):
-    first_pass(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0})
-    journal.add(
-        {
-            "kind": "search",
-            "task": TASK,
-            "gmis": 2,
-            "num_envs": 128,
-            "measurements": 9,
-            "duration_s": 15.0,
-        }
-    )
+    measured(journal, {(2, 64): 900.0, (2, 128): 960.0, (2, 256): 1000.0})
+    search_found_2_x_128(journal)
     for repeat, (found, best) in enumerate([(950.0, 980.0), (970.0, 970.0), (700.0, 990.0)], start=1):
-        for num_envs, total in ((128, found), (256, best)):
-            journal.add(
-                {
-                    "kind": "grid", "task": TASK, "repeat": repeat, "gmis": 2, "num_envs": num_envs,
-                    "system_steps_per_s": total, "duration_s": 20.0,
-                }
-            )  # fmt: skip
+        measured(journal, {(2, 128): found, (2, 256): best}, repeat)
     # 950 of 980: 2 x 256 was lucky with its 1000
     assert "| 0.969 |" in experiment.verdict(journal, TASK)
