@@ -14,7 +14,7 @@ from torch import Tensor
 from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
-from collectives.errors import CommunicatorError, MemberLostError
+from collectives.errors import CommunicatorError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
 from collectives.transports.base import ReduceOp, Transport
@@ -94,6 +94,10 @@ class ComposedCommunicator:
                 for number, step, group in schedule.of(rank)
             ]
             self._whole = self._transport("ip" if len(schedule.layout.nodes) == 1 else "net", everyone)
+        except CommunicatorError as error:
+            explained = wiring.explained(error)  # before the release: then nobody watches the others any more
+            self._release()
+            raise explained from error.__cause__
         except BaseException:
             self._release()
             raise
@@ -294,13 +298,6 @@ class _OwnStep:
 
     def __str__(self) -> str:
         return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"
-
-
-def _located(error: CommunicatorError, operation: str, rank: int, step: str) -> CommunicatorError:
-    """The error of a transport, with what was being done."""
-    if isinstance(error, MemberLostError):
-        return MemberLostError(operation, rank, error.lost, error.waited_s, step, error.reason)
-    return CommunicatorError(operation, rank, error.waiting_for, error.waited_s, error.detail, step)
 
 
 def _undivided(op: ReduceOp) -> ReduceOp:

@@ -95,11 +95,6 @@ class Joiner:
         self.released: Counter[int] = Counter()
         """Of them those that were released."""
 
-    @property
-    def waits_for(self) -> int:
-        """Transfers that are not complete."""
-        return len(self._parts)
-
     def next(self, timeout_s: float) -> Transfer | None:
         """The next complete transfer; None once producers came, all have said goodbye, and all is taken.
 

@@ -141,6 +141,8 @@ class GlooTransport:
         begin = time.monotonic()
         try:
             self._group: Any = connected_mesh(store.store, rank, self.world_size, options, check)
+        except CommunicatorError:
+            raise
         except RuntimeError as error:
             raise CommunicatorError(
                 "connect", self._me, self._others, time.monotonic() - begin, str(error).splitlines()[0]

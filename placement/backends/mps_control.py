@@ -169,10 +169,6 @@ class MpsDaemon:
             raise CarvingError(f"`{command}`", f"was refused: {last_line(answer)}", self._see_log())
         return name
 
-    def remove_partition(self, name: str) -> None:
-        """Remove a static SM partition that nobody uses any more."""
-        self.ask(f"sm_partition rm {name}")
-
     def ask(self, command: str) -> list[str]:
         """One command; the lines of the answer that are not empty.
 

@@ -1,9 +1,12 @@
-"""Action distributions as functions of network outputs; randomness comes in as noise, so that layouts agree."""
+"""Action distributions as functions of network outputs; randomness comes in as noise, so that layouts agree.
+
+A head takes outputs (B, output_dim) and noise of the same shape: normal, or Gumbel where ``gumbel_noise`` says so. Its
+actions are (B, dim), or (B,) for choices; log probabilities are (B,), the entropy in nats is a scalar.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,33 +14,6 @@ from torch import Tensor, nn
 from actors.protocols import ActionSpec
 
 _LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
-
-
-class ActionHead(Protocol):
-    """What turns outputs (B, output_dim) into actions and their probabilities."""
-
-    gumbel_noise: bool
-    """Whether ``sample`` wants Gumbel noise instead of normal noise."""
-
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Actions drawn with the given noise, (B, dim) or (B,)."""
-        ...
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """The most likely actions."""
-        ...
-
-    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Log probability (density) of each action, (B,)."""
-        ...
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Mean entropy in nats, a scalar."""
-        ...
-
-    def spread(self) -> float:
-        """Mean standard deviation; 0 for discrete actions."""
-        ...
 
 
 class GaussianHead(nn.Module):

@@ -29,10 +29,6 @@ class Function:
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
 
-    def num_operations(self) -> int:
-        """Nodes that are neither inputs nor constants."""
-        return sum(node.op not in ("input", "constant") for node in self.nodes)
-
 
 @dataclass(frozen=True, slots=True)
 class Traced:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from actors.collective import Collective
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
+from collectives.liveness import Liveness
 from collectives.membership import join, rejoin
 from collectives.rendezvous import Attendance, Candidacy, Member, Roster, this_member
 from collectives.transports import gloo, gloo_mesh
+from collectives.wires import Meeting
 from tests.unit.collectives.rendezvous_processes import run_processes
 
 FOR_EVER_S = 1e9
@@ -319,18 +321,21 @@ def die_when_all_have_addresses(rendezvous, rank, event):
     if rank == 1:
         said = gloo_mesh._WatchedStore.set
         gloo_mesh._WatchedStore.set = lambda *arguments: (said(*arguments), die())
-    with (
-        pytest.raises(CommunicatorError),
-        connect(
-            rendezvous, this_member(rank), world_size=3, timeout_s=3600, transport="gloo"
-        ) as communicator,
-    ):
-        communicator.barrier()
+    answer = connect_by_gloo(rendezvous, rank)
     for thread in threading.enumerate():
         if thread.name == "gloo-connecting":
             thread.join(60)
             assert not thread.is_alive()
-    return True
+    return answer
+
+
+def hear_of_it_after_connections_broke(rendezvous, rank, event):
+    """What the kernel tells of an ended process may come after what it tells of its connections."""
+    asked = threading.Event()
+    hear, explained = Liveness._handle, Meeting.explained
+    Liveness._handle = lambda *arguments: (asked.wait(60), hear(*arguments))
+    Meeting.explained = lambda *arguments: (asked.set(), explained(*arguments))[1]
+    return die_when_all_have_addresses(rendezvous, rank, event)
 
 
 def come_late_to_an_operation(rendezvous, rank, event):
@@ -359,7 +364,13 @@ def connect_by_gloo(rendezvous, rank):
 
 
 @pytest.mark.parametrize(
-    "task", [die_before_it_has_an_address, die_after_it_has_an_address, die_when_all_have_addresses]
+    "task",
+    [
+        die_before_it_has_an_address,
+        die_after_it_has_an_address,
+        die_when_all_have_addresses,
+        hear_of_it_after_connections_broke,
+    ],
 )
 def test_a_death_after_the_meeting_and_before_all_are_connected_is_noticed(task):
     answers = run_processes(3, task, world_size=3)
