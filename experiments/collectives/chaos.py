@@ -5,8 +5,9 @@
 
 A round: a random member is killed (SIGKILL) before, inside or after an operation, or while the next generation meets,
 which another death made necessary. Then the survivors, with a replacement or without, form the next generation and
-check that it reduces. A round fails if a survivor gets no error within 2 s, if memory, a descriptor, a thread or a process
-is left, or if no right next generation forms. Writes results/chaos_<transport>_<hosts>.json.
+check that it reduces. A round fails if a survivor gets no error within 2 s, or one that names nobody who was killed, if
+memory, a descriptor, a thread or a process is left, or if no right next generation forms. Writes
+results/chaos_<transport>_<hosts>.json.
 """
 
 from __future__ import annotations
@@ -231,6 +232,8 @@ class Chaos:
             kill = next((kill for kill in reversed(kills) if kill.pid in event.lost_pids), kills[-1])
             kill.detection_s.append(event.at - max(kill.at, event.began))
             kill.closing_s.append(event.closed - event.at)
+            if not {kill.pid for kill in kills} & set(event.lost_pids):
+                found.problems.append(f"names nobody who was killed: {event.text}")
             if kill.detection_s[-1] > LIMIT_S:
                 found.problems.append(f"noticed after {kill.detection_s[-1]:.2f} s: {event.text}")
             if event.left_behind:

@@ -4,8 +4,9 @@
 
 For each task: the search, from nothing; then every point of the grid, as somebody without the search would run it: whole
 iterations, in processes that start and end for each point, in a random order; then a real training run with what the search
-found; then, three times, again those that came near the best of the grid. Everything done is kept in results/<name>.jsonl
-at once: the same command goes on where it was interrupted. results/<name>.md is written after each of these stages.
+found; then, ten times, again those that came near the best of the grid, in processes that stay. Everything done is kept in
+results/<name>.jsonl at once: the same command goes on where it was interrupted. results/<name>.md is written after each of
+these stages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ GRID = ProbeSettings(
     warm_up_steps=1,
 )
 """Of a point: whole iterations, 3 % where that takes no longer than ten seconds."""
+JUDGING = replace(GRID, shortest_s=4.0, time_s=8.0, most_s=10.0, iteration_s=1.0, warm_up_steps=8)
+"""Of a point once more: short, in parts of iterations, and often. The machine's speed changes by a third from one minute to
+another, so that few long measurements tell less than many short ones by turns."""
 ALWAYS, BEYOND = (16, 32, 64, 128, 256, 512), (1024, 2048, 4096)
 """Environments of a GMI: what every row of the grid has, and what it has as long as that pays."""
 RISING = 0.02
@@ -105,15 +110,17 @@ def searched(journal: Journal, task: str, caches: Path) -> Row:
     return done
 
 
-def measured(journal: Journal, task: str, repeat: int, point: Point) -> float | None:
-    """Steps per second of all GMIs at a point, in processes of its own; None where it failed."""
+def measured(
+    journal: Journal, task: str, repeat: int, point: Point, kept: SessionProbe | None = None
+) -> float | None:
+    """Steps per second of all GMIs at a point, by a probe that is kept or one of its own; None where it failed."""
     gmis, num_envs = point
     place = {"kind": "grid", "task": task, "repeat": repeat, "gmis": gmis, "num_envs": num_envs}
     done = journal.find(**place)
     if done is None:
         wait_until_quiet()
         began = time.monotonic()
-        with SessionProbe(preset(task), local_machine(), GRID) as probe:
+        with nullcontext(kept) if kept else SessionProbe(preset(task), local_machine(), GRID) as probe:
             outcome = probe(gmis, num_envs)
         total = outcome.steps_per_s * gmis if isinstance(outcome, Measured) else None
         took_s = time.monotonic() - began
@@ -137,6 +144,16 @@ def grid(journal: Journal, task: str, counts: tuple[int, ...]) -> None:
             if slower is None or faster is None or faster < (1 + RISING) * slower:
                 break
             measured(journal, task, 0, (gmis, after))
+
+
+def judged(journal: Journal, task: str, found: Point, repeats: int) -> None:
+    """The contenders again and again, by turns; those with as many GMIs in the same processes."""
+    order = sorted(contenders(journal, task, found))
+    with SessionProbe(preset(task), local_machine(), JUDGING) as probe:
+        for repeat in range(1, 1 + repeats):
+            # Backwards every other time: a drift meets all alike.
+            for point in order[:: -1 if repeat % 2 else 1]:
+                measured(journal, task, repeat, point, probe)
 
 
 def trained(journal: Journal, found: Row, caches: Path, seconds: float) -> None:
@@ -256,7 +273,7 @@ def main() -> None:
     )
     parser.add_argument("--name", required=True, help="names the results; the same name goes on")
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"])
-    parser.add_argument("--repeats", type=int, default=3, help="of what came near the best")
+    parser.add_argument("--repeats", type=int, default=10, help="of what came near the best (default: 10)")
     parser.add_argument("--train-seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
@@ -272,13 +289,10 @@ def main() -> None:
     write(journal, given.tasks, page)
     for task in given.tasks:
         trained(journal, found[task], caches, given.train_seconds)
-    for repeat in range(1, 1 + given.repeats):
+    for task in given.tasks:
         with connected():
-            for task in given.tasks:
-                place = (int(found[task]["gmis"]), int(found[task]["num_envs"]))
-                # Backwards every other time: a drift meets all alike.
-                for point in contenders(journal, task, place)[:: -1 if repeat % 2 else 1]:
-                    measured(journal, task, repeat, point)
+            place = (int(found[task]["gmis"]), int(found[task]["num_envs"]))
+            judged(journal, task, place, given.repeats)
         write(journal, given.tasks, page)
     print(write(journal, given.tasks, page))
 

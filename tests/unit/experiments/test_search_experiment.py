@@ -69,6 +69,17 @@ def measured(journal, totals, repeat=0):
         )  # fmt: skip
 
 
+def test_the_judging_goes_forwards_and_backwards_by_turns_in_gmis_that_stay(speeds, journal, tmp_path):
+    totals = {(2, 64): 950.0, (2, 128): 960.0, (1, 256): 990.0}
+    measured(journal, totals)
+    speeds |= {point: total / point[0] for point, total in totals.items()}
+    experiment.judged(journal, TASK, (2, 64), repeats=3)
+    forwards = [(1, 256), (2, 64), (2, 128)]
+    assert speeds.asked == [*forwards[::-1], *forwards, *forwards[::-1]]
+    experiment.judged(experiment.Journal(tmp_path / "results.jsonl"), TASK, (2, 64), repeats=4)
+    assert speeds.asked[9:] == forwards
+
+
 def search_found_2_x_128(journal):
     row = {"kind": "search", "task": TASK, "gmis": 2, "num_envs": 128}
     journal.add(row | {"measurements": 9, "duration_s": 15.0})
