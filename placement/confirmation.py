@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import hypot, sqrt
+from statistics import fmean, stdev
 
 from placement.search import Failed, Measured, Score, Trial, throughput
 
@@ -16,19 +17,16 @@ MOST = 3
 """Candidates that are measured again."""
 NOISE = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
-ROUNDS = 2
-"""In which each of them is measured again, at most."""
-ROUNDS_ALONE = 3
-"""Further rounds of the best one at most: a run may expect their mean, and they differ by how much it may be off."""
-LONG_S = 10.0
-"""A candidate whose first round lasted so long needs no second: it outlasted a machine's slow and fast spells."""
-ENOUGH_S = 20.0
-"""After so long in all, no further round of the best one."""
+ROUNDS = 6
+"""In which each of them is measured again, at most. A round differs from the next by some 7 % where others share the
+machine, and what is to be told is 5 %: six rounds of two candidates differ by 4 % for no reason."""
+ENOUGH_S = 30.0
+"""What was measured for so long in all needs no further round: it outlasted a machine's slow and fast spells."""
 TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
 
 Again = Callable[[int, int, int], Measured | Failed]
-"""From GMIs per device, environments per GMI and the round, 1 or 2, to what was measured."""
+"""From GMIs per device, environments per GMI and the round, counted from 1, to what was measured."""
 
 
 def confirm(
@@ -36,9 +34,9 @@ def confirm(
 ) -> Iterator[Trial]:
     """Measure the contenders again and yield one trial for each; the one that is best is marked so.
 
-    Twice each, or once where that takes long; in the order of the search backwards, then forwards: what drifts meanwhile
-    meets all alike, and GMIs that still run need not be started again. One that fails is out; where all fail, the next
-    best take their place.
+    Six times each, or fewer where that takes long; in the order of the search backwards, then forwards, and so on: what
+    drifts meanwhile meets all alike, and GMIs that still run need not be started again. One that fails is out; where all
+    fail, the next best take their place.
 
     Args:
         again: measures a candidate, better than the search did
@@ -50,9 +48,10 @@ def confirm(
     left = _each_once(trials)
     while chosen := sorted(contenders(left, most), key=left.index, reverse=True):
         rounds: list[list[Measured | Failed]] = [[] for _ in chosen]
-        for number, order in ((1, range(len(chosen))), (2, reversed(range(len(chosen))))):
-            for place in order:
-                if all(_needs_another(outcome) for outcome in rounds[place]):
+        for number in range(1, ROUNDS + 1):
+            places = range(len(chosen))
+            for place in places if number % 2 else reversed(places):
+                if _needs_another(rounds[place]):
                     trial = chosen[place]
                     rounds[place].append(again(trial.gmis_per_gpu, trial.num_envs, number))
         found = [
@@ -96,18 +95,21 @@ def winner(trials: Sequence[Trial]) -> Trial | None:
     return replace(best, best=True, reason=told)
 
 
-def together(first: Measured, second: Measured) -> Measured:
-    """Two measurements of a candidate as one: their mean, and an error that is no smaller than what they differ by."""
-    mean = (first.steps_per_s + second.steps_per_s) / 2
-    within = hypot(first.relative_error, second.relative_error) / 2
-    between = abs(first.steps_per_s - second.steps_per_s) / 2 / mean
-    names = first.phases_s.keys() & second.phases_s.keys()
+def together(rounds: Sequence[Measured]) -> Measured:
+    """Measurements of a candidate as one: their mean, and an error that is no smaller than what they differ by."""
+    count = len(rounds)
+    if count == 1:
+        return rounds[0]
+    speeds = [each.steps_per_s for each in rounds]
+    within = hypot(*(each.relative_error for each in rounds)) / count
+    between = stdev(speeds) / sqrt(count) / fmean(speeds)
+    names = set.intersection(*(set(each.phases_s) for each in rounds))
     return Measured(
-        steps_per_s=mean,
-        memory_bytes=max(first.memory_bytes, second.memory_bytes),
+        steps_per_s=fmean(speeds),
+        memory_bytes=max(each.memory_bytes for each in rounds),
         relative_error=max(within, between),
-        phases_s={name: (first.phases_s[name] + second.phases_s[name]) / 2 for name in sorted(names)},
-        duration_s=first.duration_s + second.duration_s,
+        phases_s={name: fmean(each.phases_s[name] for each in rounds) for name in sorted(names)},
+        duration_s=sum(each.duration_s for each in rounds),
     )
 
 
@@ -143,13 +145,14 @@ def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: in
     measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
     if len(measured) < len(outcomes):
         return plain
-    outcome = together(*measured) if len(measured) == ROUNDS else measured[0]
+    outcome = together(measured)
     total = outcome.steps_per_s * gmis * num_gpus
     return replace(plain, outcome=outcome, system_steps_per_s=total, score=score(gmis, envs, total))
 
 
-def _needs_another(outcome: Measured | Failed) -> bool:
-    return isinstance(outcome, Measured) and outcome.duration_s < LONG_S
+def _needs_another(outcomes: Sequence[Measured | Failed]) -> bool:
+    failed = any(isinstance(outcome, Failed) for outcome in outcomes)
+    return not failed and sum(outcome.duration_s for outcome in outcomes) < ENOUGH_S
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:

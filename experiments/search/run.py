@@ -31,7 +31,7 @@ from placement.inventory import local_machine
 from placement.search import Measured, core_counts
 from rayagi.config.presets import preset
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.probe import ProbeSettings, SessionProbe
+from rayagi.coordinator.probe import DECIDING, ProbeSettings, SessionProbe
 from rayagi.coordinator.searching import SearchSettings, search
 
 HERE = Path(__file__).parent
@@ -51,9 +51,8 @@ JUDGING = replace(GRID, shortest_s=4.0, time_s=8.0, most_s=10.0, iteration_s=1.0
 """Of a point once more: short, in parts of iterations, and often. The machine's speed changes by a third from one minute to
 another, so that few long measurements tell less than many short ones by turns."""
 ALWAYS, BEYOND = (16, 32, 64, 128, 256, 512), (1024, 2048, 4096)
-"""Environments of a GMI: what every row of the grid has, and what it has as long as that pays."""
-RISING = 0.02
-"""A row of the grid goes on beyond what it always has while a doubling gained so much."""
+"""Environments of a GMI: what every row of the grid has, and what it has where iterations last no longer than a search
+would wait for."""
 NEAR, MOST = 0.1, 3
 """Of the grid's best: points within it are measured again, so many of them at most, and what the search found."""
 Row = dict[str, Any]
@@ -130,20 +129,19 @@ def measured(
 
 
 def grid(journal: Journal, task: str, counts: tuple[int, ...]) -> None:
-    """Every point once: what each row always has in an order of the task's own, then each row as far as it rises."""
+    """Every point once: what each row always has in an order of the task's own, then each row to its end."""
     order = [(gmis, num_envs) for gmis in counts for num_envs in ALWAYS]
     random.Random(task).shuffle(order)
     for point in order:
         measured(journal, task, 0, point)
+    length = preset(task).learning.rollout_length
     for gmis in counts:
-        sizes = (*ALWAYS, *BEYOND)
-        for before, now, after in zip(
-            sizes[len(ALWAYS) - 2 :], sizes[len(ALWAYS) - 1 :], BEYOND, strict=False
-        ):
-            slower, faster = (measured(journal, task, 0, (gmis, num_envs)) for num_envs in (before, now))
-            if slower is None or faster is None or faster < (1 + RISING) * slower:
+        totals = [measured(journal, task, 0, (gmis, num_envs)) for num_envs in ALWAYS]
+        for num_envs in BEYOND:
+            fastest = max((total for total in totals if total is not None), default=0.0)
+            if gmis * num_envs * length > DECIDING.longest_s * fastest:
                 break
-            measured(journal, task, 0, (gmis, after))
+            totals.append(measured(journal, task, 0, (gmis, num_envs)))
 
 
 def judged(journal: Journal, task: str, found: Point, repeats: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rayagi
-from placement.confirmation import LONG_S, ROUNDS, ROUNDS_ALONE
+from placement.confirmation import ENOUGH_S, ROUNDS
 from placement.search import Failed, Measured
 from placement.types import Machine
 from rayagi.config.convert import run_spec_to_dict
@@ -71,13 +71,10 @@ class SearchStore:
         return tuple(sorted(found, key=lambda trial: trial[0]))
 
     def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[Measured, ...]:
-        """Every round in which a candidate was measured again; empty where it has not passed those that confirm it."""
-        asked = (
-            self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, ROUNDS + ROUNDS_ALONE + 1)
-        )
+        """Every round in which a candidate was measured again; empty where one that was short is all there is."""
+        asked = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, ROUNDS + 1))
         found = tuple(outcome for outcome in asked if isinstance(outcome, Measured))
-        confirmed = len(found) >= ROUNDS or any(outcome.duration_s >= LONG_S for outcome in found)
-        return found if confirmed else ()
+        return found if len(found) > 1 or any(each.duration_s >= ENOUGH_S for each in found) else ()
 
     def keep_outcome(
         self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0

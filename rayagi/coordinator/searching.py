@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from placement.confirmation import ENOUGH_S, ROUNDS, ROUNDS_ALONE, confirm
+from placement.confirmation import confirm
 from placement.search import (
     GMIS_PER_GPU,
     NUM_ENVS,
@@ -212,20 +212,7 @@ def _tried(
     if not _followed(steps, trials, on_trial):
         return trials, False
     again = confirm(probe.confirm, tuple(trials), num_gpus=num_devices, score=score)
-    confirmed = _followed(again, trials, on_trial)
-    if confirmed and (best := best_trial(trials)) is not None:
-        _measure_alone(probe, best)
-    return trials, confirmed
-
-
-def _measure_alone(probe: KeptProbe, best: Trial) -> None:
-    """Of what was found, so that a run's prediction knows how much this machine's speed varies; while there is time."""
-    with suppress(BudgetSpentError):
-        measured_s = 0.0 if best.outcome is None else best.outcome.duration_s
-        for round_ in range(ROUNDS + 1, ROUNDS + ROUNDS_ALONE + 1):
-            if measured_s >= ENOUGH_S:
-                return
-            measured_s += probe.confirm(best.gmis_per_gpu, best.num_envs, round_).duration_s
+    return trials, _followed(again, trials, on_trial)
 
 
 def _followed(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:

@@ -30,7 +30,7 @@ def trial(gmis, envs, total, error=0.02, verdict="going on"):
 
 
 class Scripted:
-    """Answers from a table by candidate and round; remembers what it was asked."""
+    """Answers from a table by candidate and round, two of which last long enough; remembers what it was asked."""
 
     def __init__(self, answers):
         self.answers, self.asked = answers, []
@@ -38,7 +38,7 @@ class Scripted:
     def __call__(self, gmis, envs, round_):
         self.asked.append((gmis, envs, round_))
         answer = self.answers[gmis, envs][round_ - 1]
-        return answer if isinstance(answer, Failed) else measured(answer / gmis)
+        return answer if isinstance(answer, Failed) else replace(measured(answer / gmis), duration_s=15.0)
 
 
 def places(trials):
@@ -85,27 +85,35 @@ def test_a_lucky_trial_does_not_win():
     assert (best.gmis_per_gpu, best.num_envs, best.system_steps_per_s) == (2, 256, 7280.0)
 
 
-def test_what_took_long_is_measured_again_once():
+def test_rounds_go_back_and_forth_until_there_were_six_or_they_lasted_30_s():
     asked = []
 
     def again(gmis, envs, round_):
         asked.append((envs, round_))
-        return replace(measured(500 + envs / 100), duration_s=envs / 100)
+        return replace(measured(500 + 10 * round_), duration_s=envs / 100)
 
-    found = list(confirm(again, [trial(2, 999, 1000), trial(2, 1000, 1000)], num_gpus=1))
-    assert asked == [(1000, 1), (999, 1), (999, 2)]
-    assert [each.outcome.duration_s for each in found] == [10.0, 2 * 9.99]
-    assert [each.system_steps_per_s for each in found] == pytest.approx([1020.0, 1019.98])
+    trials = [trial(2, 100, 1000), trial(2, 1400, 1000), trial(2, 3000, 1000)]
+    found = list(confirm(again, trials, num_gpus=1))
+    # Rounds of 30, of 14 and of 1 s: one, three and six of them.
+    first, third, fifth = [(3000, 1), (1400, 1), (100, 1)], [(1400, 3), (100, 3)], [(100, 5)]
+    assert asked == [*first, (100, 2), (1400, 2), *third, (100, 4), *fifth, (100, 6)]
+    assert [each.outcome.duration_s for each in found] == pytest.approx([30.0, 42.0, 6.0])
+    assert [each.system_steps_per_s for each in found] == pytest.approx([1020.0, 1040.0, 1070.0])
 
 
-def test_two_measurements_are_their_mean_with_what_they_differ_by():
+def test_rounds_are_their_mean_with_what_they_differ_by():
     # 1100 and 900: mean 1000, half their difference 100, so 10 %; each by itself said 2 %.
-    both = together(measured(1100, 0.02, 100, sync_s=0.2), measured(900, 0.02, 120, sync_s=0.4))
+    both = together([measured(1100, 0.02, 100, sync_s=0.2), measured(900, 0.02, 120, sync_s=0.4)])
     assert (both.steps_per_s, both.memory_bytes) == (1000.0, 120 * MIB)
     assert both.relative_error == pytest.approx(0.1)
     assert both.phases_s == {"sync_s": pytest.approx(0.3)}
     # 1000 and 1000, 6 % and 8 %: sqrt(0.06^2 + 0.08^2) / 2 = 5 %
-    assert together(measured(1000, 0.06), measured(1000, 0.08)).relative_error == pytest.approx(0.05)
+    assert together([measured(1000, 0.06), measured(1000, 0.08)]).relative_error == pytest.approx(0.05)
+    # 900, 1000, 1100: deviation 100, of their mean 100 / sqrt(3) = 57.7
+    assert together([measured(speed) for speed in (900, 1000, 1100)]).relative_error == pytest.approx(
+        0.0577, abs=1e-4
+    )
+    assert together([measured(900, 0.03)]) == measured(900, 0.03)
 
 
 def test_a_tie_goes_to_the_smaller_batch_and_says_so():
