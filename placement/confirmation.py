@@ -17,10 +17,10 @@ MOST = 3
 """Candidates that are measured again."""
 NOISE = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
-ROUNDS = 6
+ROUNDS = 4
 """In which each of them is measured again, at most. A round differs from the next by some 7 % where others share the
-machine, and what is to be told is 5 %: six rounds of two candidates differ by 4 % for no reason."""
-ENOUGH_S = 30.0
+machine: the means of four rounds of two candidates differ by 5 % for no reason."""
+ENOUGH_S = 20.0
 """What was measured for so long in all needs no further round: it outlasted a machine's slow and fast spells."""
 TIE = 0.02
 """Two that are no further apart than this, nor than their errors, are as good as each other."""
@@ -34,7 +34,7 @@ def confirm(
 ) -> Iterator[Trial]:
     """Measure the contenders again and yield one trial for each; the one that is best is marked so.
 
-    Six times each, or fewer where that takes long; in the order of the search backwards, then forwards, and so on: what
+    Four times each, or fewer where that takes long; in the order of the search backwards, then forwards, and so on: what
     drifts meanwhile meets all alike, and GMIs that still run need not be started again. One that fails is out; where all
     fail, the next best take their place.
 
