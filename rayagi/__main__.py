@@ -1,8 +1,6 @@
 """``python -m rayagi`` is the command line too."""
 
-import sys
-
-from rayagi.cli import main
+from rayagi.cli import run_process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

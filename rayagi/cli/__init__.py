@@ -1,5 +1,6 @@
 """The command line. Light on import: each command loads what it needs when it runs."""
 
 from rayagi.cli.main import main
+from rayagi.cli.process import run_process
 
-__all__ = ["main"]
+__all__ = ["main", "run_process"]

@@ -1,0 +1,49 @@
+"""How the process of a command ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import atexit, ctypes
+# A native library whose end waits for ever.
+libc = ctypes.CDLL(None)
+assert libc.__cxa_atexit(libc.pause, None, None) == 0
+atexit.register(print, "end of Python")
+"""
+
+
+def run_python(code, *arguments, stdout=subprocess.PIPE):
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=buffered,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [(("envs",), 0, "HalfCheetah-v5"), (("report", "nowhere"), 2, "nowhere")],
+)
+def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(arguments, code, said):
+    done = run_python(f"{BEGIN}\nfrom rayagi.cli import run_process\nrun_process()", *arguments)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert done.stdout.endswith("end of Python\n")
+
+
+def test_the_exit_code_stands_where_nobody_reads():
+    with open("/dev/full", "w") as full:
+        code = "from rayagi.cli import run_process\nprint('not written yet')\nrun_process()"
+        done = run_python(code, "train", "Nothing-v0", stdout=full)
+    assert done.returncode == 2
+    assert "Nothing-v0" in done.stderr
