@@ -12,7 +12,7 @@ The loop that a ``dp_only`` GMI runs, written against these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -122,6 +122,21 @@ class RolloutEnv(VecEnv, Protocol):
 
         Returns:
             the episodes that ended, in the order of steps and then environments.
+        """
+        ...
+
+
+@runtime_checkable
+class BorrowingEnv(VecEnv, Protocol):
+    """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
+
+    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+        """From now on, use cores that are lent. What is computed does not depend on it.
+
+        Args:
+            cores: ids of each lender's logical cores
+            lent: which lenders lend theirs now; they do not take them back before all environments have stepped. Asked
+                often, so it should cost next to nothing
         """
         ...
 

@@ -76,6 +76,13 @@ class Communicator(Protocol):
         """Wait until every member is here."""
         ...
 
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that have come to an operation of all which this member has not begun: their cores are idle until then.
+
+        Costs next to nothing. Only where shared memory shows it: empty among members of several hosts.
+        """
+        ...
+
     def send(self, tensor: Tensor, to: int) -> Handle:
         """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
 

@@ -17,7 +17,7 @@ from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
-from collectives.transports.base import ReduceOp, Transport
+from collectives.transports.base import ReduceOp, SeesWaiting, Transport
 
 Result = TypeVar("Result")
 
@@ -101,6 +101,8 @@ class ComposedCommunicator:
         except BaseException:
             self._release()
             raise
+        # Here, not where it is asked often: looking whether something implements a protocol takes ten microseconds.
+        self._sees = self._whole if isinstance(self._whole, SeesWaiting) else None
         self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
@@ -142,6 +144,10 @@ class ComposedCommunicator:
     def barrier(self) -> None:
         """Wait until every member is here."""
         self._call("barrier", self._whole.barrier)
+
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that have come to an operation of all which this member has not begun."""
+        return self._sees.waiting() if self._sees is not None else ()
 
     def send(self, tensor: Tensor, to: int) -> Handle:
         """Start to send to one member and return; the tensor belongs to the message until the handle's ``wait``."""

@@ -46,6 +46,10 @@ class SoloCommunicator:
     def barrier(self) -> None:
         """Return at once."""
 
+    def waiting(self) -> tuple[int, ...]:
+        """Nobody."""
+        return ()
+
     def send(self, tensor: Tensor, to: int) -> Handle:
         """Refuse: there is nobody else."""
         raise ValueError(f"to={to}: this member is alone")

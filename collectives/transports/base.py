@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,4 +60,13 @@ class Transport(Protocol):
 
         From another thread it interrupts an operation that is running, which raises.
         """
+        ...
+
+
+@runtime_checkable
+class SeesWaiting(Protocol):
+    """A transport that can tell at the cost of a few loads who waits for this member."""
+
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that have arrived at an operation which this member has not begun."""
         ...

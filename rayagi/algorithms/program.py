@@ -13,6 +13,7 @@ from actors.agent import Agent
 from actors.collecting import CollectTimes, check_finite, collect, evaluate_anew
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
+from actors.idle_cores import borrow_idle_cores
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
@@ -70,6 +71,7 @@ class DpOnlyProgram:
             self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
             self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
         else:
+            borrow_idle_cores(env, context)
             self.simulator = Simulator(env)
             self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
         self.training = make_training(

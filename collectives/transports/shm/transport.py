@@ -142,6 +142,10 @@ class SharedMemoryTransport:
         with self._lock:
             self._arrive(calls.encoded("barrier"))
 
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that have arrived at an operation which this member has not begun."""
+        return self._barrier.waiting()
+
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,10 @@ class MujocoVecEnv:
 
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
+
+    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+        """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""
+        self._physics.borrow(cores, lent)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""

@@ -1,16 +1,14 @@
 """N simulations of one model behind one small interface, with two engines that agree to the last bit.
 
 ``BatchPhysics`` steps on ``mujoco.batch.Batch``. Batch never calls ``mj_rnePostConstraint``, so ``cfrc_ext``
-stays zero there; tasks that observe or punish contact forces use ``ContactPhysics``, a loop
+stays zero there; tasks that observe or punish contact forces use ``contact_physics.ContactPhysics``, a loop
 that makes the same two C calls per step as Gymnasium does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import mujoco
@@ -33,7 +31,6 @@ _INSTABILITIES = {
     "qacc": mujoco.mjtWarning.mjWARN_BADQACC,
     "ctrl": mujoco.mjtWarning.mjWARN_BADCTRL,
 }
-_ROW = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _logger = logging.getLogger("rayagi.envs.mujoco")
 
 
@@ -61,6 +58,10 @@ class Physics(Protocol):
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
+        ...
+
+    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+        """Use cores that are lent, as ``actors.protocols.BorrowingEnv`` says."""
         ...
 
     def state_dict(self) -> dict[str, Array]:
@@ -107,7 +108,7 @@ class BatchPhysics:
             raise UnstableWorldError(int(error.ids[0]), f"MuJoCo's state ({error})") from error
         if not np.array_equal(self._warning_counts, self._seen_warnings):
             before, self._seen_warnings = self._seen_warnings, self._warning_counts.copy()
-            _raise_if_unstable(self._seen_warnings - before)
+            raise_if_unstable(self._seen_warnings - before)
         for name, view in self._bound.items():
             np.copyto(self.fields[name], view)
 
@@ -120,6 +121,9 @@ class BatchPhysics:
         self._seen_warnings = self._warning_counts.copy()
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
+
+    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+        """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of state and derived fields."""
@@ -138,119 +142,7 @@ class BatchPhysics:
         self._batch = None
 
 
-class ContactPhysics:
-    """Steps with ``mj_rnePostConstraint`` after each, so that ``cfrc_ext`` is right.
-
-    As in Batch, a world is a row of state that is loaded into an MjData, stepped and saved. One MjData per
-    thread stays in the processor's cache where one per world would not (3 % faster for 32 Ants), and the C
-    calls release the interpreter lock, so that threads help.
-    """
-
-    def __init__(
-        self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
-    ) -> None:
-        self._model = model
-        self._rows = np.zeros((num_worlds, mujoco.mj_stateSize(model, _ROW)))
-        self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_worlds))]
-        views = _state_views(model, self._rows)
-        self._controls = views["ctrl"]
-        self._derived = tuple(name for name in names if name not in views)
-        self.fields = {name: views[name] for name in names if name in views}
-        for name in self._derived:
-            self.fields[name] = np.zeros((num_worlds, *getattr(self._datas[0], name).shape))
-        # Every world's own views, once, not in every step.
-        outputs = zip(*(self.fields[name] for name in self._derived), strict=True)
-        self._worlds = list(zip(range(num_worlds), self._rows, outputs, strict=True))
-        bounds = np.linspace(0, num_worlds, len(self._datas) + 1).astype(int)
-        self._chunks = [slice(first, last) for first, last in pairwise(bounds)]
-        self._pool = ThreadPoolExecutor(len(self._chunks) - 1, "physics") if len(self._chunks) > 1 else None
-        self.restart(
-            np.arange(num_worlds),
-            np.tile(self._datas[0].qpos, (num_worlds, 1)),
-            np.zeros((num_worlds, model.nv)),
-        )
-
-    def step(self, controls: Array, num_substeps: int) -> None:
-        """Advance every world."""
-        self._controls[:] = controls
-        waiting: list[Future[None]] = []
-        if self._pool is not None:
-            others = zip(self._datas[1:], self._chunks[1:], strict=True)
-            waiting = [self._pool.submit(self._run, data, chunk, num_substeps) for data, chunk in others]
-        try:
-            self._run(self._datas[0], self._chunks[0], num_substeps)
-        finally:
-            wait(waiting)
-        for future in waiting:
-            future.result()
-
-    def _run(self, data: mujoco.MjData, chunk: slice, num_substeps: int) -> None:
-        model, warnings = self._model, data.warning.number
-        seen = warnings.tobytes()
-        sources = [getattr(data, name) for name in self._derived]
-        for world, row, outputs in self._worlds[chunk]:
-            mujoco.mj_setState(model, data, row, _ROW)
-            try:
-                mujoco.mj_step(model, data, num_substeps)
-            except mujoco.FatalError as error:
-                raise UnstableWorldError(world, f"MuJoCo's state ({error})") from error
-            mujoco.mj_rnePostConstraint(model, data)
-            mujoco.mj_getState(model, data, row, _ROW)
-            for output, source in zip(outputs, sources):  # noqa: B905 - of one length by construction
-                output[...] = source
-            if warnings.tobytes() != seen:
-                seen = _unharmed(world, warnings, seen)
-
-    def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
-        """Reset some worlds."""
-        data = self._datas[0]
-        for world, positions, speeds in zip(ids, qpos, qvel, strict=True):
-            mujoco.mj_resetData(self._model, data)
-            data.qpos[:] = positions
-            data.qvel[:] = speeds
-            mujoco.mj_forward(self._model, data)
-            mujoco.mj_getState(self._model, data, self._rows[world], _ROW)
-            for name in self._derived:
-                self.fields[name][world] = getattr(data, name)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Copies of state rows and derived fields."""
-        return {"rows": self._rows.copy()} | {name: self.fields[name].copy() for name in self._derived}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._rows[...] = state["rows"]
-        for name in self._derived:
-            self.fields[name][...] = state[name]
-
-    def close(self) -> None:
-        """Stop the threads and free the simulations."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        self._datas, self._worlds = [], []
-
-
-def _state_views(model: mujoco.MjModel, rows: Array) -> dict[str, Array]:
-    """Views of the rows' columns; a row holds its components in the order of their bits."""
-    views: dict[str, Array] = {}
-    start = 0
-    for bit in range(int(mujoco.mjtState.mjNSTATE)):
-        if not _ROW & (1 << bit):
-            continue
-        size = mujoco.mj_stateSize(model, 1 << bit)
-        name = mujoco.mjtState(1 << bit).name.removeprefix("mjSTATE_").lower()
-        views[name] = rows[:, start : start + size]
-        start += size
-    return views
-
-
-def _unharmed(world: int, counts: NDArray[Any], seen: bytes) -> bytes:
-    """The new counts, or UnstableWorldError if one of an instability has risen since ``seen``."""
-    _raise_if_unstable((counts - np.frombuffer(seen, dtype=counts.dtype))[np.newaxis], first_world=world)
-    return bytes(counts.tobytes())
-
-
-def _raise_if_unstable(new_warnings: NDArray[Any], first_world: int = 0) -> None:
+def raise_if_unstable(new_warnings: NDArray[Any], first_world: int = 0) -> None:
     """Raise for the first world with an instability among its new warnings, (N, kinds); others do no harm."""
     for quantity, kind in _INSTABILITIES.items():
         worlds = np.flatnonzero(new_warnings[:, kind] > 0)

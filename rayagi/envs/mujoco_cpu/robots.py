@@ -6,7 +6,8 @@ import numpy as np
 
 from actors.protocols import ActionSpec, EnvInfo
 from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.mujoco_cpu.physics import BatchPhysics, ContactPhysics, Physics, route_warnings_to_logging
+from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
+from rayagi.envs.mujoco_cpu.physics import BatchPhysics, Physics, route_warnings_to_logging
 from rayagi.envs.mujoco_cpu.task import Robot, Task
 
 ENGINE = "mujoco_cpu"

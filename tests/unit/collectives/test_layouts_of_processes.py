@@ -10,6 +10,7 @@ from collectives.buckets import views
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.reference import execute
+from collectives.rendezvous import poll
 from collectives.shares import shares
 from collectives.transports.shm.memory import HALF_BYTES
 
@@ -172,6 +173,36 @@ def test_a_caller_computes_while_its_reduction_waits_for_the_others(transport):
     first, second = run_group(transport, 2, reduce_beside_a_computation)
     assert first == (True, [64.0], [1.5])
     assert second == [1.5]
+
+
+def see_who_waits(communicator, done):
+    """Rank 0 comes last to a barrier; the others say who waits for them when it has come."""
+    if communicator.rank > 0:
+        assert done.wait(30)
+        communicator.barrier()
+        return communicator.waiting()
+    before = communicator.waiting()
+    done.set()
+    found = poll(lambda: communicator.waiting() if len(communicator.waiting()) == 3 else None, 30)
+    communicator.barrier()
+    after = communicator.waiting()
+    communicator.close()
+    return before, found, after, communicator.waiting()
+
+
+@pytest.mark.parametrize("composition", ["ip_only", "rp_only"])
+def test_who_comes_last_sees_who_waits(composition):
+    seen = run_group("auto", 4, see_who_waits, composition=composition, layout="2x2")
+    assert seen == [((), (1, 2, 3), (), ()), (), (), ()]
+
+
+def who_waits(communicator, done):
+    communicator.barrier()
+    return communicator.waiting()
+
+
+def test_over_a_network_nobody_is_seen_waiting():
+    assert run_group("gloo", 2, who_waits) == [(), ()]
 
 
 def use_groups(communicator, done):

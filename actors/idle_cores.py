@@ -1,0 +1,32 @@
+"""Cores of GMIs that wait, lent to those that they wait for.
+
+GMIs that train together wait for the last of them: worlds with more contacts take longer, and whatever else runs on a core
+makes its GMI late. A GMI that has come to the next collective has nothing to do until all have, so those of its host that
+still simulate step some of their environments on its cores.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from actors.gmi import GmiContext
+from actors.protocols import BorrowingEnv, VecEnv
+
+_MOST_CORES = 1024
+"""Ids of logical cores that an affinity mask has room for (cpu_set_t)."""
+
+
+def borrow_idle_cores(env: VecEnv, context: GmiContext) -> None:
+    """Let environments that can be stepped on others' cores use those of the GMIs that wait for this one.
+
+    Every GMI of the group calls it, with environments of one kind.
+    """
+    communicator = context.communicator
+    if communicator.world_size == 1 or not isinstance(env, BorrowingEnv):
+        return
+    own = torch.zeros(_MOST_CORES, dtype=torch.int64)
+    own[list(context.identity.slice.cores)] = 1
+    masks = communicator.all_gather(own)
+    cores = {rank: mask.nonzero().flatten().tolist() for rank, mask in enumerate(masks)}
+    lenders = {rank: ids for rank, ids in cores.items() if rank != communicator.rank and ids}
+    env.borrow(lenders, communicator.waiting)
