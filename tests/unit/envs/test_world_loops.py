@@ -1,0 +1,120 @@
+"""Worlds stepped by Python and by the compiled loop."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from collectives.compiler import CompilerError
+from rayagi.envs import make_env_factory
+from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
+from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
+from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
+from rayagi.envs.mujoco_cpu.physics import UnstableWorldError
+from rayagi.envs.mujoco_cpu.world_loop import PythonLoop, Worlds
+
+NUM_ENVS = 5
+BALL = """
+<mujoco>
+  <size memory="{memory}"/>
+  <worldbody>
+    <geom type="plane" size="1 1 1"/>
+    <body pos="0 0 1"><freejoint/><geom size=".1" mass="1"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def use(monkeypatch, kind):
+    if kind is PythonLoop:
+        monkeypatch.setattr(contact_physics, "compiled_loop", lambda worlds: None)
+
+
+def balls(memory="1M", height=1.0):
+    """Three balls; in the second world the ball is at ``height``."""
+    model = mujoco.MjModel.from_xml_string(BALL.format(memory=memory))
+    physics = ContactPhysics(model, 3, 1, ["qpos", "qvel", "xpos", "cfrc_ext"])
+    physics.fields["qpos"][1, 2] = height
+    return physics
+
+
+@pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_threads):
+    courses = []
+    for kind in (CompiledLoop, PythonLoop):
+        use(monkeypatch, kind)
+        env = make_env_factory(env_id)(
+            num_envs=NUM_ENVS,
+            first_env_index=0,
+            seed=3,
+            num_threads=num_threads if kind is CompiledLoop else 1,
+        )
+        assert isinstance(env._physics._loop, kind)
+        generator = torch.Generator().manual_seed(5)
+        env.reset()
+        size = len(env.info.action.low)
+        courses.append([env.step(2 * torch.rand(NUM_ENVS, size, generator=generator) - 1) for _ in range(60)])
+        env.close()
+    for one, other in zip(*courses, strict=True):
+        assert torch.equal(one.obs, other.obs)
+        assert torch.equal(one.rewards, other.rewards)
+        assert torch.equal(one.final_obs, other.final_obs)
+
+
+@pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
+def test_at_most_so_many_are_stepped(kind):
+    model = mujoco.MjModel.from_xml_string(BALL.format(memory="1M"))
+    physics = ContactPhysics(model, 3, 1, ["qpos", "cfrc_ext"])
+    worlds = Worlds(model, physics._rows, physics._derived)
+    loop = PythonLoop(worlds) if kind is PythonLoop else compiled_loop.compiled_loop(worlds)
+    data = mujoco.MjData(model)
+    for _ in range(2):
+        before = physics.fields["qpos"][:, 2].copy()
+        loop.begin()
+        assert loop.run(data, 1, 2)
+        assert (physics.fields["qpos"][:, 2] < before).tolist() == [True, True, False]
+        assert not loop.run(data, 1, 2)
+        assert (physics.fields["qpos"][:, 2] < before).tolist() == [True, True, True]
+        assert not loop.run(data, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
+def test_an_error_of_mujocos_is_of_its_world_and_ends_no_process(monkeypatch, kind):
+    use(monkeypatch, kind)
+    physics = balls(memory="2000", height=0.05)  # room for no contact
+    with pytest.raises(UnstableWorldError, match="out of memory, stack overflow") as caught:
+        physics.step(np.zeros((3, 0)), 5)
+    assert caught.value.world == 1
+    # Python's own calls catch theirs as before.
+    with pytest.raises(mujoco.FatalError, match="out of memory"):
+        physics.restart(np.array([1]), np.array([[0, 0, 0.05, 1, 0, 0, 0]]), np.zeros((1, 6)))
+
+
+@pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
+def test_an_instability_is_told_again_after_a_restart(monkeypatch, kind):
+    use(monkeypatch, kind)
+    physics = balls()
+    for _ in range(2):
+        physics.fields["qvel"][1, 0] = 1e12
+        with pytest.raises(UnstableWorldError, match="qvel") as caught:
+            physics.step(np.zeros((3, 0)), 1)
+        assert caught.value.world == 1
+        physics.restart(np.arange(3), np.tile([0, 0, 1.0, 1, 0, 0, 0], (3, 1)), np.zeros((3, 6)))
+        physics.step(np.zeros((3, 0)), 1)
+
+
+def test_without_a_compiler_python_steps_them(monkeypatch, caplog):
+    def refuse(program):
+        raise CompilerError("no C compiler")
+
+    monkeypatch.setattr(compiled_loop, "load", refuse)
+    compiled_loop._program.cache_clear()
+    caplog.set_level("INFO", logger="rayagi")
+    try:
+        assert isinstance(balls()._loop, PythonLoop)
+    finally:
+        compiled_loop._program.cache_clear()
+    assert "worlds are stepped by Python: no C compiler" in caplog.text
