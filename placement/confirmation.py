@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import hypot, sqrt
 from statistics import fmean, stdev
 
@@ -156,14 +157,33 @@ def _needs_another(outcomes: Sequence[Measured | Failed]) -> bool:
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:
-    """In their order; one that was compared later has the mean of all its scores."""
+    """In their order, each with the mean of its scores.
+
+    Who was measured beside another has kept pace with it, or not, whatever minute it was: where the other is by so much
+    faster on average than it was there, so is this one.
+    """
     found: dict[tuple[int, int], list[Trial]] = {}
     for trial in trials:
-        found.setdefault((trial.gmis_per_gpu, trial.num_envs), []).append(trial)
+        found.setdefault(_candidate(trial), []).append(trial)
+    means = {candidate: _mean_score(same) for candidate, same in found.items()}
+    paces: dict[tuple[int, int], float] = {}
+    for rival, beside in pairwise(trials):
+        if rival.verdict == "compared" and rival.score:
+            paces[_candidate(beside)] = means[_candidate(rival)] / rival.score
     return [
-        same[0] if len(same) == 1 else replace(same[0], score=sum(map(_score, same)) / len(same))
-        for same in found.values()
+        same[0]
+        if same[0].score is None
+        else replace(same[0], score=means[candidate] * paces.get(candidate, 1.0))
+        for candidate, same in found.items()
     ]
+
+
+def _candidate(trial: Trial) -> tuple[int, int]:
+    return trial.gmis_per_gpu, trial.num_envs
+
+
+def _mean_score(trials: Sequence[Trial]) -> float:
+    return fmean(map(_score, trials))
 
 
 def _score(trial: Trial) -> float:
@@ -183,4 +203,4 @@ def _batch(trial: Trial) -> int:
 
 
 def _alike(one: Trial, other: Trial) -> bool:
-    return (one.gmis_per_gpu, one.num_envs) == (other.gmis_per_gpu, other.num_envs)
+    return _candidate(one) == _candidate(other)
