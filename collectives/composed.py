@@ -101,7 +101,7 @@ class ComposedCommunicator:
         except BaseException:
             self._release()
             raise
-        # Here, not where it is asked often: looking whether something implements a protocol takes ten microseconds.
+        # Here, not where it is asked often: looking whether something implements a protocol is slow.
         self._sees = self._whole if isinstance(self._whole, SeesWaiting) else None
         self._home = self._home_transport()
 

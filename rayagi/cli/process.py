@@ -15,8 +15,7 @@ def run_process() -> NoReturn:
     """Run the command and end the process, without the ends of the native libraries in it.
 
     Their destructors and threads (two gRPCs, Arrow's allocator, torch) take their time, and can wait for each other for
-    ever: a training that was done, saved and reported was seen not to end. Ray ends its workers like this, too. What
-    Python has to do at its end is done.
+    ever: a training that was done, saved and reported was seen not to end. What Python has to do at its end is done.
     """
     code = main()
     atexit._run_exitfuncs()

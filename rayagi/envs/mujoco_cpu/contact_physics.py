@@ -17,7 +17,7 @@ from rayagi.envs.mujoco_cpu.physics import Array
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worlds
 
 _LOOK_EVERY = 4
-"""Worlds between looks for lenders: after physics, code that is not in the cache costs a look several microseconds."""
+"""Worlds between looks for lenders: a look before each cost more than lending gained."""
 
 
 class ContactPhysics:
