@@ -23,8 +23,9 @@ ROUNDS = 4
 machine: the means of four rounds of two candidates differ by 5 % for no reason."""
 ENOUGH_S = 20.0
 """What was measured for so long in all needs no further round: it outlasted a machine's slow and fast spells."""
-TIE = 0.02
-"""Two that are no further apart than this, nor than their errors, are as good as each other."""
+TIE = 0.01
+"""Two that are no further apart than this, nor than their errors, are as good as each other. Noise is larger, but what is
+given away by a tie comes on top of what noise hides."""
 
 Again = Callable[[int, int, int], Measured | Failed]
 """From GMIs per device, environments per GMI and the round, counted from 1, to what was measured."""

@@ -129,18 +129,18 @@ def test_rounds_are_their_mean_with_what_they_differ_by():
 
 
 def test_a_tie_goes_to_the_smaller_batch_and_says_so():
-    # 2 % apart and each +- 2 %: sqrt(2) * 2 % = 2.8 % of noise
-    best = winner([trial(2, 128, 980), trial(2, 256, 1000)])
+    # 1 % apart and each +- 2 %: sqrt(2) * 2 % = 2.8 % of noise
+    best = winner([trial(2, 128, 990), trial(2, 256, 1000)])
     assert (best.num_envs, best.best) == (128, True)
-    assert best.reason == "2.0 % behind 2 x 256, no more than noise, with a smaller batch"
+    assert best.reason == "1.0 % behind 2 x 256, no more than noise, with a smaller batch"
 
 
 def test_what_is_further_apart_than_its_error_is_no_tie():
-    assert winner([trial(2, 128, 980, 0.001), trial(2, 256, 1000, 0.001)]).num_envs == 256
+    assert winner([trial(2, 128, 990, 0.001), trial(2, 256, 1000, 0.001)]).num_envs == 256
 
 
-def test_noise_makes_no_tie_beyond_two_percent():
-    assert winner([trial(2, 128, 970, 0.2), trial(2, 256, 1000, 0.2)]).num_envs == 256
+def test_noise_makes_no_tie_beyond_one_percent():
+    assert winner([trial(2, 128, 985, 0.2), trial(2, 256, 1000, 0.2)]).num_envs == 256
 
 
 def test_of_equal_batches_the_faster_wins():
