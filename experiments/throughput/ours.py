@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from experiments.throughput.settings import run_spec
+from experiments.throughput.watch import stolen_seconds
 from rayagi.coordinator.session import Session
 from rayagi.run.versions import rayagi_version
 
@@ -35,12 +36,13 @@ def measure(
         startup_s = began - started
         results = [first]
         pids = [landing.pid for landing in session.landings]
-        cpu_s = -cpu_seconds(pids)
+        cpu_s, stolen_s = -cpu_seconds(pids), -stolen_seconds()
         while time.time() - began < seconds:
             # Four iterations a request, about two seconds: the driver stays out of the way.
             results += session.train(4)
         elapsed_s = time.time() - began
         cpu_s += cpu_seconds(pids)
+        stolen_s += stolen_seconds()
     counted = results[1:]
     steps = sum(result.metrics["env_steps"] for result in counted)
     total_s = sum(result.metrics["iteration_s"] for result in counted)
@@ -59,6 +61,7 @@ def measure(
         "resident_mb_per_gmi": round(max(r.metrics["resident_bytes"] for r in counted) / 2**20),
         # What the GMIs' own work took of the wall time of their cores; the rest they waited or were not let run.
         "cpu_ms_per_iteration": round(1e3 * cpu_s / len(counted), 1),
+        "stolen_cores": round(stolen_s / elapsed_s, 3),
         "cpu_share_of_gmis": round(cpu_s / elapsed_s / (num_gmis * threads_per_gmi), 4),
         "time_split": {name: round(sum(r.metrics[name] for r in counted) / total_s, 4) for name in phases},
         "iteration_share_of_wall": round(total_s / elapsed_s, 4),

@@ -22,6 +22,8 @@ from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
+CORES = 2
+"""That both layouts of ours use."""
 QUIET_SHARE = 0.08
 """Of all cores: below this a machine counts as idle."""
 MOST_OTHER_CORES, ATTEMPTS = 0.15, 2
@@ -48,7 +50,7 @@ def our_cases(seconds: float) -> list[Case]:
         "--seconds",
         str(seconds / 3),
         "--cores",
-        "2",
+        str(CORES),
     )
     return [
         Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1"), times_start_up=True),
@@ -120,8 +122,8 @@ def run_case(case: Case) -> dict[str, object]:
             return {"case": case.name, "failed": (done.error or done.output)[-500:]}
         if done.other_cores <= MOST_OTHER_CORES or attempt == ATTEMPTS:
             break
-    watched = {"own_cores": done.own_cores, "other_cores": done.other_cores, "attempt": attempt}
-    return {**json.loads(lines[-1]), "case": case.name, **watched}
+    watched = {"own_cores": done.own_cores, "other_cores": done.other_cores, "stolen_cores": done.stolen_cores}
+    return {**watched, **json.loads(lines[-1]), "case": case.name, "attempt": attempt}
 
 
 def rate(row: dict[str, object]) -> float | None:
@@ -150,12 +152,34 @@ def summarise(rows: list[dict[str, object]]) -> str:
         )
         spread = f"{min(values):.0f} - {max(values):.0f}"
         lines.append(f"| {name} | {len(values)} | {statistics.median(values):.0f} | {spread} | {ratio} |")
+    told = of_what_was_left(rows, ours, rates.get("limit", {}))
     failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
     disturbed = [
         row for row in rows if isinstance(other := row.get("other_cores"), float) and other > MOST_OTHER_CORES
     ]
     kept = f"{len(disturbed)} of {len(rows)} runs are kept although something else used more than {MOST_OTHER_CORES} cores."
-    return "\n".join([*lines, "", kept, *failed])
+    return "\n".join([*lines, "", *told, kept, *failed])
+
+
+def of_what_was_left(
+    rows: list[dict[str, object]], ours: dict[object, float], limits: dict[object, float]
+) -> list[str]:
+    """The limit is CPU time; a host that keeps some of the cores from this machine lowers what wall time can reach."""
+    left = {
+        row["repeat"]: 1 - float(stolen) / CORES
+        for row in rows
+        if row["case"] == "rayagi-2x1" and isinstance(stolen := row.get("stolen_cores"), float)
+    }
+    shares = [speed / limits[key] / left[key] for key, speed in ours.items() if key in limits and key in left]
+    if not shares:
+        return []
+    kept = ", ".join(f"{1 - left[key]:.1%}" for key in ours if key in left)
+    median, low, high = statistics.median(shares), min(shares), max(shares)
+    return [
+        f"While rayagi-2x1 trained, the host kept {kept} of the cores' time: of the limit with what was left, "
+        f"{median:.2f} ({low:.2f} - {high:.2f}).",
+        "",
+    ]
 
 
 def main() -> None:

@@ -24,7 +24,9 @@ class Watched:
     own_cores: float
     """Mean number of cores that the command and everything it started used."""
     other_cores: float
-    """Mean number of cores that anything else used."""
+    """Mean number of cores that anything else used, as far as this machine's own kernel sees it."""
+    stolen_cores: float
+    """Mean number of cores that a virtual machine's host kept from it while something wanted to run there."""
 
 
 def run_watched(command: list[str], timeout_s: float) -> Watched:
@@ -42,7 +44,7 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
         while not ended.wait(2.0):
             own_ticks.update(_ticks_of(mark))
 
-    busy, began = _busy_ticks(), time.monotonic()
+    busy, stolen, began = _busy_ticks(), stolen_seconds(), time.monotonic()
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -62,15 +64,32 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
         sampler.join()
         for pid in _ticks_of(mark):
             os.kill(pid, signal.SIGKILL)
-    wall_ticks = (time.monotonic() - began) * _TICKS_PER_S
+    wall_s = time.monotonic() - began
     own = sum(own_ticks.values())
     others = max(0, _busy_ticks() - busy - own)
-    return Watched(output, error, round(own / wall_ticks, 2), round(others / wall_ticks, 2))
+    stolen = stolen_seconds() - stolen
+    return Watched(
+        output,
+        error,
+        own_cores=round(own / _TICKS_PER_S / wall_s, 2),
+        other_cores=round(others / _TICKS_PER_S / wall_s, 2),
+        stolen_cores=round(stolen / wall_s, 3),
+    )
+
+
+def stolen_seconds() -> float:
+    """So far, over all cores: what a virtual machine's host kept from it. 0 on a machine of its own."""
+    return _all_cores()[7] / _TICKS_PER_S
 
 
 def _busy_ticks() -> int:
-    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return sum(fields) - fields[3] - fields[4]
+    fields = _all_cores()
+    return sum(fields[:7]) - fields[3] - fields[4]
+
+
+def _all_cores() -> list[int]:
+    """Ticks of user, nice, system, idle, iowait, irq, softirq, steal."""
+    return [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 def _ticks_of(mark: str) -> dict[int, int]:

@@ -68,6 +68,10 @@ class GradientLearner(Generic[SpecT]):
         """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
         self.flat.gradients.zero_()
         loss.backward()
+        return self.descend()
+
+    def descend(self) -> Tensor:
+        """One step along the mean of all trainers' gradients that are there. Returns its norm before clipping."""
         self._reduce(self.flat.gradients)
         norm = self.flat.clip_gradients(self.spec.max_grad_norm)
         self.optimiser.step()

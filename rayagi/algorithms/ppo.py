@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayagi.algorithms import losses
+from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.gradient_learner import GradientLearner
 from rayagi.config.spec import PPOSpec
+from rayagi.native.ppo import CompiledLoss, Trained, compiled_loss
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """What a step measures, in its order."""
@@ -35,9 +38,17 @@ class PPOBatch:
     advantages: Tensor
     targets: Tensor
 
+    def fields(self) -> tuple[Tensor, ...]:
+        """All, in this order."""
+        return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
+
 
 class PPOLearner(GradientLearner[PPOSpec]):
-    """Clipped surrogate and value loss, step by step."""
+    """Clipped surrogate and value loss, step by step: on a CPU in a compiled program, where there is a compiler."""
+
+    def __init__(self, *given: Any, **whose: Any) -> None:
+        super().__init__(*given, **whose)
+        self._compiled = self._compile()
 
     def update(
         self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int
@@ -81,5 +92,33 @@ class PPOLearner(GradientLearner[PPOSpec]):
 
     def minibatch_step(self, batch: PPOBatch, order: Tensor) -> Tensor:
         """One step on the samples in ``order``. Returns what ``MEASURED`` names, (6,)."""
-        total, parts = self.loss(batch, order)
-        return torch.cat((parts, self.step(total).reshape(1)))
+        if self._compiled is None:
+            total, parts = self.loss(batch, order)
+            norm = self.step(total)
+        else:
+            self.flat.gradients.zero_()
+            parts = self._compiled(batch.fields(), order)
+            norm = self.descend()
+        return torch.cat((parts, norm.reshape(1)))
+
+    def _compile(self) -> CompiledLoss | None:
+        """None for choices, on a GPU, and where there is no compiler."""
+        model, spec = self.model, self.spec
+        if not isinstance(model.head, GaussianHead) or self.flat.parameters.device.type != "cpu":
+            return None
+        return compiled_loss(
+            Trained(
+                policy=_linear(model.policy),
+                value=_linear(model.value),
+                activation=model.activation,
+                log_std=model.head.log_std,
+                clip_ratio=spec.clip_ratio,
+                value_clip=spec.value_clip,
+                value_coef=spec.value_coef,
+                entropy_coef=spec.entropy_coef,
+            )
+        )
+
+
+def _linear(network: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
+    return [(layer.weight, layer.bias) for layer in network if isinstance(layer, nn.Linear)]

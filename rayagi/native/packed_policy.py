@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from actors.policy_tensors import PolicyTensors
+from actors.policy_tensors import ActivationName, PolicyTensors
 from rayagi.native.pointers import pointer
 
-_ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
+ACTIVATIONS: Mapping[ActivationName, int] = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
 
 
 class _Policy(ctypes.Structure):
@@ -50,7 +51,7 @@ class PackedPolicy:
         self._pointers = _Policy(
             len(policy.weights),
             *(pointer(tensor) for tensor in (sizes, weights, biases)),
-            _ACTIVATIONS[policy.activation],
+            ACTIVATIONS[policy.activation],
             scale is not None,
             shift,
             scale,

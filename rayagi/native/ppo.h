@@ -1,0 +1,313 @@
+/* The gradient of PPO's loss for a minibatch: policy and value networks forwards and backwards, Gaussian actions.
+
+Samples are dealt to tiles of L lanes, and CHUNK tiles at a time go all the way, so that what is between the layers stays in the
+caches. A tile's activations are (units, L). Two steps that threads share: tiles by ``rayagi_ppo_tiles``, then rows of the weights'
+gradients by ``rayagi_ppo_weights``. Every number is summed in the same order however many threads there are. */
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#elif defined(__AVX__)
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+#define WIDTH ((int)(BYTES / sizeof(real)))
+#define COLUMNS 2
+#define SPAN (COLUMNS * WIDTH)
+#define PANEL 12 /* inputs whose activations in CHUNK tiles fit the first-level cache */
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef real vector __attribute__((vector_size(BYTES)));
+typedef real quarter __attribute__((vector_size(16)));
+
+enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
+
+typedef struct {
+    int64_t layers;       /* linear maps */
+    const int64_t *sizes; /* (layers + 1): observation, hidden ..., outputs */
+    const real *const *weights, *const *biases;
+    real *const *weight_gradients, *const *bias_gradients;
+    real *const *seen;   /* (layers + 1): what each layer takes in, and the outputs: CHUNK tiles each */
+    real *const *slopes; /* (layers + 1): of the activations, then of the loss before these; the first is not used */
+} Network;
+
+typedef struct {
+    Network policy, value;
+    int64_t activation, samples;
+    const real *log_std;
+    real *log_std_gradient;
+    double clip_ratio, value_clip, value_coef, entropy_coef; /* value_clip: infinite for none */
+    double *sums; /* (CHUNK, MEASURED + action_dim): policy loss, value loss, KL, clipped, then log_std's gradient */
+} Learner;
+
+enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, MEASURED };
+
+/* A rollout, a row a sample. */
+typedef struct {
+    const real *obs, *actions, *log_probs, *values, *advantages, *targets;
+} Batch;
+
+/* Tiles begin a few lines later than the last one would end: as many bytes apart as a power of two, they would meet in a cache. */
+ALWAYS int64_t tile(int64_t units) { return units * L + PAD; }
+
+ALWAYS int64_t outputs(const Network *n) { return n->sizes[n->layers]; }
+
+#define KERNELS(R)                                                                                                      \
+    /* R rows of y = W x + b. */                                                                                        \
+    static void forward_##R(const real *restrict w, const real *restrict b, int64_t in, const real *restrict x,         \
+                            real *restrict y) {                                                                        \
+        for (int g = 0; g < L; g += SPAN) {                                                                             \
+            vector sum[R][COLUMNS];                                                                                     \
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vector){0} + b[r]; \
+            for (int64_t i = 0; i < in; i++) {                                                                          \
+                const vector *v = (const vector *)(x + i * L + g);                                                      \
+                UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                             \
+                    sum[r][c] += w[r * in + i] * v[c];                                                                  \
+            }                                                                                                           \
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                 \
+                ((vector *)(y + r * L + g))[c] = sum[r][c];                                                             \
+        }                                                                                                               \
+    }                                                                                                                   \
+    /* R columns of W: their inputs' slopes times the slopes by these. */                                               \
+    static void backward_##R(const real *restrict w, int64_t in, int64_t out, const real *restrict slopes,              \
+                             real *restrict of_inputs) {                                                               \
+        for (int g = 0; g < L; g += SPAN) {                                                                             \
+            vector sum[R][COLUMNS];                                                                                     \
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vector){0};        \
+            for (int64_t o = 0; o < out; o++) {                                                                         \
+                const vector *v = (const vector *)(slopes + o * L + g);                                                 \
+                UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                             \
+                    sum[r][c] += w[o * in + r] * v[c];                                                                  \
+            }                                                                                                           \
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                 \
+                ((vector *)(of_inputs + r * L + g))[c] *= sum[r][c];                                                    \
+        }                                                                                                               \
+    }
+KERNELS(6)
+KERNELS(2)
+KERNELS(1)
+
+ALWAYS real total(vector v) {
+    quarter s = {0}, part;
+    UNROLL for (int k = 0; k < WIDTH / 4; k++) {
+        memcpy(&part, (const char *)&v + 16 * k, 16);
+        s += part;
+    }
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* R rows and C columns of a weight's gradient, from so many tiles: added to what is there. */
+#define PRODUCTS(R, C)                                                                                                     \
+    static void products_##R##_##C(const real *restrict slopes, int64_t slopes_tile, const real *restrict seen,            \
+                                   int64_t seen_tile, int64_t tiles, real *restrict gradient, int64_t in) {                \
+        vector sum[R][C];                                                                                                  \
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = (vector){0};                     \
+        for (int64_t t = 0; t < tiles; t++, slopes += slopes_tile, seen += seen_tile)                                      \
+            UNROLL for (int g = 0; g < L; g += WIDTH) {                                                                    \
+                vector v[C];                                                                                               \
+                UNROLL for (int c = 0; c < C; c++) v[c] = *(const vector *)(seen + c * L + g);                             \
+                UNROLL for (int r = 0; r < R; r++) {                                                                       \
+                    vector s = *(const vector *)(slopes + r * L + g);                                                      \
+                    UNROLL for (int c = 0; c < C; c++) sum[r][c] += s * v[c];                                              \
+                }                                                                                                          \
+            }                                                                                                              \
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) gradient[r * in + c] += total(sum[r][c]);    \
+    }
+PRODUCTS(4, 3)
+PRODUCTS(4, 1)
+PRODUCTS(1, 3)
+PRODUCTS(1, 1)
+
+/* In place; and the slopes there. Of NaN: NaN, so that it is found. */
+static void activate(int64_t kind, int64_t units, real *restrict x, real *restrict slope) {
+    int64_t count = units * L;
+    switch (kind) {
+    case TANH:
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) {
+            real y = real_tanh(x[j]);
+            slope[j] = 1.0f - y * y;
+            x[j] = x[j] == x[j] ? y : x[j];
+        }
+        break;
+    case ELU:
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) {
+            real e = real_exp(real_min(x[j], 0.0f));
+            slope[j] = x[j] > 0.0f ? 1.0f : e;
+            x[j] = x[j] > 0.0f ? x[j] : e - 1.0f;
+        }
+        break;
+    case RELU:
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) {
+            slope[j] = x[j] > 0.0f ? 1.0f : 0.0f;
+            x[j] = real_max(x[j], 0.0f);
+        }
+        break;
+    default:
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) {
+            real s = 1.0f / (1.0f + real_exp(-x[j]));
+            slope[j] = s * (1.0f + x[j] * (1.0f - s));
+            x[j] *= s;
+        }
+    }
+}
+
+static void forward(const Network *n, int64_t activation, int64_t t) {
+    for (int64_t i = 0; i < n->layers; i++) {
+        int64_t in = n->sizes[i], out = n->sizes[i + 1], o = 0;
+        const real *w = n->weights[i], *b = n->biases[i], *x = n->seen[i] + t * tile(in);
+        real *y = n->seen[i + 1] + t * tile(out);
+        for (; o + 6 <= out; o += 6) forward_6(w + o * in, b + o, in, x, y + o * L);
+        for (; o + 2 <= out; o += 2) forward_2(w + o * in, b + o, in, x, y + o * L);
+        if (o < out) forward_1(w + o * in, b + o, in, x, y + o * L);
+        if (i + 1 < n->layers) activate(activation, out, y, n->slopes[i + 1] + t * tile(out));
+    }
+}
+
+static void backward(const Network *n, int64_t t) {
+    for (int64_t i = n->layers - 1; i > 0; i--) {
+        int64_t in = n->sizes[i], out = n->sizes[i + 1], k = 0;
+        const real *w = n->weights[i], *slopes = n->slopes[i + 1] + t * tile(out);
+        real *of_inputs = n->slopes[i] + t * tile(in);
+        for (; k + 6 <= in; k += 6) backward_6(w + k, in, out, slopes, of_inputs + k * L);
+        for (; k + 2 <= in; k += 2) backward_2(w + k, in, out, slopes, of_inputs + k * L);
+        if (k < in) backward_1(w + k, in, out, slopes, of_inputs + k * L);
+    }
+}
+
+static void gather(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+    int64_t D = l->policy.sizes[0];
+    real *x = l->policy.seen[0] + t * tile(D);
+    for (int j = 0; j < count; j++) {
+        const real *row = b->obs + order[j] * D;
+        for (int64_t d = 0; d < D; d++) x[d * L + j] = row[d];
+    }
+}
+
+/* Eq. 7 of Schulman et al. 2017, and its slopes by the means and log_std. */
+static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+    const int64_t A = outputs(&l->policy);
+    const real *mean = l->policy.seen[l->policy.layers] + t * tile(A);
+    real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
+    double *sums = l->sums + t * (MEASURED + A);
+    const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio;
+    real precision[A], constant = 0.0f;
+    for (int64_t k = 0; k < A; k++) {
+        precision[k] = real_exp(-l->log_std[k]);
+        constant += l->log_std[k] + 0.918938533f; /* log sqrt(2 pi) */
+    }
+    for (int j = 0; j < count; j++) {
+        const real *action = b->actions + order[j] * A;
+        const real advantage = b->advantages[order[j]];
+        real log_prob = -constant;
+        for (int64_t k = 0; k < A; k++) {
+            real off = (action[k] - mean[k * L + j]) * precision[k];
+            slope[k * L + j] = off;
+            log_prob -= 0.5f * off * off;
+        }
+        const real log_ratio = log_prob - b->log_probs[order[j]], ratio = real_exp(log_ratio);
+        const real plain = ratio * advantage, kept = real_min(real_max(ratio, low), high) * advantage;
+        const int moves = (ratio >= low && ratio <= high) || !(plain >= kept);
+        const real by_log_prob = moves ? -plain / l->samples : 0.0f;
+        sums[POLICY_LOSS] -= real_min(plain, kept);
+        sums[KL] += (ratio - 1.0f) - log_ratio;
+        sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
+        for (int64_t k = 0; k < A; k++) {
+            real off = slope[k * L + j];
+            sums[MEASURED + k] += by_log_prob * (off * off - 1.0f);
+            slope[k * L + j] = by_log_prob * off * precision[k];
+        }
+    }
+    for (int64_t k = 0; k < A; k++)
+        for (int j = count; j < L; j++) slope[k * L + j] = 0.0f;
+}
+
+static void value_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+    const real *value = l->value.seen[l->value.layers] + t * tile(1);
+    real *slope = l->value.slopes[l->value.layers] + t * tile(1);
+    const real most = l->value_clip, weight = l->value_coef / l->samples;
+    double loss = 0.0;
+    for (int j = 0; j < count; j++) {
+        const real before = b->values[order[j]], target = b->targets[order[j]], moved = value[j] - before;
+        const real error = value[j] - target, kept = before + real_min(real_max(moved, -most), most) - target;
+        const int inside = real_abs(moved) <= most;
+        loss += inside ? error * error : real_max(error * error, kept * kept);
+        slope[j] = inside || !(error * error <= kept * kept) ? 2.0f * weight * error : 0.0f;
+    }
+    for (int j = count; j < L; j++) slope[j] = 0.0f;
+    l->sums[t * (MEASURED + outputs(&l->policy)) + VALUE_LOSS] += loss;
+}
+
+/* Tiles begin to end of a chunk of ``count`` samples in this order. */
+void rayagi_ppo_tiles(const Learner *l, const Batch *b, const int64_t *order, int64_t count, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+        const int lanes = count - t * L < L ? (int)(count - t * L) : L;
+        gather(l, b, order + t * L, lanes, t);
+        forward(&l->policy, l->activation, t);
+        policy_loss(l, b, order + t * L, lanes, t);
+        backward(&l->policy, t);
+    }
+    for (int64_t t = begin; t < end; t++) {
+        const int lanes = count - t * L < L ? (int)(count - t * L) : L;
+        forward(&l->value, l->activation, t);
+        value_loss(l, b, order + t * L, lanes, t);
+        backward(&l->value, t);
+    }
+}
+
+/* Rows begin to end of a layer's gradients, from so many tiles. */
+static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end) {
+    const int64_t in = n->sizes[i], out = n->sizes[i + 1];
+    const real *seen = n->seen[i], *slopes = n->slopes[i + 1];
+    real *gradient = n->weight_gradients[i];
+#define BLOCK(R, C) products_##R##_##C(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in)
+    for (int64_t first = 0; first < in; first += PANEL) {
+        const int64_t last = first + PANEL < in ? first + PANEL : in;
+        int64_t o = begin, k;
+        for (; o + 4 <= end; o += 4) {
+            for (k = first; k + 3 <= last; k += 3) BLOCK(4, 3);
+            for (; k < last; k++) BLOCK(4, 1);
+        }
+        for (; o < end; o++) {
+            for (k = first; k + 3 <= last; k += 3) BLOCK(1, 3);
+            for (; k < last; k++) BLOCK(1, 1);
+        }
+    }
+    for (int64_t o = begin; o < end; o++) {
+        vector sum = {0};
+        for (int64_t t = 0; t < tiles; t++)
+            for (int g = 0; g < L; g += WIDTH) sum += *(const vector *)(slopes + t * tile(out) + o * L + g);
+        n->bias_gradients[i][o] += total(sum);
+    }
+}
+
+/* One of so many parts of all weights, whole blocks of rows. */
+void rayagi_ppo_weights(const Learner *l, int64_t tiles, int64_t part, int64_t parts) {
+    const Network *const networks[] = {&l->policy, &l->value};
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < networks[k]->layers; i++) {
+            const int64_t out = networks[k]->sizes[i + 1], blocks = (out + 3) / 4;
+            const int64_t begin = blocks * part / parts * 4, end = blocks * (part + 1) / parts * 4;
+            weights_of(networks[k], i, tiles, begin, end < out ? end : out);
+        }
+}
+
+/* After all chunks: log_std's gradient, and what is told: policy loss, value loss, entropy, KL, share of clipped ratios. */
+void rayagi_ppo_end(const Learner *l, int64_t tiles, real *told) {
+    const int64_t A = outputs(&l->policy), row = MEASURED + A;
+    for (int64_t t = 1; t < tiles; t++)
+        for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
+    double entropy = 0.0;
+    for (int64_t k = 0; k < A; k++) {
+        entropy += l->log_std[k] + 1.418938533204672742; /* log sqrt(2 pi e) */
+        l->log_std_gradient[k] = l->sums[MEASURED + k] - l->entropy_coef;
+    }
+    told[0] = l->sums[POLICY_LOSS] / l->samples;
+    told[1] = l->sums[VALUE_LOSS] / l->samples;
+    told[2] = entropy;
+    told[3] = l->sums[KL] / l->samples;
+    told[4] = l->sums[CLIPPED] / l->samples;
+}

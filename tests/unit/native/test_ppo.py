@@ -1,0 +1,178 @@
+"""PPO's gradient in a compiled program: what autograd makes of the losses, and the same bits for any number of threads."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.errors import NonFiniteError
+from actors.protocols import ActionSpec, EnvInfo
+from collectives.solo import SoloCommunicator
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.ppo import PPOBatch, PPOLearner
+from rayagi.config.spec import NetworkSpec, PPOSpec
+from rayagi.native import ppo
+
+
+def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, **options):
+    """One whose networks are random, outputs included, and not alike."""
+    generator = torch.Generator().manual_seed(seed)
+    info = EnvInfo(
+        env_id="Some",
+        engine="none",
+        obs_dim=obs_dim,
+        action=ActionSpec(kind="continuous", dim=action_dim),
+        max_episode_steps=None,
+    )
+    model = ActorCritic(info, NetworkSpec(hidden=hidden, activation=activation))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
+    return PPOLearner(model, PPOSpec(**options), SoloCommunicator())
+
+
+def batch_of(learner, size, seed=0):
+    """Actions near the means, whose probabilities have changed by up to a half; some values have moved beyond the clip."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    model = learner.model
+    obs = normal(size, model.policy[0].in_features)
+    with torch.no_grad():
+        means, values = model.policy(obs), model.values(obs)
+        actions = model.head.sample(means, normal(*means.shape))
+        log_probs = model.head.log_prob(means, actions) + 0.3 * normal(size)
+    return PPOBatch(
+        obs=obs,
+        actions=actions,
+        log_probs=log_probs,
+        values=values + 0.3 * normal(size),
+        advantages=normal(size),
+        targets=values + normal(size),
+    )
+
+
+def by_torch(learner, batch, order):
+    """The flat gradient and the five parts in float64."""
+    exact = PPOLearner.__new__(PPOLearner)
+    exact.spec, exact.model = learner.spec, copy.deepcopy(learner.model).double()
+    doubles = PPOBatch(*(field.double() for field in batch.fields()))
+    total, parts = exact.loss(doubles, order)
+    parameters = list(exact.model.parameters())
+    gradients = torch.autograd.grad(total, parameters)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients]), parts
+
+
+def compiled(learner, batch, order):
+    assert learner._compiled is not None, "no compiler"
+    learner.flat.gradients.zero_()
+    parts = learner._compiled(batch.fields(), order)
+    size = sum(parameter.numel() for parameter in learner.model.parameters())
+    return learner.flat.gradients[:size].clone(), parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 40),
+    st.lists(st.integers(1, 40), min_size=0, max_size=3),
+    st.sampled_from(["elu", "relu", "tanh", "silu"]),
+    st.sampled_from([1, 31, 32, 33, 511, 512, 700, 1100]),
+    st.integers(1, 9),
+    st.sampled_from([None, 0.2]),
+    st.integers(0, 2**31),
+)
+def test_gradient_and_parts_are_those_of_the_losses(
+    obs_dim, hidden, activation, samples, action_dim, value_clip, seed
+):
+    options = {"value_clip": value_clip, "entropy_coef": 0.01, "value_coef": 0.7}
+    learner = learner_of(obs_dim, tuple(hidden), activation, seed, action_dim=action_dim, **options)
+    batch = batch_of(learner, 1200, seed)
+    order = torch.randperm(1200, generator=torch.Generator().manual_seed(seed))[:samples]
+    gradient, parts = compiled(learner, batch, order)
+    expected, wanted = by_torch(learner, batch, order)
+    assert (gradient - expected).abs().max() <= 2e-5 * (1 + expected.abs().max())
+    # a ratio may be on either side of the clip by a rounding
+    torch.testing.assert_close(parts[:4].double(), wanted[:4], rtol=1e-5, atol=2e-5)
+    assert abs(float(parts[4] - wanted[4])) <= 1.01 / samples
+
+
+def test_a_hand_worked_sample():
+    # One linear map of one number: mean 2 * 1 + 0 = 2, value 3 * 1 + 1 = 4; standard deviation e^0 = 1; the action is 2.5.
+    learner = learner_of(1, (), action_dim=1, value_coef=0.5, entropy_coef=0.1)
+    with torch.no_grad():
+        for parameter, number in zip(learner.model.parameters(), (2.0, 0.0, 3.0, 1.0, 0.0), strict=True):
+            parameter.fill_(number)
+    log_prob = -0.5 * 0.5**2 - 0.5 * math.log(2 * math.pi)
+    fields = ([1.0], [2.5], [log_prob - math.log(1.1)], [4.0], [2.0], [3.0])
+    batch = PPOBatch(*(torch.tensor(field) for field in fields))
+    batch.obs, batch.actions = batch.obs.unsqueeze(1), batch.actions.unsqueeze(1)
+    gradient, parts = compiled(learner, batch, torch.tensor([0]))
+    names = [name for name, _ in learner.model.named_parameters()]
+    found = dict(zip(names, gradient.tolist(), strict=True))
+    # The ratio is 1.1, within the clip: d loss / d log prob = -1.1 * 2; times (a - mean) = 0.5, and (0.5^2 - 1) for log std.
+    assert found["policy.0.weight"] == found["policy.0.bias"] == pytest.approx(-1.1, abs=1e-5)
+    assert found["head.log_std"] == pytest.approx(2.2 * 0.75 - 0.1, abs=1e-5)
+    # (4 - 3)^2, its slope 2 by half
+    assert found["value.0.weight"] == found["value.0.bias"] == pytest.approx(1.0, abs=1e-5)
+    entropy = 0.5 * math.log(2 * math.pi * math.e)
+    assert parts.tolist() == pytest.approx([-2.2, 1.0, entropy, 0.1 - math.log(1.1), 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("samples", [33, 700])
+def test_numbers_do_not_depend_on_threads(samples):
+    learner = learner_of(11, (37, 18))
+    batch, order = batch_of(learner, 800), torch.arange(samples)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            found.append(compiled(learner, batch, order))
+    finally:
+        torch.set_num_threads(before)
+    for gradient, parts in found[1:]:
+        assert torch.equal(gradient, found[0][0])
+        assert torch.equal(parts, found[0][1])
+
+
+def test_what_was_computed_before_leaves_nothing():
+    learner = learner_of()
+    batch, few = batch_of(learner, 600), torch.arange(40)
+    alone = compiled(learner, batch, few)
+    compiled(learner, batch, torch.arange(600))
+    again = compiled(learner, batch, few)
+    assert torch.equal(alone[0], again[0])
+    assert torch.equal(alone[1], again[1])
+
+
+@pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "silu"])
+@pytest.mark.parametrize("place", ["policy.0.weight", "policy.2.bias", "value.0.bias", "value.4.weight", "head.log_std"])
+def test_nan_is_found(place, activation):
+    learner = learner_of(activation=activation)
+    batch = batch_of(learner, 64)
+    with torch.no_grad():
+        dict(learner.model.named_parameters())[place].view(-1)[0] = math.nan
+    with pytest.raises(NonFiniteError):
+        learner.update(batch, torch.arange(64).view(1, 2, 32), 1, 0)
+
+
+def test_updates_are_those_of_torch(monkeypatch):
+    found = {}
+    for name in ("compiled", "torch"):
+        if name == "torch":
+            monkeypatch.setattr(ppo, "library", lambda: None)
+        learner = learner_of(seed=3)
+        batch = batch_of(learner, 256, 3)
+        orders = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 4, 64)
+        assert (learner._compiled is None) == (name == "torch")
+        metrics = learner.update(batch, orders, 1, 0)
+        found[name] = (learner.flat.parameters.detach().clone(), metrics)
+    (parameters, metrics), (expected, wanted) = found.values()
+    assert metrics == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    # Adam's first steps are of the step size whatever the gradient's: a few of the smallest gradients differ in sign.
+    assert (parameters - expected).abs().mean() < 1e-6
