@@ -1,7 +1,8 @@
 """The gradient of PPO's loss in a compiled program, in place of some hundred operations of torch and of its autograd.
 
-For the networks and minibatches of robots, torch's time is half matrix products and half what is around them. Here a tile of
-samples goes through a network and back while its activations are in the cache, and gradients go straight into the flat bucket.
+With a few hundred samples and the networks of robots, torch's time is half matrix products and half what is around them. Here
+a tile of samples goes through a network and back while its activations are in the cache, and gradients go straight into the flat
+bucket.
 """
 
 from __future__ import annotations
@@ -162,9 +163,7 @@ class CompiledLoss:
             threads,
             lambda part: self._program.rayagi_ppo_tiles(self._address, batch, order, count, *borders[part]),
         )
-        _shared(
-            threads, lambda part: self._program.rayagi_ppo_weights(self._address, tiles, part, threads)
-        )
+        _shared(threads, lambda part: self._program.rayagi_ppo_weights(self._address, tiles, part, threads))
 
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
         sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]

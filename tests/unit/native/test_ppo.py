@@ -151,7 +151,9 @@ def test_what_was_computed_before_leaves_nothing():
 
 
 @pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "silu"])
-@pytest.mark.parametrize("place", ["policy.0.weight", "policy.2.bias", "value.0.bias", "value.4.weight", "head.log_std"])
+@pytest.mark.parametrize(
+    "place", ["policy.0.weight", "policy.2.bias", "value.0.bias", "value.4.weight", "head.log_std"]
+)
 def test_nan_is_found(place, activation):
     learner = learner_of(activation=activation)
     batch = batch_of(learner, 64)

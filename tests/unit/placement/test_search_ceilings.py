@@ -1,10 +1,19 @@
-"""On cores, fewer GMIs are not tried unless a core that never waited could be enough faster: the ceiling of Algorithm 1's rows."""
+"""On cores, fewer GMIs are not tried unless cores that never wait could be enough faster: the ceiling of Algorithm 1."""
 
 from __future__ import annotations
 
 import pytest
 
-from placement.search import Failed, Measured, Stops, Trial, algorithm_1, best_trial, core_ceiling, core_counts
+from placement.search import (
+    Failed,
+    Measured,
+    Stops,
+    Trial,
+    algorithm_1,
+    best_trial,
+    core_ceiling,
+    core_counts,
+)
 
 MIB = 2**20
 
