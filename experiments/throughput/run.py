@@ -122,12 +122,9 @@ def run_case(case: Case) -> dict[str, object]:
             return {"case": case.name, "failed": (done.error or done.output)[-500:]}
         if done.other_cores <= MOST_OTHER_CORES or attempt == ATTEMPTS:
             break
-    watched = {
-        "own_cores": done.own_cores,
-        "other_cores": done.other_cores,
-        "stolen_cores": done.stolen_cores,
-    }
-    return {**watched, **json.loads(lines[-1]), "case": case.name, "attempt": attempt}
+    watched = {"own_cores": done.own_cores, "other_cores": done.other_cores, "attempt": attempt}
+    # Ours says what was stolen while it trained, without its start.
+    return {"stolen_cores": done.stolen_cores, **json.loads(lines[-1]), "case": case.name, **watched}
 
 
 def rate(row: dict[str, object]) -> float | None:

@@ -1,8 +1,8 @@
 """The gradient of PPO's loss in a compiled program, in place of some hundred operations of torch and of its autograd.
 
-With a few hundred samples and the networks of robots, torch's time is half matrix products and half what is around them. Here
-a tile of samples goes through a network and back while its activations are in the cache, and gradients go straight into the flat
-bucket.
+With a few hundred samples and the networks of robots, torch's time is half matrix products and half what is around them.
+Here a tile of samples goes through a network and back while its activations are in the cache, and gradients go straight into
+the flat bucket.
 """
 
 from __future__ import annotations
