@@ -1,0 +1,40 @@
+"""What the throughput experiment says of its rows, and what it counts of a machine."""
+
+import sys
+
+from experiments.throughput.run import summarise
+from experiments.throughput.watch import run_watched
+
+
+def row(repeat, case, **values):
+    return {"repeat": repeat, "case": case, **values}
+
+
+def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_left():
+    rows = [
+        row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1),
+        row(0, "limit", limit_steps_per_s=5000.0),
+        row(1, "rayagi-2x1", steps_per_s=3000.0, stolen_cores=0.4),
+        row(1, "limit", limit_steps_per_s=5000.0),
+    ]
+    told = summarise(rows)
+    assert "| limit | 2 | 5000 | 5000 - 5000 | 0.70 | 0.60 - 0.80 |" in told
+    # 0.1 and 0.4 of two cores: 4000 / (5000 * 0.95) = 0.842, 3000 / (5000 * 0.8) = 0.75
+    assert (
+        "the host kept 5.0%, 20.0% of the cores' time: of the limit with what was left, 0.80 (0.75 - 0.84)"
+        in told
+    )
+
+
+def test_without_the_limit_nothing_is_told_of_it():
+    told = summarise([row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1)])
+    assert "the host kept" not in told
+
+
+def test_a_command_s_own_time_is_told_from_others():
+    busy = "import time; until = time.process_time() + 2.5\nwhile time.process_time() < until: pass\nprint('done')"
+    watched = run_watched([sys.executable, "-c", busy], timeout_s=60)
+    assert watched.output == "done\n"
+    assert 0 < watched.own_cores <= 1.05
+    assert watched.other_cores >= 0
+    assert watched.stolen_cores >= 0
