@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.origin import origin
-from experiments.throughput.watch import run_watched
+from experiments.throughput.watch import all_cores, run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
@@ -90,7 +90,7 @@ def busy_share() -> float:
     """Share of all cores that something used during the last second."""
 
     def read() -> tuple[int, int]:
-        fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        fields = all_cores()
         return sum(fields) - fields[3] - fields[4], sum(fields)
 
     busy, total = read()

@@ -79,15 +79,15 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
 
 def stolen_seconds() -> float:
     """So far, over all cores: what a virtual machine's host kept from it. 0 on a machine of its own."""
-    return _all_cores()[7] / _TICKS_PER_S
+    return all_cores()[7] / _TICKS_PER_S
 
 
 def _busy_ticks() -> int:
-    fields = _all_cores()
+    fields = all_cores()
     return sum(fields[:7]) - fields[3] - fields[4]
 
 
-def _all_cores() -> list[int]:
+def all_cores() -> list[int]:
     """Ticks of user, nice, system, idle, iowait, irq, softirq, steal."""
     return [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 

@@ -17,6 +17,7 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
         description=f"{text[0].upper()}{text[1:]}.",
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # half an option would start minutes of work that nobody asked for
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser

@@ -125,6 +125,7 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
     ("arguments", "said"),
     [
         (("train",), "which task?"),
+        (("train", "Ant-v5", "--num-env", "3"), "unrecognized arguments: --num-env 3"),
         (("train", "Antt-v5"), "did you mean Ant-v5"),
         (("plan", "HalfCheeta-v5"), "did you mean HalfCheetah-v5"),
         (("envs", "halfcheeta-v55"), "did you mean HalfCheetah-v5"),
