@@ -98,6 +98,22 @@ class Rollout:
         fields = (getattr(self, name).unbind(0) for name in StepRow._fields)
         return map(StepRow, *fields)
 
+    def gather_finals(self, final_obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill ``finals`` from where episodes ended.
+
+        Args:
+            final_obs: true last observations, there    (T, N, obs_dim)
+
+        Returns:
+            steps and environments where episodes ended, (K,) int64 each, in the order of steps and then environments.
+        """
+        steps, ids = (self.terminated | self.truncated).nonzero(as_tuple=True)
+        at, counts = torch.unique_consecutive(steps, return_counts=True)
+        sizes = counts.tolist()
+        parts = ids.split(sizes), final_obs[steps, ids].split(sizes)
+        self.finals = list(zip(at.tolist(), *parts, strict=True))
+        return steps, ids
+
     @property
     def num_steps(self) -> int:
         """T."""

@@ -70,12 +70,17 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 class CompiledActing:
-    """Implements actors.protocols.Acting. Numbers depend neither on threads nor on an environment's neighbours."""
+    """Implements actors.protocols.Acting. Numbers depend neither on threads nor on an environment's neighbours.
+
+    Attributes:
+        policy: as it was
+        address: of acting.h's Acting, while this object lives
+    """
 
     def __init__(self, program: ctypes.CDLL, policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> None:
         """Pack the policy as it is now. Everything is on the host, and the last dimension of each tensor is dense."""
         self._call = program.rayagi_act
-        self._policy = PackedPolicy(policy, int(program.rayagi_rows()))
+        self.policy = PackedPolicy(policy, int(program.rayagi_rows()))
         self._rollout, self._noise = rollout, noise  # kept while their addresses are used
         self._actions = rollout.actions.unbind(0)
         discrete = rollout.actions.dtype == torch.int64
@@ -83,11 +88,22 @@ class CompiledActing:
             noise.shape[-1] if discrete else 0,
             *map(_field, (noise, rollout.raw_obs, rollout.obs, rollout.outputs, rollout.actions)),
         )
-        self._address = ctypes.addressof(self._fields)
+        self.address = ctypes.addressof(self._fields)
         products = rollout.num_envs * sum(weight.numel() for weight in policy.weights)
         self._spans = _spans(rollout.num_envs, products)
-        self._room = torch.zeros((len(self._spans), 2, self._policy.widest, LANES))
+        self._room = [self.make_room() for _ in self._spans]
         self._rooms = [pointer(room) for room in self._room]
+
+    @property
+    def function(self) -> int:
+        """The address of rayagi_act, for programs that call it themselves, with ``policy.address`` and ``address``."""
+        found = ctypes.cast(self._call, ctypes.c_void_p).value
+        assert found is not None
+        return found
+
+    def make_room(self) -> Tensor:
+        """What a thread needs to act in."""
+        return torch.zeros((2, self.policy.widest, LANES))
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
         """Fill step ``t`` of the rollout but for its outcome. Returns the actions."""
@@ -97,7 +113,7 @@ class CompiledActing:
 
         def on_span(place: int) -> None:
             self._call(
-                self._policy.address, self._address, t, *self._spans[place], start, row, self._rooms[place]
+                self.policy.address, self.address, t, *self._spans[place], start, row, self._rooms[place]
             )
 
         others = range(1, len(self._spans))

@@ -29,7 +29,7 @@ typedef struct {
     const char *warnings; /* counts of each kind, int32 */
     int64_t kinds, stride;
     int32_t *before; /* (kinds,) counts before the world that was stepped last */
-    int64_t world; /* that was stepped last */
+    int64_t world;   /* that was stepped last */
     char message[256];
 } Simulation;
 
@@ -62,20 +62,25 @@ static int warned(const Simulation *s) {
     return 0;
 }
 
-static int64_t step_worlds(Worlds *w, Simulation *s, int64_t substeps, int64_t most) {
+/* Whether MuJoCo warned of it. */
+static int step_world(const Worlds *w, Simulation *s, int64_t world, int64_t substeps) {
+    double *row = w->rows + world * w->width;
+    s->world = world;
     for (int64_t k = 0; k < s->kinds; k++) s->before[k] = count(s, k);
+    w->load(w->model, s->data, row, (int)w->parts);
+    for (int64_t i = 0; i < substeps; i++) w->step(w->model, s->data);
+    w->forces(w->model, s->data);
+    w->save(w->model, s->data, row, (int)w->parts);
+    for (int64_t k = 0; k < w->num_fields; k++)
+        memcpy(w->fields[k] + world * w->sizes[k], s->fields[k], w->sizes[k] * sizeof(double));
+    return warned(s);
+}
+
+static int64_t step_worlds(Worlds *w, Simulation *s, int64_t substeps, int64_t most) {
     for (; most > 0; most--) {
         const int64_t world = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED);
         if (world >= w->num_worlds) return NONE_LEFT;
-        double *row = w->rows + world * w->width;
-        s->world = world;
-        w->load(w->model, s->data, row, (int)w->parts);
-        for (int64_t i = 0; i < substeps; i++) w->step(w->model, s->data);
-        w->forces(w->model, s->data);
-        w->save(w->model, s->data, row, (int)w->parts);
-        for (int64_t k = 0; k < w->num_fields; k++)
-            memcpy(w->fields[k] + world * w->sizes[k], s->fields[k], w->sizes[k] * sizeof(double));
-        if (warned(s)) return WARNED;
+        if (step_world(w, s, world, substeps)) return WARNED;
     }
     return ENOUGH;
 }

@@ -79,19 +79,8 @@ class FusedRollout:
             raise MemoryError(
                 f"no memory for the activations of layers {[len(bias) for bias in policy.biases]}"
             )
-        return self._tell_ends(rollout, final_obs, final_returns, final_lengths)
-
-    def _tell_ends(self, rollout: Rollout, obs: Tensor, returns: Tensor, lengths: Tensor) -> Episodes:
-        steps, ids = (rollout.terminated | rollout.truncated).nonzero(as_tuple=True)
-        rollout.finals.clear()
-        ended_obs = obs[steps, ids]
-        at, counts = torch.unique_consecutive(steps, return_counts=True)
-        sizes = counts.tolist()
-        for step, some_ids, some_obs in zip(
-            at.tolist(), ids.split(sizes), ended_obs.split(sizes), strict=True
-        ):
-            rollout.finals.append((step, some_ids, some_obs))
-        return Episodes(returns[steps, ids].tolist(), lengths[steps, ids].tolist())
+        steps, ids = rollout.gather_finals(final_obs)
+        return Episodes(final_returns[steps, ids].tolist(), final_lengths[steps, ids].tolist())
 
     def _final_storage(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
         """Touched only where episodes end, so that most of it stays without pages."""

@@ -19,7 +19,7 @@ from rayagi.envs.mujoco_cpu.physics import raise_if_unstable
 from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
 from rayagi.native.headers import shared
 
-_NONE_LEFT, _ENOUGH, _WARNED, _FAILED = range(4)
+NONE_LEFT, ENOUGH, WARNED, FAILED = range(4)
 """What rayagi_step_worlds returns."""
 _FUNCTIONS = ("mj_setState", "mj_step", "mj_rnePostConstraint", "mj_getState")
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
@@ -60,7 +60,7 @@ class CompiledLoop:
     """Implements WorldLoop: the same calls in the same order as PythonLoop, so the same bits."""
 
     def __init__(self, program: ctypes.CDLL, worlds: Worlds) -> None:
-        self._step = program.rayagi_step_worlds
+        self._step, self._roll = program.rayagi_step_worlds, program.rayagi_roll
         self._kept = worlds  # while its addresses are used
         derived = list(worlds.derived.values())
         self._fields = _addresses(derived)
@@ -78,7 +78,7 @@ class CompiledLoop:
             ctypes.addressof(self._sizes),
             0,
         )
-        self._address = ctypes.addressof(self._worlds)
+        self.address = ctypes.addressof(self._worlds)
         self._simulations: dict[int, _Thread] = {}
 
     def begin(self) -> None:
@@ -87,15 +87,26 @@ class CompiledLoop:
 
     def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
         """Step at most so many worlds that nobody has taken."""
+        thread = self._thread(data)
+        return thread.looked(self._step(self.address, thread.address, num_substeps, most)) != NONE_LEFT
+
+    def roll(self, data: mujoco.MjData, rollout: int, turn: int, most: int) -> int:
+        """rayagi_roll of world_rollout.h in this thread's own MjData; ``rollout`` and ``turn`` are addresses.
+
+        Returns:
+            what ended it
+
+        Raises:
+            UnstableWorldError: a world is.
+        """
+        thread = self._thread(data)
+        return thread.looked(self._roll(rollout, thread.address, turn, most))
+
+    def _thread(self, data: mujoco.MjData) -> _Thread:
         thread = self._simulations.get(data._address)
         if thread is None:
             thread = self._simulations[data._address] = _Thread(data, tuple(self._kept.derived))
-        end = self._step(self._address, thread.address, num_substeps, most)
-        if end == _FAILED:
-            raise failed(thread.world(), thread.message())
-        if end == _WARNED:
-            thread.look()
-        return bool(end != _NONE_LEFT)
+        return thread
 
 
 class _Thread:
@@ -116,17 +127,14 @@ class _Thread:
         )
         self.address = ctypes.addressof(self._simulation)
 
-    def world(self) -> int:
-        """That was stepped last."""
-        return int(self._simulation.world)
-
-    def message(self) -> str:
-        """Of MuJoCo's last error."""
-        return bytes(self._simulation.message).decode(errors="replace")
-
-    def look(self) -> None:
-        """Raise UnstableWorldError if the last world's warnings are of an instability."""
-        raise_if_unstable((self._warnings - self._before)[np.newaxis], first_world=self.world())
+    def looked(self, end: int) -> int:
+        """What ended a call, unless it has to be told: raises UnstableWorldError for the world that was stepped last."""
+        world = int(self._simulation.world)
+        if end == FAILED:
+            raise failed(world, bytes(self._simulation.message).decode(errors="replace"))
+        if end == WARNED:
+            raise_if_unstable((self._warnings - self._before)[np.newaxis], first_world=world)
+        return end
 
 
 def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
@@ -139,13 +147,15 @@ def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
 def _program() -> ctypes.CDLL | None:
     """None where it cannot be had, which is logged once."""
     try:
-        found = load(shared("worlds.h"))
+        found = load("\n".join(map(shared, ("worlds.h", "world_rollout.h"))))
         handler = _ADDRESS.in_dll(_engine(), "mju_user_error")
     except (CompilerError, OSError, ValueError) as error:
         _log.info("worlds are stepped by Python: %s", error)
         return None
     found.rayagi_step_worlds.argtypes = (_ADDRESS, _ADDRESS, _I64, _I64)
     found.rayagi_step_worlds.restype = _I64
+    found.rayagi_roll.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64)
+    found.rayagi_roll.restype = _I64
     found.rayagi_catch.argtypes = (_ADDRESS,)
     found.rayagi_catch.restype = None
     # MuJoCo ends the process after an error that nobody catches; Python's own calls catch theirs in another way.

@@ -18,6 +18,9 @@ from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worl
 
 _LOOK_EVERY = 4
 """Worlds between looks for lenders: a look before each cost more than lending gained."""
+_MANY = 1 << 62
+"""Pieces: all that are left."""
+Work = Callable[[mujoco.MjData, int], bool]
 
 
 class ContactPhysics:
@@ -26,45 +29,60 @@ class ContactPhysics:
     As in Batch, a world is a row of state that is loaded into an MjData, stepped and saved. One MjData per
     thread stays in the processor's cache where one per world would not (3 % faster for 32 Ants). Each thread
     takes the next world that none has taken.
+
+    Attributes:
+        rows: state of each world, (N, width)
+        controls: those of its columns that hold the controls, (N, nu)
+        loop: what steps worlds
+        datas: each thread's own
     """
 
     def __init__(
         self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
     ) -> None:
         self._model, self._num_worlds = model, num_worlds
-        self._rows = np.zeros((num_worlds, mujoco.mj_stateSize(model, STATE)))
-        self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_worlds))]
-        views = _state_views(model, self._rows)
-        self._controls = views["ctrl"]
+        self.rows = np.zeros((num_worlds, mujoco.mj_stateSize(model, STATE)))
+        self.datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_worlds))]
+        views = _state_views(model, self.rows)
+        self.controls = views["ctrl"]
         self._derived = {
-            name: np.zeros((num_worlds, *getattr(self._datas[0], name).shape))
+            name: np.zeros((num_worlds, *getattr(self.datas[0], name).shape))
             for name in names
             if name not in views
         }
         self.fields = {name: views[name] for name in names if name in views} | self._derived
-        worlds = Worlds(model, self._rows, self._derived)
-        self._loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
-        self._pool = ThreadPoolExecutor(len(self._datas) - 1, "physics") if len(self._datas) > 1 else None
+        worlds = Worlds(model, self.rows, self._derived)
+        self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
+        self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
         self._lenders: dict[int, _Lender] = {}
         self._lent: Callable[[], Collection[int]] = tuple
         self.restart(
             np.arange(num_worlds),
-            np.tile(self._datas[0].qpos, (num_worlds, 1)),
+            np.tile(self.datas[0].qpos, (num_worlds, 1)),
             np.zeros((num_worlds, model.nv)),
         )
 
     def step(self, controls: Array, num_substeps: int) -> None:
         """Advance every world."""
-        self._controls[:] = controls
-        self._loop.begin()
+        self.controls[:] = controls
+        self.loop.begin()
+        self.share(lambda data, most: self.loop.run(data, num_substeps, most), _LOOK_EVERY)
+
+    def share(self, work: Work, look_every: int) -> None:
+        """Do work that has been divided into pieces on all threads, and on cores that are lent.
+
+        Args:
+            work: does at most so many pieces in a thread's own MjData; returns whether some may be left
+            look_every: pieces between looks for lenders
+        """
         waiting: list[Future[None]] = []
         if self._pool is not None:
-            waiting = [self._pool.submit(self._run, data, num_substeps) for data in self._datas[1:]]
+            waiting = [self._pool.submit(_finish, work, data) for data in self.datas[1:]]
         try:
             if self._lenders:
-                self._run_inviting(num_substeps, waiting)
+                self._finish_inviting(work, look_every, waiting)
             else:
-                self._run(self._datas[0], num_substeps)
+                _finish(work, self.datas[0])
         finally:
             wait(waiting)
         for future in waiting:
@@ -75,37 +93,41 @@ class ContactPhysics:
         self._lenders = {rank: _Lender(self._model, ids) for rank, ids in cores.items()}
         self._lent = lent
 
-    def _run(self, data: mujoco.MjData, num_substeps: int) -> None:
-        while self._loop.run(data, num_substeps, self._num_worlds):
-            pass
+    @property
+    def num_takers(self) -> int:
+        """Threads that may share work: own ones and lenders'."""
+        return len(self.datas) + len(self._lenders)
 
-    def _run_inviting(self, num_substeps: int, waiting: list[Future[None]]) -> None:
-        """As ``_run``; now and then, who has begun to lend is asked to take some of what is left."""
+    def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
+        """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""
         idle, more = dict(self._lenders), True
         while more:
             begun = [idle.pop(rank) for rank in self._lent() if rank in idle]
-            waiting += [lender.run(self._run, num_substeps) for lender in begun]
-            more = self._loop.run(self._datas[0], num_substeps, _LOOK_EVERY)
+            waiting += [lender.finish(work) for lender in begun]
+            more = work(self.datas[0], look_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
-        data = self._datas[0]
         for world, positions, speeds in zip(ids, qpos, qvel, strict=True):
-            mujoco.mj_resetData(self._model, data)
-            data.qpos[:] = positions
-            data.qvel[:] = speeds
-            mujoco.mj_forward(self._model, data)
-            mujoco.mj_getState(self._model, data, self._rows[world], STATE)
-            for name, field in self._derived.items():
-                field[world] = getattr(data, name)
+            self.restart_in(self.datas[0], int(world), positions, speeds)
+
+    def restart_in(self, data: mujoco.MjData, world: int, qpos: Array, qvel: Array) -> None:
+        """Reset one world, in a thread's own MjData."""
+        mujoco.mj_resetData(self._model, data)
+        data.qpos[:] = qpos
+        data.qvel[:] = qvel
+        mujoco.mj_forward(self._model, data)
+        mujoco.mj_getState(self._model, data, self.rows[world], STATE)
+        for name, field in self._derived.items():
+            field[world] = getattr(data, name)
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of state rows and derived fields."""
-        return {"rows": self._rows.copy()} | {name: field.copy() for name, field in self._derived.items()}
+        return {"rows": self.rows.copy()} | {name: field.copy() for name, field in self._derived.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        self._rows[...] = state["rows"]
+        self.rows[...] = state["rows"]
         for name, field in self._derived.items():
             field[...] = state[name]
 
@@ -115,7 +137,7 @@ class ContactPhysics:
             self._pool.shutdown(wait=True)
         for lender in self._lenders.values():
             lender.close()
-        self._datas, self._lenders = [], {}
+        self.datas, self._lenders = [], {}
 
 
 class _Lender:
@@ -126,16 +148,21 @@ class _Lender:
         self._data: mujoco.MjData | None = None
         self._pool = ThreadPoolExecutor(1, "borrowed", initializer=_pin, initargs=(cores,))
 
-    def run(self, run: Callable[[mujoco.MjData, int], None], num_substeps: int) -> Future[None]:
-        """Start to take worlds there."""
+    def finish(self, work: Work) -> Future[None]:
+        """Start to take pieces there."""
         if self._data is None:
             self._data = mujoco.MjData(self._model)
-        return self._pool.submit(run, self._data, num_substeps)
+        return self._pool.submit(_finish, work, self._data)
 
     def close(self) -> None:
         """Stop the thread."""
         self._pool.shutdown(wait=True)
         self._data = None
+
+
+def _finish(work: Work, data: mujoco.MjData) -> None:
+    while work(data, _MANY):
+        pass
 
 
 def _pin(cores: Collection[int]) -> None:

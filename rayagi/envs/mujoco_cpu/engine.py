@@ -114,15 +114,19 @@ class MujocoVecEnv:
         return RawStep(obs, rewards, terminated, truncated, final_ids, final_obs)
 
     def _start_episodes(self, ids: NDArray[np.int64]) -> None:
-        self._elapsed[ids] = 0
-        self._episode[ids] += 1
-        starts = [self._task.draw_start(self._robot, self._generator(int(i))) for i in ids]
+        starts = [self._next_start(int(i)) for i in ids]
         self._physics.restart(
             ids, np.stack([qpos for qpos, _ in starts]), np.stack([qvel for _, qvel in starts])
         )
 
-    def _generator(self, i: int) -> np.random.Generator:
-        return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
+    def _next_start(self, i: int) -> tuple[Array, Array]:
+        """Count environment ``i``'s next episode. Returns the qpos and qvel that it begins with."""
+        self._elapsed[i] = 0
+        self._episode[i] += 1
+        generator = environment_generator(
+            self._seed, self._first_env_index + i, "reset", int(self._episode[i])
+        )
+        return self._task.draw_start(self._robot, generator)
 
     def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
         """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""

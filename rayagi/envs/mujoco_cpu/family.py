@@ -43,10 +43,10 @@ class GymnasiumTasks:
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], place: Place) -> VecEnv:
         """On threads of this process."""
         # Imported here: it needs torch, and what only asks about a task does not.
-        from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
+        from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import make_vec_env
 
         limit, options = self._limit(env_id, kwargs)
-        return MujocoVecEnv(
+        return make_vec_env(
             env_id,
             make_task(env_id, options),
             num_envs=place.num_envs,

@@ -44,8 +44,8 @@ class Borrowed:
 
     def __init__(self, env, first):
         self.first, self.looks, self.used = first, 0, threading.Event()
-        self._run = env._physics._loop.run
-        env._physics._loop.run = self.run
+        self._run = env._physics.loop.run
+        env._physics.loop.run = self.run
         env.borrow({1: os.sched_getaffinity(0)}, self.lent)
 
     def lent(self):
@@ -88,13 +88,13 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
     own = sorted(os.sched_getaffinity(0))
     where = []
     env = ants()
-    run = env._physics._loop.run
+    run = env._physics.loop.run
 
     def noted(*arguments):
         where.append((threading.current_thread().name, sorted(os.sched_getaffinity(0))))
         return run(*arguments)
 
-    env._physics._loop.run = noted
+    env._physics.loop.run = noted
     env.borrow({1: own[-1:]}, lambda: (1,))
     course(env, num_steps=2)
     env.close()

@@ -52,7 +52,7 @@ def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_thread
             seed=3,
             num_threads=num_threads if kind is CompiledLoop else 1,
         )
-        assert isinstance(env._physics._loop, kind)
+        assert isinstance(env._physics.loop, kind)
         generator = torch.Generator().manual_seed(5)
         env.reset()
         size = len(env.info.action.low)
@@ -68,7 +68,7 @@ def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_thread
 def test_at_most_so_many_are_stepped(kind):
     model = mujoco.MjModel.from_xml_string(BALL.format(memory="1M"))
     physics = ContactPhysics(model, 3, 1, ["qpos", "cfrc_ext"])
-    worlds = Worlds(model, physics._rows, physics._derived)
+    worlds = Worlds(model, physics.rows, physics._derived)
     loop = PythonLoop(worlds) if kind is PythonLoop else compiled_loop.compiled_loop(worlds)
     data = mujoco.MjData(model)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_without_a_compiler_python_steps_them(monkeypatch, caplog):
     compiled_loop._program.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     try:
-        assert isinstance(balls()._loop, PythonLoop)
+        assert isinstance(balls().loop, PythonLoop)
     finally:
         compiled_loop._program.cache_clear()
     assert "worlds are stepped by Python: no C compiler" in caplog.text

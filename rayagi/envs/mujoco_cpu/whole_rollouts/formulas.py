@@ -1,0 +1,118 @@
+"""A task's formulas as a C program: each method is called once with expressions in place of numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collectives.compiler import load
+from rayagi.envs.fused.expressions import Graph
+from rayagi.envs.fused.printing import Body, print_function
+from rayagi.envs.fused.trace import Function, needed
+from rayagi.envs.mujoco_cpu.physics import Fields
+from rayagi.envs.mujoco_cpu.task import Robot, Task
+from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
+from rayagi.envs.tasks.compiled.source import C
+
+_FLAGS = ("-ffp-contract=off",)
+"""Rounds as numpy does: a product before it is added to."""
+_BEGIN = """#include <math.h>
+static inline double least(double a, double b) { return a < b || a != a ? a : b; }
+static inline double most(double a, double b) { return a > b || a != a ? a : b; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """The addresses of functions of one world, as world_rollout.h wants them.
+
+    Attributes:
+        library: that they are in, which must stay loaded
+        fields: names of what they read, in the order of their first argument
+        place, judge, observe: of Task's ``place``, ``outcome`` and ``observe``
+    """
+
+    library: ctypes.CDLL
+    fields: tuple[str, ...]
+    place: int
+    judge: int
+    observe: int
+
+
+def compile_formulas(task: Task, robot: Robot, fields: Fields) -> Formulas:
+    """Compile a task's formulas for worlds with these fields, (N, ...) each, unless that was done before.
+
+    Raises:
+        SimulatorError: a method does something that cannot be traced.
+        CompilerError: there is no compiler here, or it refuses the program.
+    """
+    library = load(source(task, robot, {name: array.shape[1:] for name, array in fields.items()}), _FLAGS)
+    addresses = (_address(library, name) for name in ("rayagi_place", "rayagi_judge", "rayagi_observe"))
+    return Formulas(library, tuple(fields), *addresses)
+
+
+def source(task: Task, robot: Robot, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The whole program. ``shapes``: of the fields of a world, by name."""
+    trace = _Tracing(task, shapes)
+    place = trace.function(task.place(robot, trace.fields))
+    trace = _Tracing(task, shapes)
+    controls = TracedArray.inputs(trace.graph, "controls", (robot.model.nu,))
+    speed = TracedArray(trace.graph, [trace.graph.input("speed")])
+    rewards, ended = task.outcome(robot, trace.fields, controls, speed)  # type: ignore[arg-type]
+    judge = trace.function(rewards, ended)
+    trace = _Tracing(task, shapes)
+    observe = trace.function(task.observe(robot, trace.fields))
+    rows = [f"    const double *{name} = fields[{k}];" for k, name in enumerate(shapes)]
+    head = "(const double *const *fields"
+    return "\n".join(
+        [
+            _BEGIN,
+            *(f"double rayagi_place{head}) {{", *rows, *_body(place, ["return {};"]), "}"),
+            f"int rayagi_judge{head}, const double *controls, double speed, float *reward) {{",
+            *(*rows, *_body(judge, ["*reward = (float)({});", "return {};"]), "}"),
+            f"void rayagi_observe{head}, float *obs) {{",
+            *(
+                *rows,
+                *_body(observe, [f"obs[{k}] = (float)({{}});" for k in range(len(observe.outputs))]),
+                "}",
+            ),
+        ]
+    )
+
+
+class _Tracing:
+    """A graph and a world's fields in it."""
+
+    def __init__(self, task: Task, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.graph = Graph(type(task).__name__)
+        self.fields: Any = {
+            name: TracedArray.inputs(self.graph, name, shape) for name, shape in shapes.items()
+        }
+
+    def function(self, *results: Any) -> Function:
+        """Of what a method returned: traced arrays, or numbers that do not depend on the world."""
+        outputs = [
+            expression.index
+            for result in results
+            for expression in (
+                result if isinstance(result, TracedArray) else TracedArray(self.graph, np.asarray(result))
+            ).outputs()
+        ]
+        inputs = tuple(str(node.value) for node in self.graph.nodes if node.op == "input")
+        return needed(self.graph, inputs, outputs)
+
+
+def _body(function: Function, ends: list[str]) -> list[str]:
+    body: Body = print_function(function, C, {name: name for name in function.inputs})
+    stores = [end.format(output) for end, output in zip(ends, body.outputs, strict=True)]
+    return [f"    {line}" for line in (*body.lines, *stores)]
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert found is not None
+    return found

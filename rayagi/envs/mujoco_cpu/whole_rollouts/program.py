@@ -1,0 +1,187 @@
+"""world_rollout.h's structures, and its loop for threads that each have an MjData."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.rollout import Rollout
+from rayagi.envs.mujoco_cpu.compiled_loop import FAILED, NONE_LEFT, WARNED, CompiledLoop
+from rayagi.envs.mujoco_cpu.physics import Array, Fields, UnstableWorldError
+from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
+from rayagi.native.acting import CompiledActing
+from rayagi.native.pointers import pointer
+
+ENDED, UNFIT = FAILED + 1, FAILED + 2
+"""What rayagi_roll returns beside rayagi_step_worlds's."""
+_I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Rows(ctypes.Structure):
+    """Rows of world_rollout.h."""
+
+    _fields_ = (("start", _ADDRESS), ("stride", _I64))
+
+
+class _Rollout(ctypes.Structure):
+    """Rollout of world_rollout.h."""
+
+    _fields_ = (
+        ("worlds", _ADDRESS),
+        ("substeps", _I64),
+        *((name, _ADDRESS) for name in ("act", "policy", "acting", "place", "judge", "observe")),
+        ("num_fields", _I64),
+        ("fields", _ADDRESS),
+        ("dt", ctypes.c_double),
+        ("limit", _I64),
+        ("elapsed", _ADDRESS),
+        ("num_actions", _I64),
+        *((name, _ADDRESS) for name in ("low", "high")),
+        *((name, _I64) for name in ("controls", "num_steps", "obs_dim")),
+        *((name, _ADDRESS) for name in ("obs", "actions", "rewards", "terminated", "truncated", "final_obs")),
+        ("group", _I64),
+        ("done", _ADDRESS),
+        ("next", _I64),
+        ("stopped", _I64),
+    )
+
+
+class _Turn(ctypes.Structure):
+    """Turn of world_rollout.h."""
+
+    _fields_ = (
+        ("room", _ADDRESS),
+        ("stage", ctypes.c_int),
+        *((name, _I64) for name in ("t", "group", "world", "end")),
+        ("before", ctypes.c_double),
+    )
+
+
+Begin = Callable[[mujoco.MjData, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What stays the same from rollout to rollout of N worlds.
+
+    Attributes:
+        loop: that steps the worlds
+        formulas: the task's
+        fields: of the worlds that the formulas read, (N, ...) each, in their order
+        controls_at: where a row of state holds the controls
+        low, high: the actions' box, (nu,)
+        substeps: of a step
+        dt: seconds of a step
+        limit: steps of an episode
+        elapsed: steps of each running episode, (N,) int64
+    """
+
+    loop: CompiledLoop
+    formulas: Formulas
+    fields: Fields
+    controls_at: int
+    low: Array
+    high: Array
+    substeps: int
+    dt: float
+    limit: int
+    elapsed: NDArray[np.int64]
+
+
+class RollLoop:
+    """One rollout for threads to share: groups of worlds, step by step."""
+
+    def __init__(
+        self,
+        course: Course,
+        agent: CompiledActing,
+        rollout: Rollout,
+        final_obs: Tensor,
+        begin: Begin,
+        group: int,
+    ) -> None:
+        """
+        Args:
+            course: of these worlds
+            agent: acting through ``rollout``
+            rollout: T steps; ``last_obs`` is what to act on first, and in the end next
+            final_obs: of episodes that end, (T, N, obs_dim) float32
+            begin: starts a world's next episode in a thread's own MjData
+            group: worlds that act together
+        """
+        num_worlds = len(course.elapsed)
+        self._course, self._agent, self._begin = course, agent, begin
+        self._rows = (_Rows * len(course.fields))(*map(_rows, course.fields.values()))
+        self._done = torch.zeros(-(-num_worlds // group), dtype=torch.int64)
+        self._kept = rollout, final_obs
+        self._rollout = _Rollout(
+            course.loop.address,
+            course.substeps,
+            agent.function,
+            agent.policy.address,
+            agent.address,
+            course.formulas.place,
+            course.formulas.judge,
+            course.formulas.observe,
+            len(course.fields),
+            ctypes.addressof(self._rows),
+            course.dt,
+            course.limit,
+            course.elapsed.ctypes.data,
+            len(course.low),
+            course.low.ctypes.data,
+            course.high.ctypes.data,
+            course.controls_at,
+            rollout.num_steps,
+            rollout.last_obs.shape[1],
+            *map(pointer, (rollout.last_obs, rollout.actions, rollout.rewards)),
+            *map(pointer, (rollout.terminated, rollout.truncated, final_obs)),
+            group,
+            pointer(self._done),
+            0,
+            0,
+        )
+        self._turns: dict[int, tuple[_Turn, Tensor]] = {}
+
+    def run(self, data: mujoco.MjData, most: int) -> bool:
+        """Make at most so many steps of groups, in this thread's own MjData. Returns whether some may be left.
+
+        Raises:
+            UnstableWorldError: a world is, or ``action`` for one is not finite; all threads leave what is left.
+        """
+        try:
+            return self._run(data, most)
+        except BaseException:
+            self._rollout.stopped = 1  # others may wait for this group
+            raise
+
+    def _run(self, data: mujoco.MjData, most: int) -> bool:
+        if data._address not in self._turns:
+            room = self._agent.make_room()
+            self._turns[data._address] = _Turn(pointer(room)), room
+        turn, _ = self._turns[data._address]
+        at = ctypes.addressof(self._rollout), ctypes.addressof(turn)
+        while True:
+            end = self._course.loop.roll(data, *at, most)
+            if end == ENDED:
+                self._begin(data, turn.world)
+            elif end == UNFIT:
+                raise UnstableWorldError(turn.world, "action")
+            elif end != WARNED:  # that did no harm
+                return end != NONE_LEFT
+            most = max(most - 1, 0)
+
+
+def _rows(field: Array) -> _Rows:
+    """Each world's numbers lie side by side."""
+    inner = field[0]
+    if field.dtype != np.float64 or not inner.flags.c_contiguous:
+        raise ValueError(f"worlds' rows of {field.shape} do not lie side by side")
+    return _Rows(field.ctypes.data, field.strides[0] // field.itemsize)

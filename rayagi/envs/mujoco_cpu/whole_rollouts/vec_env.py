@@ -1,0 +1,145 @@
+"""MuJoCo's environments that act, too: a rollout is one call, in which no world waits for another."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.noise import exploration_noise
+from actors.policy_tensors import PolicyTensors
+from actors.rollout import Episodes, Rollout
+from collectives.compiler import CompilerError
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
+from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
+from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
+from rayagi.envs.mujoco_cpu.physics import UnstableWorldError
+from rayagi.envs.mujoco_cpu.task import Task
+from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import compile_formulas
+from rayagi.envs.mujoco_cpu.whole_rollouts.program import Course, RollLoop
+from rayagi.native import acting
+
+_GROUP = 8
+"""Worlds that act together: as many as fill a register, so that their policy costs each as little as many at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class RolloutMujocoVecEnv(MujocoVecEnv):
+    """Implements RolloutEnv for tasks whose physics steps worlds one by one.
+
+    Observations, actions and physics are those of ``step`` to the last bit; rewards up to rounding, since sums are taken in
+    another order.
+    """
+
+    _physics: ContactPhysics
+
+    def __init__(self, env_id: str, task: Task, **options: Any) -> None:
+        """As MujocoVecEnv.
+
+        Raises:
+            CompilerError: there is no compiler here.
+            SimulatorError: the task's formulas cannot be compiled.
+        """
+        super().__init__(env_id, task, **options)
+        physics = self._physics
+        if not isinstance(physics.loop, CompiledLoop) or acting.library() is None:
+            raise CompilerError("neither worlds nor agents have a compiled program")
+        self._course = Course(
+            loop=physics.loop,
+            formulas=compile_formulas(task, self._robot, physics.fields),
+            fields=physics.fields,
+            controls_at=(physics.controls.ctypes.data - physics.rows.ctypes.data) // physics.rows.itemsize,
+            low=self._low,
+            high=self._high,
+            substeps=task.frame_skip,
+            dt=self._robot.dt,
+            limit=self._limit,
+            elapsed=self._elapsed,
+        )
+        self._final_obs = torch.empty(0)
+
+    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+        """T steps in one call: see RolloutEnv.
+
+        Raises:
+            SimulationError: an action is not finite, or a simulation became unstable.
+        """
+        before = self._elapsed.copy()
+        shape = rollout.raw_obs.shape
+        if self._final_obs.shape != shape:  # touched only where episodes end: most of it stays without pages
+            self._final_obs = torch.empty(shape)
+        rollout.last_obs.copy_(torch.from_numpy(self._task.observe(self._robot, self._physics.fields)))
+        noise = exploration_noise(
+            seed=self._seed,
+            first_env_index=self._first_env_index,
+            num_envs=self.num_envs,
+            iteration=iteration,
+            num_steps=rollout.num_steps,
+            dim=self.info.action.dim,
+            gumbel=False,
+        )
+        agent = acting.compiled_acting(policy, rollout, noise)
+        assert agent is not None
+        group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_takers)))
+        loop = RollLoop(self._course, agent, rollout, self._final_obs, self._begin, group)
+        try:
+            self._physics.share(loop.run, look_every=1)
+        except UnstableWorldError as error:
+            step = int(self._elapsed[error.world])
+            raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
+        ends = rollout.gather_finals(self._final_obs)
+        return _episodes(rollout.rewards, ends, running, before)
+
+    def _begin(self, data: mujoco.MjData, world: int) -> None:
+        self._physics.restart_in(data, world, *self._next_start(world))
+
+
+def _episodes(
+    rewards: Tensor, ends: tuple[Tensor, Tensor], running: Tensor, elapsed: NDArray[np.int64]
+) -> Episodes:
+    """Those that ended.
+
+    Args:
+        rewards: (T, N)
+        ends: steps and environments, in order
+        running: return of each running episode, brought forward    (N,) float64
+        elapsed: steps of each before the first of these            (N,)
+    """
+    ended: dict[int, list[int]] = {}
+    for step, env in zip(*(each.tolist() for each in ends), strict=True):
+        ended.setdefault(step, []).append(env)
+    began = -elapsed
+    episodes = Episodes([], [])
+    for step, row in enumerate(rewards):
+        running += row
+        ids = ended.get(step)
+        if ids is not None:
+            episodes.returns.extend(running[ids].tolist())
+            episodes.lengths.extend((step + 1 - began[ids]).tolist())
+            running[ids] = 0.0
+            began[ids] = step + 1
+    return episodes
+
+
+def make_vec_env(env_id: str, task: Task, **options: Any) -> MujocoVecEnv:
+    """Environments that act, too, where the task's physics and a compiler allow it."""
+    if task.needs_contact_forces:
+        try:
+            return RolloutMujocoVecEnv(env_id, task, **options)
+        except (CompilerError, SimulatorError) as error:
+            _tell_once(f"{env_id} is stepped from Python: {error}")
+    return MujocoVecEnv(env_id, task, **options)
+
+
+@cache
+def _tell_once(text: str) -> None:
+    _log.info(text)

@@ -1,0 +1,149 @@
+"""Rollouts in one call against the loop of simulator and agent over the same environments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from actors.agent import Agent
+from actors.collecting import collect
+from actors.rollout import Rollout
+from actors.simulator import Simulator
+from rayagi.algorithms.policy import new_policy
+from rayagi.config.presets import preset
+from rayagi.config.spec import NetworkSpec
+from rayagi.envs import make_env_factory
+from rayagi.envs.errors import SimulationError
+from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+NUM_ENVS, STEPS, SEED, FIRST = 11, 24, 3, 40
+TASKS = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"]
+
+
+class Course:
+    """Environments, a policy that sees what it saw before, and rollouts of them."""
+
+    def __init__(self, env_id, *, num_threads=1, num_envs=NUM_ENVS, **kwargs):
+        env = make_env_factory(env_id, kwargs=kwargs)(
+            num_envs=num_envs, first_env_index=FIRST, seed=SEED, num_threads=num_threads
+        )
+        spec = replace(
+            preset(env_id), network=NetworkSpec(hidden=(20, 13), activation="elu", initial_log_std=0.3)
+        )
+        self.env, self.simulator = env, Simulator(env)
+        self.policy = new_policy(spec, env.info, torch.device("cpu"))
+        self.rollout = Rollout.allocate(STEPS, num_envs, env.info, torch.device("cpu"))
+
+    def filled(self, iteration):
+        self.simulator.fill(self.rollout, self.policy.tensors(), iteration)
+        return self.rollout
+
+    def collected(self, iteration):
+        noise = self.policy.noise(
+            STEPS, self.env.num_envs, seed=SEED, first_env_index=FIRST, number=iteration
+        )
+        collect(self.simulator, Agent(self.policy), self.rollout, noise)
+        return self.rollout
+
+
+def assert_same(one, other):
+    for name in ("raw_obs", "obs", "outputs", "actions", "terminated", "truncated", "last_obs"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    torch.testing.assert_close(one.rewards, other.rewards, rtol=1e-6, atol=1e-6)
+    assert len(one.finals) == len(other.finals)
+    for (step, ids, obs), (same_step, same_ids, same_obs) in zip(one.finals, other.finals, strict=True):
+        assert step == same_step
+        assert torch.equal(ids, same_ids)
+        assert torch.equal(obs, same_obs)
+
+
+@pytest.mark.parametrize("env_id", TASKS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
+    """With time limits and, for Ant and Humanoid, falls; three rollouts, each from where the last one ended."""
+    whole, steps = Course(env_id, num_threads=num_threads, max_episode_steps=17), Course(
+        env_id, max_episode_steps=17
+    )
+    ends = 0
+    for iteration in range(3):
+        one, other = whole.filled(iteration), steps.collected(iteration)
+        assert_same(one, other)
+        ends += len(one.finals)
+        assert whole.simulator.finished_lengths == steps.simulator.finished_lengths
+        assert whole.simulator.finished_returns == pytest.approx(steps.simulator.finished_returns, rel=1e-6)
+        assert torch.equal(whole.simulator._lengths, steps.simulator._lengths)
+        torch.testing.assert_close(whole.simulator._returns, steps.simulator._returns, rtol=1e-6, atol=1e-6)
+        assert torch.equal(whole.simulator.obs, steps.simulator.obs)
+    assert ends > 3
+    for course in (whole, steps):
+        course.simulator.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"include_cfrc_ext_in_observation": False, "exclude_current_positions_from_observation": False},
+        {"terminate_when_unhealthy": False, "contact_force_range": (-0.2, 0.3), "main_body": "aux_1"},
+        {"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.1, "healthy_z_range": (0.5, 0.7)},
+    ],
+)
+def test_a_task_s_options_are_in_its_formulas(options):
+    whole, steps = Course("Ant-v5", **options), Course("Ant-v5", **options)
+    for iteration in range(2):
+        assert_same(whole.filled(iteration), steps.collected(iteration))
+
+
+def test_rollouts_and_steps_go_on_from_each_other():
+    mixed, steps = Course("Ant-v5"), Course("Ant-v5")
+    for iteration, make in enumerate((mixed.filled, mixed.collected, mixed.filled)):
+        assert_same(make(iteration), steps.collected(iteration))
+
+
+def test_a_saved_state_goes_on_to_the_last_bit():
+    one, other = Course("Ant-v5"), Course("Ant-v5")
+    one.filled(0)
+    other.simulator.load_state_dict(one.simulator.state_dict())
+    assert_same(one.filled(1), other.filled(1))
+    assert torch.equal(one.rollout.rewards, other.rollout.rewards)
+
+
+def test_who_takes_which_world_changes_nothing():
+    alone, crowd = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37, num_threads=3)
+    crowd.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, lambda: (0, 2))
+    for iteration in range(2):
+        one, other = alone.filled(iteration), crowd.filled(iteration)
+        assert_same(one, other)
+        assert torch.equal(one.rewards, other.rewards)
+    crowd.simulator.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_unstable_world_is_named_and_nobody_waits_for_it(num_threads):
+    course = Course("Ant-v5", num_threads=num_threads)
+    course.env._physics.fields["qpos"][4, 0] = np.nan
+    with pytest.raises(SimulationError, match=f"environment {FIRST + 4}"):
+        course.filled(0)
+
+
+def test_an_action_that_is_not_finite_is_named():
+    course = Course("Ant-v5")
+    with torch.no_grad():
+        course.policy.model.policy[-1].bias[2] = np.nan
+    with pytest.raises(SimulationError, match=rf"environment {FIRST}\D.*action"):
+        course.filled(0)
+
+
+def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
+    from rayagi.envs.mujoco_cpu.walkers import Ant
+
+    monkeypatch.setattr(Ant, "place", lambda self, robot, fields: np.cosh(fields["qpos"][:, 0]))
+    caplog.set_level("INFO", logger="rayagi")
+    env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)
+    assert not isinstance(env, RolloutMujocoVecEnv)
+    assert "Ant-v5 is stepped from Python: a task's formulas: numpy's cosh cannot be compiled yet" in caplog.text
