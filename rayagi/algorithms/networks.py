@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.algorithms.distributions import make_head
 from rayagi.config.spec import Activation, NetworkSpec
+from rayagi.native.clip import can_clip, clip
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -89,6 +90,7 @@ class FlatParameters:
             gradients = torch.zeros_like(self.parameters)
         self.gradients = gradients
         self.parameters.grad = self.gradients
+        self._compiled = can_clip(self.gradients)
         offset = 0
         for p in parameters:
             end = offset + p.numel()
@@ -98,6 +100,8 @@ class FlatParameters:
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their global norm is at most ``max_norm`` (0: leave them). Returns the norm before."""
+        if self._compiled:
+            return clip(self.gradients, max_norm)
         # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number.
         norm = self.gradients.view(-1, _ROW).square().sum(1).sum().sqrt()
         if max_norm > 0:

@@ -6,6 +6,7 @@ from torch import nn
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
+from rayagi.algorithms import networks
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
@@ -63,7 +64,14 @@ def test_loading_a_state_keeps_the_layers_views_of_the_flat_vector():
     assert torch.equal(flat.parameters[: expected.numel()], expected)
 
 
-def test_clipping_scales_to_the_limit_and_returns_the_norm_before():
+@pytest.fixture(params=["compiled", "torch"])
+def clips(request, monkeypatch):
+    """What clips gradients."""
+    if request.param == "torch":
+        monkeypatch.setattr(networks, "can_clip", lambda gradients: False)
+
+
+def test_clipping_scales_to_the_limit_and_returns_the_norm_before(clips):
     flat = FlatParameters(nn.Linear(2, 1, bias=False))
     gradients = flat.gradients[:2]
     gradients.copy_(torch.tensor([3.0, 4.0]))
@@ -75,7 +83,14 @@ def test_clipping_scales_to_the_limit_and_returns_the_norm_before():
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
 
 
-def test_the_gradient_norm_does_not_depend_on_the_number_of_threads():
+def test_a_gradient_of_nan_is_not_hidden(clips):
+    flat = FlatParameters(nn.Linear(2, 1, bias=False))
+    flat.gradients[1] = torch.nan
+    assert flat.clip_gradients(1.0).isnan()
+    assert flat.gradients.isnan().all()
+
+
+def test_the_gradient_norm_does_not_depend_on_the_number_of_threads(clips):
     flat = FlatParameters(nn.Linear(1000, 700))
     flat.gradients.copy_(torch.randn(flat.gradients.shape, generator=torch.Generator().manual_seed(0)))
     threads, norms = torch.get_num_threads(), []

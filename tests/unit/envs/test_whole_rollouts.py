@@ -67,8 +67,9 @@ def assert_same(one, other):
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
     """With time limits and, for Ant and Humanoid, falls; three rollouts, each from where the last one ended."""
-    whole, steps = Course(env_id, num_threads=num_threads, max_episode_steps=17), Course(
-        env_id, max_episode_steps=17
+    whole, steps = (
+        Course(env_id, num_threads=num_threads, max_episode_steps=17),
+        Course(env_id, max_episode_steps=17),
     )
     ends = 0
     for iteration in range(3):
@@ -146,4 +147,6 @@ def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
     caplog.set_level("INFO", logger="rayagi")
     env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)
     assert not isinstance(env, RolloutMujocoVecEnv)
-    assert "Ant-v5 is stepped from Python: a task's formulas: numpy's cosh cannot be compiled yet" in caplog.text
+    assert (
+        "Ant-v5 is stepped from Python: a task's formulas: numpy's cosh cannot be compiled yet" in caplog.text
+    )

@@ -117,15 +117,15 @@ def _episodes(
     ended: dict[int, list[int]] = {}
     for step, env in zip(*(each.tolist() for each in ends), strict=True):
         ended.setdefault(step, []).append(env)
-    began = -elapsed
+    returns, began = running.numpy(), -elapsed
     episodes = Episodes([], [])
-    for step, row in enumerate(rewards):
-        running += row
+    for step, row in enumerate(rewards.numpy()):
+        returns += row
         ids = ended.get(step)
         if ids is not None:
-            episodes.returns.extend(running[ids].tolist())
+            episodes.returns.extend(returns[ids].tolist())
             episodes.lengths.extend((step + 1 - began[ids]).tolist())
-            running[ids] = 0.0
+            returns[ids] = 0.0
             began[ids] = step + 1
     return episodes
 
