@@ -7,10 +7,12 @@ Philox is a counter-based generator: nothing has to be stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Stream = Literal["reset", "exploration", "order"]
@@ -23,9 +25,31 @@ def environment_generator(seed: int, env_index: int, stream: Stream, position: i
     Streams never meet: purpose and position are the upper two of the counter's four words, and each has
     2**128 blocks of its own.
     """
-    key = np.array([seed % 2**64, env_index], dtype=np.uint64)
+    return np.random.Generator(_philox(seed, env_index, stream, position))
+
+
+def environment_generators(
+    seed: int, env_indices: Iterable[int], stream: Stream, position: int
+) -> Iterator[np.random.Generator]:
+    """Those of several environments in turn, each valid until the next is asked for.
+
+    It is one generator that is moved: making another costs four times as much.
+    """
+    bits = _philox(seed, 0, stream, position)
+    generator, begin = np.random.Generator(bits), bits.state
+    for env_index in env_indices:
+        begin["state"]["key"] = _key(seed, env_index)
+        bits.state = begin
+        yield generator
+
+
+def _philox(seed: int, env_index: int, stream: Stream, position: int) -> np.random.Philox:
     counter = np.array([0, 0, _NUMBER[stream], position], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return np.random.Philox(key=_key(seed, env_index), counter=counter)
+
+
+def _key(seed: int, env_index: int) -> NDArray[np.uint64]:
+    return np.array([seed % 2**64, env_index], dtype=np.uint64)
 
 
 def exploration_noise(
@@ -33,8 +57,8 @@ def exploration_noise(
 ) -> Tensor:
     """Standard normal noise (Gaussian policies) or Gumbel noise (categorical ones), (num_steps, num_envs, dim) float32."""
     noise = np.empty((num_steps, num_envs, dim), dtype=np.float32)
-    for i in range(num_envs):
-        generator = environment_generator(seed, first_env_index + i, "exploration", iteration)
+    envs = range(first_env_index, first_env_index + num_envs)
+    for i, generator in enumerate(environment_generators(seed, envs, "exploration", iteration)):
         if gumbel:
             noise[:, i] = generator.gumbel(size=(num_steps, dim))
         else:
@@ -66,10 +90,9 @@ def minibatch_orders(
     if num_steps % num_minibatches:
         raise ValueError(f"num_minibatches={num_minibatches} does not divide rollout_length={num_steps}")
     keys = np.empty((num_epochs, num_steps, num_envs))
-    for i in range(num_envs):
-        keys[:, :, i] = environment_generator(seed, first_env_index + i, "order", iteration).random(
-            (num_epochs, num_steps)
-        )
+    envs = range(first_env_index, first_env_index + num_envs)
+    for i, generator in enumerate(environment_generators(seed, envs, "order", iteration)):
+        keys[:, :, i] = generator.random((num_epochs, num_steps))
     steps = np.argsort(keys, axis=1)
     flat = steps * num_envs + np.arange(num_envs)
     return torch.from_numpy(flat.reshape(num_epochs, num_minibatches, -1))

@@ -1,8 +1,10 @@
 """The perfect-overlap limit: what our own work costs in CPU time when each phase runs alone on one core.
 
-    limit = environment steps of an iteration / (CPU s of simulation + acting + update, each alone) * cores
+    limit = environment steps of an iteration / (CPU s of simulation and acting + CPU s of the update, each alone) * cores
 
-Nothing that waits, synchronises or drives is in it; no schedule on these cores can beat it with this code.
+Nothing that waits, synchronises or drives is in it; no schedule on these cores can beat it with this code. Simulation and
+acting are measured as training does them, in one call of a compiled program; what they would cost step by step, each alone,
+is told beside it.
 
     python -m experiments.throughput.limits --seconds 5 --cores 2
     python -m experiments.throughput.limits --seconds 5 --cores 2 --together
@@ -19,7 +21,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from itertools import count, repeat
 from multiprocessing import get_context
 
 import torch
@@ -39,11 +41,16 @@ def cpu_seconds_each(work: Callable[[], None], seconds: float) -> float:
     """CPU time of one call, the mean of as many as fit in ``seconds``, after two to warm up."""
     for _ in range(2):
         work()
-    started, count = time.process_time(), 0
+    started, calls = time.process_time(), 0
     while time.process_time() - started < seconds:
         work()
-        count += 1
-    return (time.process_time() - started) / count
+        calls += 1
+    return (time.process_time() - started) / calls
+
+
+def collect(program: DpOnlyProgram, number: int) -> None:
+    """One rollout as training makes it: simulation and acting."""
+    program.simulator.fill(program.rollout, program.training.policy.tensors(), number)
 
 
 def simulate(simulator: Simulator, actions: torch.Tensor) -> None:
@@ -90,18 +97,21 @@ def measure_on(core: int, seconds: float) -> dict[str, float]:
         GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     )
     program.iterate()
+    rollouts = count(1)
+    rollout_s = cpu_seconds_each(lambda: collect(program, next(rollouts)), seconds)
     # An untrained policy's actions: the same mix of contacts, falls and resets as at the start of training.
     noise = torch.randn(ROLLOUT_LENGTH, TOTAL_ENVS, 8)
-    simulate_s = cpu_seconds_each(lambda: simulate(program.simulator, noise), seconds)
+    simulate_s = cpu_seconds_each(lambda: simulate(program.simulator, noise), seconds / 2)
     act_s = cpu_seconds_each(lambda: act(program.agent, program.rollout, noise), seconds / 2)
     update_s = cpu_seconds_each(lambda: update(program), seconds / 2)
     program.close()
     steps = TOTAL_ENVS * ROLLOUT_LENGTH
     return {
-        "simulate_cpu_ms": 1e3 * simulate_s,
-        "act_cpu_ms": 1e3 * act_s,
+        "rollout_cpu_ms": 1e3 * rollout_s,
         "update_cpu_ms": 1e3 * update_s,
-        "limit_steps_per_s": steps / (simulate_s + act_s + update_s),
+        "limit_steps_per_s": steps / (rollout_s + update_s),
+        "stepwise_simulate_cpu_ms": 1e3 * simulate_s,
+        "stepwise_act_cpu_ms": 1e3 * act_s,
     }
 
 
@@ -111,7 +121,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="CPU time to spend on the simulation; half on the others"
+        "--seconds", type=float, default=5.0, help="CPU time to spend on rollouts; half on each other"
     )
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--together", action="store_true", help="load all cores at the same time")

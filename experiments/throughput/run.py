@@ -22,6 +22,8 @@ from experiments.throughput.watch import all_cores, run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
+OURS = ("rayagi-1x2", "rayagi-2x1")
+"""One GMI with two threads, and two with one each."""
 CORES = 2
 """That both layouts of ours use."""
 QUIET_SHARE = 0.08
@@ -134,53 +136,62 @@ def rate(row: dict[str, object]) -> float | None:
 
 
 def summarise(rows: list[dict[str, object]]) -> str:
-    """A Markdown table: median steps per second and range, and the ratio of rayagi-2x1 to each in the same repeat."""
+    """A Markdown table: median steps per second and range, and the ratios of our layouts to each in the same repeat."""
     rates: dict[str, dict[object, float]] = {}
     for row in rows:
         value = rate(row)
         if value is not None:
             rates.setdefault(str(row["case"]), {})[row["repeat"]] = value
-    ours = rates.get("rayagi-2x1", {})
+    ours = {name: rates[name] for name in OURS if name in rates}
     lines = [
-        "| case | runs | steps/s, median | lowest - highest | rayagi-2x1 / case: median | lowest - highest |",
-        "|---|---|---|---|---|---|",
+        f"| case | runs | steps/s, median | lowest - highest |{''.join(f' {name} / case |' for name in ours)}",
+        f"|---|---|---|---|{'---|' * len(ours)}",
     ]
     for name, found in sorted(rates.items(), key=lambda item: -statistics.median(item[1].values())):
         values = list(found.values())
-        ratios = [ours[repeat] / value for repeat, value in found.items() if repeat in ours]
-        ratio = (
-            f"{statistics.median(ratios):.2f} | {min(ratios):.2f} - {max(ratios):.2f}" if ratios else " | "
+        ratios = (
+            [mine[repeat] / value for repeat, value in found.items() if repeat in mine]
+            for mine in ours.values()
         )
-        spread = f"{min(values):.0f} - {max(values):.0f}"
-        lines.append(f"| {name} | {len(values)} | {statistics.median(values):.0f} | {spread} | {ratio} |")
-    told = of_what_was_left(rows, ours, rates.get("limit", {}))
+        told = "".join(f" {spread(each, '.2f')} |" for each in ratios)
+        low, high = min(values), max(values)
+        lines.append(
+            f"| {name} | {len(values)} | {statistics.median(values):.0f} | {low:.0f} - {high:.0f} |{told}"
+        )
+    left = [of_what_was_left(rows, name, mine, rates.get("limit", {})) for name, mine in ours.items()]
     failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
     disturbed = [
         row for row in rows if isinstance(other := row.get("other_cores"), float) and other > MOST_OTHER_CORES
     ]
     kept = f"{len(disturbed)} of {len(rows)} runs are kept although something else used more than {MOST_OTHER_CORES} cores."
-    return "\n".join([*lines, "", *told, kept, *failed])
+    return "\n".join([*lines, "", *(f"{one}\n" for one in left if one), kept, *failed])
+
+
+def spread(values: list[float], form: str) -> str:
+    """Median, lowest and highest."""
+    if not values:
+        return ""
+    median, low, high = (format(each, form) for each in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({low} - {high})"
 
 
 def of_what_was_left(
-    rows: list[dict[str, object]], ours: dict[object, float], limits: dict[object, float]
-) -> list[str]:
+    rows: list[dict[str, object]], name: str, ours: dict[object, float], limits: dict[object, float]
+) -> str:
     """The limit is CPU time; a host that keeps some of the cores from this machine lowers what wall time can reach."""
     left = {
         row["repeat"]: 1 - float(stolen) / CORES
         for row in rows
-        if row["case"] == "rayagi-2x1" and isinstance(stolen := row.get("stolen_cores"), float)
+        if row["case"] == name and isinstance(stolen := row.get("stolen_cores"), float)
     }
     shares = [speed / limits[key] / left[key] for key, speed in ours.items() if key in limits and key in left]
     if not shares:
-        return []
+        return ""
     kept = ", ".join(f"{1 - left[key]:.1%}" for key in ours if key in left)
-    median, low, high = statistics.median(shares), min(shares), max(shares)
-    return [
-        f"While rayagi-2x1 trained, the host kept {kept} of the cores' time: of the limit with what was left, "
-        f"{median:.2f} ({low:.2f} - {high:.2f}).",
-        "",
-    ]
+    return (
+        f"While {name} trained, the host kept {kept} of the cores' time: of the limit with what was left, "
+        f"{spread(shares, '.2f')}."
+    )
 
 
 def main() -> None:

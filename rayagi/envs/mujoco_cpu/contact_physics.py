@@ -18,8 +18,8 @@ from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worl
 
 _LOOK_EVERY = 4
 """Worlds between looks for lenders: a look before each cost more than lending gained."""
-_MANY = 1 << 62
-"""Pieces: all that are left."""
+_AT_ONCE = 64
+"""Pieces, of those that nobody lends a core for: between them Python sees to signals."""
 Work = Callable[[mujoco.MjData, int], bool]
 
 
@@ -161,7 +161,7 @@ class _Lender:
 
 
 def _finish(work: Work, data: mujoco.MjData) -> None:
-    while work(data, _MANY):
+    while work(data, _AT_ONCE):
         pass
 
 

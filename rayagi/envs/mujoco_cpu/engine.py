@@ -123,10 +123,10 @@ class MujocoVecEnv:
         """Count environment ``i``'s next episode. Returns the qpos and qvel that it begins with."""
         self._elapsed[i] = 0
         self._episode[i] += 1
-        generator = environment_generator(
-            self._seed, self._first_env_index + i, "reset", int(self._episode[i])
-        )
-        return self._task.draw_start(self._robot, generator)
+        return self._task.draw_start(self._robot, self._generator(i))
+
+    def _generator(self, i: int) -> np.random.Generator:
+        return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
     def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
         """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""

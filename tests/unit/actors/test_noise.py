@@ -1,11 +1,12 @@
 """Noise and minibatch order belong to environments, not to GMIs."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.noise import environment_generator, exploration_noise, minibatch_orders
+from actors.noise import environment_generator, environment_generators, exploration_noise, minibatch_orders
 
 
 def noise(first, count, **change):
@@ -15,6 +16,17 @@ def noise(first, count, **change):
 
 def test_four_environments_draw_the_same_noise_on_one_gmi_or_two():
     assert torch.equal(noise(0, 4), torch.cat([noise(0, 2), noise(2, 2)], dim=1))
+
+
+def test_an_environment_s_generator_is_philox_at_its_own_key_and_counter():
+    """Whoever came before: two draw normal numbers, which leaves half a block, and single floats."""
+    for index, generator in zip((4, 9, 4), environment_generators(7, (4, 9, 4), "order", 3), strict=True):
+        philox = np.random.Philox(
+            key=np.array([7, index], dtype=np.uint64), counter=np.array([0, 0, 2, 3], dtype=np.uint64)
+        )
+        expected = np.random.Generator(philox)
+        assert generator.standard_normal(3).tolist() == expected.standard_normal(3).tolist()
+        assert generator.random(5, dtype=np.float32).tolist() == expected.random(5, dtype=np.float32).tolist()
 
 
 def test_noise_differs_between_iterations_seeds_and_environments():

@@ -14,16 +14,18 @@ def row(repeat, case, **values):
 def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_left():
     rows = [
         row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1),
+        row(0, "rayagi-1x2", steps_per_s=4000.0),
         row(0, "limit", limit_steps_per_s=5000.0),
+        row(1, "rayagi-1x2", steps_per_s=5000.0),
         row(1, "rayagi-2x1", steps_per_s=3000.0, stolen_cores=0.4),
         row(1, "limit", limit_steps_per_s=5000.0),
     ]
     told = summarise(rows)
-    assert "| limit | 2 | 5000 | 5000 - 5000 | 0.70 | 0.60 - 0.80 |" in told
+    assert "| limit | 2 | 5000 | 5000 - 5000 | 0.90 (0.80 - 1.00) | 0.70 (0.60 - 0.80) |" in told
     # 0.1 and 0.4 of two cores: 4000 / (5000 * 0.95) = 0.842, 3000 / (5000 * 0.8) = 0.75
     assert (
-        "the host kept 5.0%, 20.0% of the cores' time: of the limit with what was left, 0.80 (0.75 - 0.84)"
-        in told
+        "While rayagi-2x1 trained, the host kept 5.0%, 20.0% of the cores' time: of the limit with what was left, "
+        "0.80 (0.75 - 0.84)." in told
     )
 
 
