@@ -78,7 +78,7 @@ class Liveness:
     def watch(self, members: Iterable[Member]) -> None:
         """Watch these too. Those that are gone already are lost when this returns.
 
-        Members of other hosts are watched once their port is known.
+        Members of other hosts are watched once their port is known. Once it is closed nobody is.
         """
         for member in members:
             if member.process == self.me.process:
@@ -113,7 +113,7 @@ class Liveness:
 
     def close(self) -> None:
         """Free thread and descriptors. Safe to call twice, and in ``on_lost``."""
-        with self._lock:
+        with self._lock:  # while it is held the thread, which may be awake, closes nothing
             if not self._closing:
                 self._closing = True
                 os.eventfd_write(self._wake, 1)
@@ -129,8 +129,12 @@ class Liveness:
             if member.port:
                 self._link(member)
         else:
-            self._processes[descriptor] = member
-            self._epoll.register(descriptor, select.EPOLLIN)
+            with self._lock:
+                if self._closing:
+                    os.close(descriptor)
+                    return
+                self._processes[descriptor] = member
+                self._epoll.register(descriptor, select.EPOLLIN)
 
     def _link(self, member: Member) -> None:
         """Connect, once, to a member that cannot be watched as a process."""
@@ -147,9 +151,13 @@ class Liveness:
             return
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _SILENCE_S))
-        self._links[link.fileno()] = _Link(link, member)
-        self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP)
-        os.eventfd_write(self._wake, 1)  # from now on there is a beat to keep
+        with self._lock:
+            if self._closing:
+                link.close()
+                return
+            self._links[link.fileno()] = _Link(link, member)
+            self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP)
+            os.eventfd_write(self._wake, 1)  # from now on there is a beat to keep
 
     def _lose(self, member: Member, reason: str) -> None:
         """Note a loss, once; tell members of other hosts if it is ours to tell, and who waits here."""
@@ -228,13 +236,14 @@ class Liveness:
                 link.socket.send(b"\0")
 
     def _release(self) -> None:
-        self._door.withdraw(self)
-        for descriptor in self._processes:
-            os.close(descriptor)
-        for link in self._links.values():
-            link.socket.close()
-        self._epoll.close()
-        os.close(self._wake)
+        with self._lock:
+            self._door.withdraw(self)
+            for descriptor in self._processes:
+                os.close(descriptor)
+            for link in self._links.values():
+                link.socket.close()
+            self._epoll.close()
+            os.close(self._wake)
 
     def __enter__(self) -> Self:
         return self

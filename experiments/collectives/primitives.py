@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.collectives.members import CASES, Group, Run
+from experiments.cores import not_idle_seconds
 from experiments.origin import origin
 
 SIZES = (100_000, 440_000, 1_160_000, 6_000_000, 16_000_000, 64_000_000)
@@ -95,13 +95,13 @@ def measure(world_size: int, sizes: Sequence[int], repeats: int, patience_s: flo
 
 def _measure_all(group: Group, cases: Sequence[str], size: int) -> tuple[dict[str, float], float]:
     """Median microseconds of each case, and the mean number of cores that anything else used."""
-    busy_s, wall_s, own_s, times = _busy_s(), time.monotonic(), 0.0, {}
+    busy_s, wall_s, own_s, times = not_idle_seconds(), time.monotonic(), 0.0, {}
     for case in cases:
         spans, cpu_s = group.measure(Run(case, size // 4, _iterations(size)))
         own_s += cpu_s
         times[case] = 1e6 * statistics.median(spans)
     wall_s = time.monotonic() - wall_s
-    return times, max(0.0, _busy_s() - busy_s - own_s) / wall_s
+    return times, max(0.0, not_idle_seconds() - busy_s - own_s) / wall_s
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -127,12 +127,6 @@ def table(rows: Sequence[Row]) -> str:
 def _iterations(size: int) -> int:
     """Per repeat: many of what is short."""
     return max(5, min(100, 20_000_000 // size))
-
-
-def _busy_s() -> float:
-    """CPU seconds that anything on this machine has used."""
-    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

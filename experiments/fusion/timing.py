@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+from experiments.cores import not_idle_seconds
 
 
 class Neighbours:
     """Cores that other processes used between the making of this object and ``cores()``."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), _busy_s(), time.process_time()
+        self._began, self._busy, self._own = time.monotonic(), not_idle_seconds(), time.process_time()
 
     def cores(self) -> float:
         """Mean number of cores. The system's clock ticks every 10 ms: over less than half a second this is rough."""
         wall = max(1e-3, time.monotonic() - self._began)
-        others = _busy_s() - self._busy - (time.process_time() - self._own)
+        others = not_idle_seconds() - self._busy - (time.process_time() - self._own)
         return round(max(0.0, others) / wall, 2)
 
 
@@ -53,8 +51,3 @@ def cost(call: Callable[[], object], wait: Callable[[], object], at_least_s: flo
         if elapsed >= at_least_s:
             return Cost(elapsed / count, used / count)
         count = min(10 * count, 1 + int(1.2 * count * at_least_s / max(elapsed, 1e-9)))
-
-
-def _busy_s() -> float:
-    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / _TICKS_PER_S

@@ -13,8 +13,8 @@ import os
 import time
 from pathlib import Path
 
+from experiments.cores import stolen_seconds
 from experiments.throughput.settings import run_spec
-from experiments.throughput.watch import stolen_seconds
 from rayagi.coordinator.session import Session
 from rayagi.run.versions import rayagi_version
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from experiments.cores import all_seconds, not_idle_seconds
 from experiments.origin import origin
-from experiments.throughput.watch import all_cores, run_watched
+from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
@@ -90,15 +91,9 @@ def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
 
 def busy_share() -> float:
     """Share of all cores that something used during the last second."""
-
-    def read() -> tuple[int, int]:
-        fields = all_cores()
-        return sum(fields) - fields[3] - fields[4], sum(fields)
-
-    busy, total = read()
+    busy, total = -not_idle_seconds(), -all_seconds()
     time.sleep(1)
-    busy_now, total_now = read()
-    return (busy_now - busy) / max(1, total_now - total)
+    return (busy + not_idle_seconds()) / max(0.01, total + all_seconds())
 
 
 def wait_until_quiet(limit_s: float = 30.0) -> None:

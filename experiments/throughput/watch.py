@@ -11,8 +11,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.cores import TICKS_PER_S, stolen_seconds, used_seconds
+
 _MARK = "RAYAGI_MEASURED"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
         while not ended.wait(2.0):
             own_ticks.update(_ticks_of(mark))
 
-    busy, stolen, began = _busy_ticks(), stolen_seconds(), time.monotonic()
+    used, stolen, began = used_seconds(), stolen_seconds(), time.monotonic()
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -65,31 +66,16 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
         for pid in _ticks_of(mark):
             os.kill(pid, signal.SIGKILL)
     wall_s = time.monotonic() - began
-    own = sum(own_ticks.values())
-    others = max(0, _busy_ticks() - busy - own)
+    own = sum(own_ticks.values()) / TICKS_PER_S
+    others = max(0.0, used_seconds() - used - own)
     stolen = stolen_seconds() - stolen
     return Watched(
         output,
         error,
-        own_cores=round(own / _TICKS_PER_S / wall_s, 2),
-        other_cores=round(others / _TICKS_PER_S / wall_s, 2),
+        own_cores=round(own / wall_s, 2),
+        other_cores=round(others / wall_s, 2),
         stolen_cores=round(stolen / wall_s, 3),
     )
-
-
-def stolen_seconds() -> float:
-    """So far, over all cores: what a virtual machine's host kept from it. 0 on a machine of its own."""
-    return all_cores()[7] / _TICKS_PER_S
-
-
-def _busy_ticks() -> int:
-    fields = all_cores()
-    return sum(fields[:7]) - fields[3] - fields[4]
-
-
-def all_cores() -> list[int]:
-    """Ticks of user, nice, system, idle, iowait, irq, softirq, steal."""
-    return [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 def _ticks_of(mark: str) -> dict[int, int]:

@@ -55,7 +55,11 @@ CATALOGUE: tuple[GmiMetric, ...] = (
     GmiMetric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
     GmiMetric(name="simulate_s", unit="s", merge="mean", group="time", help="time in the simulator"),
     GmiMetric(
-        name="act_s", unit="s", merge="mean", group="time", help="time in policy inference and sampling"
+        name="act_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in policy inference and sampling; with the simulator's where environments act, too",
     ),
     GmiMetric(
         name="update_s",

@@ -95,8 +95,8 @@ class ContactPhysics:
 
     @property
     def num_takers(self) -> int:
-        """Threads that may share work: own ones and lenders'."""
-        return len(self.datas) + len(self._lenders)
+        """Threads that work should be divided for: own ones, and a lender's where there may be any."""
+        return len(self.datas) + bool(self._lenders)
 
     def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
         """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""

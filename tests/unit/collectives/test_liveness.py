@@ -353,6 +353,35 @@ def test_it_may_be_closed_by_who_is_told_of_a_loss():
         liveness.close()
 
 
+def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
+    """The number may be another file's by then."""
+    write, woken = os.eventfd_write, []
+
+    def write_before_and_after_the_thread_had_time(descriptor, value):
+        write(descriptor, value)
+        liveness._thread.join(0.3)
+        woken.append(liveness._thread.is_alive())
+        write(descriptor, value)
+
+    liveness = Liveness(member(0))
+    monkeypatch.setattr(os, "eventfd_write", write_before_and_after_the_thread_had_time)
+    liveness.close()
+    assert woken == [True]
+    assert not liveness._thread.is_alive()
+
+
+def test_who_is_watched_after_closing_leaves_nothing_behind():
+    """Whoever is told of a loss while it connects to others may close in between."""
+    with Other(1) as near, Other(2, "another") as far:
+        Liveness(member(0)).close()
+        before = descriptors()
+        liveness = Liveness(member(0))
+        liveness.close()
+        liveness.watch([near.member, far.member])
+        assert descriptors() <= before
+        assert liveness.lost() == ()
+
+
 def test_an_address_of_another_host_is_refused():
     with pytest.raises(OSError, match="assign"):
         Liveness(replace(member(0), address="192.0.2.1"))

@@ -29,9 +29,9 @@ TASKS = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"]
 class Course:
     """Environments, a policy that sees what it saw before, and rollouts of them."""
 
-    def __init__(self, env_id, *, num_threads=1, num_envs=NUM_ENVS, **kwargs):
+    def __init__(self, env_id, *, num_threads=1, num_envs=NUM_ENVS, first=FIRST, **kwargs):
         env = make_env_factory(env_id, kwargs=kwargs)(
-            num_envs=num_envs, first_env_index=FIRST, seed=SEED, num_threads=num_threads
+            num_envs=num_envs, first_env_index=first, seed=SEED, num_threads=num_threads
         )
         spec = replace(
             preset(env_id), network=NetworkSpec(hidden=(20, 13), activation="elu", initial_log_std=0.3)
@@ -94,16 +94,41 @@ def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
         {"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.1, "healthy_z_range": (0.5, 0.7)},
     ],
 )
-def test_a_task_s_options_are_in_its_formulas(options):
+def test_ant_s_options_are_in_its_formulas(options):
     whole, steps = Course("Ant-v5", **options), Course("Ant-v5", **options)
     for iteration in range(2):
         assert_same(whole.filled(iteration), steps.collected(iteration))
+
+
+def test_humanoid_s_contact_costs_are_bounded():
+    options = {"contact_cost_weight": 0.3, "contact_cost_range": (0.01, 0.02)}
+    whole, steps = Course("Humanoid-v5", **options), Course("Humanoid-v5", **options)
+    free, costs = Course("Humanoid-v5", contact_cost_weight=0.0), []
+    for iteration in range(2):
+        assert_same(whole.filled(iteration), steps.collected(iteration))
+        costs.append(free.filled(iteration).rewards - whole.rollout.rewards)
+    # In the air the least, on the ground the most.
+    assert torch.stack(costs).min().item() == pytest.approx(0.01, abs=1e-5)
+    assert torch.stack(costs).max().item() == pytest.approx(0.02, abs=1e-5)
 
 
 def test_rollouts_and_steps_go_on_from_each_other():
     mixed, steps = Course("Ant-v5"), Course("Ant-v5")
     for iteration, make in enumerate((mixed.filled, mixed.collected, mixed.filled)):
         assert_same(make(iteration), steps.collected(iteration))
+
+
+def test_an_environment_s_course_does_not_depend_on_where_it_is():
+    whole, parts = (
+        Course("Ant-v5", num_envs=10),
+        [Course("Ant-v5", num_envs=5, first=FIRST + k) for k in (0, 5)],
+    )
+    for iteration in range(2):
+        one, others = whole.filled(iteration), [part.filled(iteration) for part in parts]
+        for name in ("obs", "actions", "rewards", "terminated", "truncated"):
+            assert torch.equal(getattr(one, name), torch.cat([getattr(each, name) for each in others], 1)), (
+                name
+            )
 
 
 def test_a_saved_state_goes_on_to_the_last_bit():

@@ -2,7 +2,7 @@
 
 import sys
 
-from experiments.throughput import watch
+from experiments import cores
 from experiments.throughput.run import summarise
 from experiments.throughput.watch import run_watched
 
@@ -43,6 +43,8 @@ def test_a_command_s_own_time_is_told_from_others():
 
 def test_what_the_host_took_is_neither_busy_nor_idle(monkeypatch):
     # user, nice, system, idle, iowait, irq, softirq, steal
-    monkeypatch.setattr(watch, "all_cores", lambda: [100, 1, 20, 1000, 5, 3, 4, 60])
-    assert watch._busy_ticks() == 100 + 1 + 20 + 3 + 4
-    assert watch.stolen_seconds() == 60 / watch._TICKS_PER_S
+    monkeypatch.setattr(cores, "_ticks", lambda: [100, 1, 20, 1000, 5, 3, 4, 60])
+    assert cores.used_seconds() == (100 + 1 + 20 + 3 + 4) / cores.TICKS_PER_S
+    assert cores.stolen_seconds() == 60 / cores.TICKS_PER_S
+    assert cores.not_idle_seconds() == 188 / cores.TICKS_PER_S
+    assert cores.all_seconds() == 1193 / cores.TICKS_PER_S
