@@ -26,15 +26,12 @@ from multiprocessing import get_context
 
 import torch
 
-from actors.agent import Agent
 from actors.gmi import GmiContext, GmiIdentity
 from actors.noise import minibatch_orders
-from actors.rollout import Rollout
-from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from placement.types import Slice
-from rayagi.algorithms.program import DpOnlyProgram, dp_only_factory
+from rayagi.algorithms.program import dp_only_factory
 
 
 def cpu_seconds_each(work: Callable[[], None], seconds: float) -> float:
@@ -48,70 +45,85 @@ def cpu_seconds_each(work: Callable[[], None], seconds: float) -> float:
     return (time.process_time() - started) / calls
 
 
-def collect(program: DpOnlyProgram, number: int) -> None:
-    """One rollout as training makes it: simulation and acting."""
-    program.simulator.fill(program.rollout, program.training.policy.tensors(), number)
+class Alone:
+    """All environments in one GMI on one core, whose phases are called one by one.
 
+    Each answer is CPU seconds per iteration, the mean of calls that take so many seconds.
+    """
 
-def simulate(simulator: Simulator, actions: torch.Tensor) -> None:
-    """One rollout's physics, observation, reward and reset, with given actions."""
-    for t in range(ROLLOUT_LENGTH):
-        simulator.step(actions[t])
+    def __init__(self, core: int) -> None:
+        os.sched_setaffinity(0, {core})
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        identity = GmiIdentity(
+            index=0,
+            num_gmis=1,
+            slice=Slice(node="here", backend="cpu", cores=(0,)),
+            roles=("simulator", "agent", "trainer"),
+            task="Ant-v5",
+        )
+        context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+        self._program = dp_only_factory(run_spec(num_gmis=1, threads_per_gmi=1))(context)
+        self._program.iterate()
+        self._numbers = count(1)
 
+    def rollout_s(self, seconds: float) -> float:
+        """A rollout as training makes it: simulation and acting."""
+        return cpu_seconds_each(self._collect, seconds)
 
-def act(agent: Agent, rollout: Rollout, noise: torch.Tensor) -> None:
-    """One rollout's inference and sampling, with given observations."""
-    for t in range(ROLLOUT_LENGTH):
-        agent.act(rollout.raw_obs[t], noise[t])
+    def update_s(self, seconds: float) -> float:
+        """An update from the last rollout: values, advantages, minibatches."""
+        return cpu_seconds_each(self._update, seconds)
 
+    def stepwise_simulate_s(self, seconds: float) -> float:
+        """A rollout's physics, observation, reward and reset, with an untrained policy's actions."""
+        simulator, actions = self._program.simulator, torch.randn(ROLLOUT_LENGTH, TOTAL_ENVS, 8)
 
-def update(program: DpOnlyProgram) -> None:
-    """One update from a rollout: values, advantages, minibatches."""
-    batch, _ = program.training.prepare(program.rollout)
-    orders = minibatch_orders(
-        seed=0,
-        first_env_index=0,
-        num_envs=TOTAL_ENVS,
-        iteration=0,
-        num_steps=ROLLOUT_LENGTH,
-        num_epochs=4,
-        num_minibatches=4,
-    )
-    program.training.learner.update(batch, orders, 0, 0)
+        def simulate() -> None:
+            for t in range(ROLLOUT_LENGTH):
+                simulator.step(actions[t])
+
+        return cpu_seconds_each(simulate, seconds)
+
+    def stepwise_act_s(self, seconds: float) -> float:
+        """A rollout's inference and sampling, with given observations."""
+        agent, seen = self._program.agent, self._program.rollout.raw_obs
+        noise = torch.randn(ROLLOUT_LENGTH, TOTAL_ENVS, 8)
+
+        def act() -> None:
+            for t in range(ROLLOUT_LENGTH):
+                agent.act(seen[t], noise[t])
+
+        return cpu_seconds_each(act, seconds)
+
+    def _collect(self) -> None:
+        program = self._program
+        program.simulator.fill(program.rollout, program.training.policy.tensors(), next(self._numbers))
+
+    def _update(self) -> None:
+        batch, _ = self._program.training.prepare(self._program.rollout)
+        orders = minibatch_orders(
+            seed=0,
+            first_env_index=0,
+            num_envs=TOTAL_ENVS,
+            iteration=0,
+            num_steps=ROLLOUT_LENGTH,
+            num_epochs=4,
+            num_minibatches=4,
+        )
+        self._program.training.learner.update(batch, orders, 0, 0)
 
 
 def measure_on(core: int, seconds: float) -> dict[str, float]:
-    """CPU milliseconds of each phase for one iteration of all 64 environments on one core, and what it could reach alone."""
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    spec = run_spec(num_gmis=1, threads_per_gmi=1)
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-        task="Ant-v5",
-    )
-    program = dp_only_factory(spec)(
-        GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    )
-    program.iterate()
-    rollouts = count(1)
-    rollout_s = cpu_seconds_each(lambda: collect(program, next(rollouts)), seconds)
-    # An untrained policy's actions: the same mix of contacts, falls and resets as at the start of training.
-    noise = torch.randn(ROLLOUT_LENGTH, TOTAL_ENVS, 8)
-    simulate_s = cpu_seconds_each(lambda: simulate(program.simulator, noise), seconds / 2)
-    act_s = cpu_seconds_each(lambda: act(program.agent, program.rollout, noise), seconds / 2)
-    update_s = cpu_seconds_each(lambda: update(program), seconds / 2)
-    program.close()
-    steps = TOTAL_ENVS * ROLLOUT_LENGTH
+    """CPU milliseconds of each phase for one iteration on one core, and what that could reach alone."""
+    alone = Alone(core)
+    rollout_s, update_s = alone.rollout_s(seconds), alone.update_s(seconds / 2)
     return {
         "rollout_cpu_ms": 1e3 * rollout_s,
         "update_cpu_ms": 1e3 * update_s,
-        "limit_steps_per_s": steps / (rollout_s + update_s),
-        "stepwise_simulate_cpu_ms": 1e3 * simulate_s,
-        "stepwise_act_cpu_ms": 1e3 * act_s,
+        "limit_steps_per_s": TOTAL_ENVS * ROLLOUT_LENGTH / (rollout_s + update_s),
+        "stepwise_simulate_cpu_ms": 1e3 * alone.stepwise_simulate_s(seconds / 2),
+        "stepwise_act_cpu_ms": 1e3 * alone.stepwise_act_s(seconds / 2),
     }
 
 

@@ -105,6 +105,9 @@ def test_this_machine_is_recorded_for_elsewhere(monkeypatch, capsys, tmp_path):
         ("a30x1", "mps"),
         ("v100x1", "mps"),
         ("rtx4090x1", "mps"),
+        ("a30x8", "mps"),
+        ("v100x8", "mps"),
+        ("rtx4090x8", "mps"),
         ("a100_40x1_mps_taken", "direct"),
     ],
 )
