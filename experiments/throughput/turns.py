@@ -1,6 +1,6 @@
 """What share of the perfect-overlap limit training reaches, both measured by turns of a few seconds.
 
-Measured for half a minute each, one after the other, limit and training see different machines where the speed of one changes
+Measured for half a minute each, one after the other, limit and training see different machines where the speed of one varies
 within minutes. Here the limit is measured before and after each turn of training, on one core and then another, and the turn
 is compared with the mean of both. Who does not have its turn sleeps.
 
