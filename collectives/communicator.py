@@ -103,6 +103,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        """Zeroed memory (numel,) that all members read and write; None for all of them where they share none.
+
+        Who writes what, and when, is theirs to agree on. All members ask alike, in the same order.
+        """
+        ...
+
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed (the papers' get_group).
 

@@ -17,7 +17,7 @@ from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
-from collectives.transports.base import ReduceOp, SeesWaiting, Transport
+from collectives.transports.base import ReduceOp, SeesWaiting, SharesMemory, Transport
 
 Result = TypeVar("Result")
 
@@ -103,6 +103,7 @@ class ComposedCommunicator:
             raise
         # Here, not where it is asked often: looking whether something implements a protocol is slow.
         self._sees = self._whole if isinstance(self._whole, SeesWaiting) else None
+        self._shares = self._whole if isinstance(self._whole, SharesMemory) else None
         self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
@@ -123,8 +124,9 @@ class ComposedCommunicator:
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end) in the flat tensor."""
         flat = checked(tensor, op)[0].view(-1)
-        begin, end = self._call("reduce_scatter", lambda: self._whole.reduce_scatter(flat, _undivided(op)))
-        if op == "mean":
+        fused = op if flat.dtype != torch.bfloat16 else _undivided(op)  # as in _run_schedule
+        begin, end = self._call("reduce_scatter", lambda: self._whole.reduce_scatter(flat, fused))
+        if op != fused:
             flat[begin:end].div_(self.world_size)
         return begin, end
 
@@ -161,6 +163,11 @@ class ComposedCommunicator:
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory (numel,) that the schedule's first step through the host reads and writes where it is."""
         return self._call("buffer", lambda: self._registered(numel, dtype))
+
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        """Zeroed memory (numel,) of all members, where they are on one host and meet in its memory."""
+        shares = self._shares
+        return None if shares is None else self._call("common", lambda: shares.common(numel, dtype))
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed. Every member calls it with the same ranks."""

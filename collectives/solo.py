@@ -62,6 +62,10 @@ class SoloCommunicator:
         """Plain memory."""
         return torch.zeros(numel, dtype=dtype)
 
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        """None: there is nobody to share with."""
+        return None
+
     def group(self, ranks: Sequence[int]) -> SoloCommunicator | None:
         """A group of the one, or of nobody."""
         return SoloCommunicator(self.generation) if list(ranks) == [0] else None

@@ -64,6 +64,21 @@ class Transport(Protocol):
 
 
 @runtime_checkable
+class SharesMemory(Protocol):
+    """A transport whose members can have one piece of memory in common."""
+
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory (numel,) that all members read and write. All members ask alike, in the same order.
+
+        ``close`` lets go of it; it lives on while the caller keeps it.
+
+        Raises:
+            CommunicatorError: there is no memory for it, or a member asked for something else.
+        """
+        ...
+
+
+@runtime_checkable
 class SeesWaiting(Protocol):
     """A transport that can tell at the cost of a few loads who waits for this member."""
 

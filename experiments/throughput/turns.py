@@ -98,8 +98,11 @@ def train_when_asked(pipe: Connection, num_gmis: int, threads_per_gmi: int) -> N
         pipe.send(0.0)
         while (seconds := asked(pipe)) is not None:
             iterations, began = 0, time.monotonic()
+            session.submit(2)  # one request ahead, as `rayagi train` asks: GMIs do not wait for the driver
             while time.monotonic() - began < seconds:
-                iterations += len(session.train(2))
+                session.submit(2)
+                iterations += len(session.collect())
+            iterations += len(session.collect())
             pipe.send(iterations * TOTAL_ENVS * ROLLOUT_LENGTH / (time.monotonic() - began))
 
 

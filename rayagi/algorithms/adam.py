@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from actors.protocols import StateDict
-from rayagi.algorithms.networks import FlatParameters
+from rayagi.algorithms.networks import WHOLE, FlatParameters
+from rayagi.algorithms.one_copy import OneCopy
 
 BETAS = (0.9, 0.999)
 
@@ -22,13 +23,19 @@ class FlatAdam:
     30 MB.
     """
 
-    def __init__(self, flat: FlatParameters, *, learning_rate: float, eps: float) -> None:
+    def __init__(
+        self, flat: FlatParameters, *, learning_rate: float, eps: float, one_copy: OneCopy | None = None
+    ) -> None:
+        """Begin with moments of zero: one copy's, of which it steps a share, or its own."""
         self.flat, self.eps = flat, eps
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
         """So many were made; as torch wants it, for the correction of both moments' bias."""
-        self.exp_avg = torch.zeros_like(flat.gradients)
-        self.exp_avg_sq = torch.zeros_like(flat.gradients)
+        self.exp_avg = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg
+        self.exp_avg_sq = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg_sq
+        share = WHOLE if one_copy is None else one_copy.share
+        self._parameters, self._gradients = flat.parameters.detach()[share], flat.gradients[share]
+        self._exp_avg, self._exp_avg_sq = self.exp_avg[share], self.exp_avg_sq[share]
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """For the steps from now on, captured ones too."""
@@ -43,12 +50,12 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step along the flat gradients."""
+        """One step along the flat gradients; with one copy, of its share."""
         adam(
-            [self.flat.parameters],
-            [self.flat.gradients],
-            [self.exp_avg],
-            [self.exp_avg_sq],
+            [self._parameters],
+            [self._gradients],
+            [self._exp_avg],
+            [self._exp_avg_sq],
             [],
             [self.steps],
             fused=True,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from collectives.communicator import Communicator
 from rayagi.algorithms import losses
 from rayagi.algorithms.adam import FlatAdam
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
+from rayagi.algorithms.one_copy import OneCopy
 from rayagi.config.spec import LearningSpec
 
 SpecT = TypeVar("SpecT", bound=LearningSpec)
@@ -24,7 +26,8 @@ class GradientLearner(Generic[SpecT]):
     """Holds the model's parameters as one flat vector, the optimiser and the step size.
 
     All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These
-    live in the communicator's memory, where they are reduced without being copied.
+    live in the communicator's memory, where they are reduced without being copied. Trainers of one host are no replicas,
+    where they share memory: they step one copy, each its share (``one_copy.py``).
     """
 
     def __init__(
@@ -48,13 +51,21 @@ class GradientLearner(Generic[SpecT]):
         """
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
-        self.flat = FlatParameters(model, communicator.buffer)
-        self.optimiser = FlatAdam(self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps)
+        self._one_copy = one_copy = OneCopy.of(model, communicator)
+        self.flat = FlatParameters(
+            model, communicator.buffer, None if one_copy is None else one_copy.parameters
+        )
+        self.optimiser = FlatAdam(
+            self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps, one_copy=one_copy
+        )
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
-        communicator.broadcast(self.flat.parameters.data)
+        if one_copy is None:
+            communicator.broadcast(self.flat.parameters.data)
+        else:
+            communicator.barrier()  # all have put there what they began with: the same, from the seed
 
     def begin_update(self, env_steps_total: int) -> None:
         """Set the step size. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
@@ -72,10 +83,30 @@ class GradientLearner(Generic[SpecT]):
 
     def descend(self) -> Tensor:
         """One step along the mean of all trainers' gradients that are there. Returns its norm before clipping."""
+        if self._one_copy is not None:
+            return self._descend_together(self._one_copy.share)
         self._reduce(self.flat.gradients)
-        norm = self.flat.clip_gradients(self.spec.max_grad_norm)
+        norm = self.flat.squares().sqrt()
+        self.flat.clip(norm, self.spec.max_grad_norm)
         self.optimiser.step()
-        return norm
+        return norm.to(torch.float32)
+
+    def _descend_together(self, share: slice) -> Tensor:
+        """Each trainer reduces, clips and steps its share of the one copy."""
+        flat, group = self.flat, self.communicator
+        if self.weight != 1.0:
+            flat.gradients.mul_(self.weight)
+        with self._synchronising():
+            group.reduce_scatter(flat.gradients, "mean")
+        squares = flat.squares(share).to(torch.float64).reshape(1)
+        with self._synchronising():
+            group.all_reduce(squares)
+        norm = squares.sqrt()
+        flat.clip(norm, self.spec.max_grad_norm, share)
+        self.optimiser.step()
+        with self._synchronising():
+            group.barrier()  # before anybody looks at the others' shares
+        return norm.to(torch.float32)
 
     def end_update(
         self, names: Sequence[str], rows: Sequence[Tensor], *, last_epoch: int, iteration: int, what: str
@@ -108,8 +139,13 @@ class GradientLearner(Generic[SpecT]):
             return
         if self.weight != 1.0:
             tensor.mul_(self.weight)
+        with self._synchronising():
+            self.communicator.all_reduce(tensor, "mean")
+
+    @contextmanager
+    def _synchronising(self) -> Iterator[None]:
         started = time.perf_counter()
-        self.communicator.all_reduce(tensor, "mean")
+        yield
         self.sync_s += time.perf_counter() - started
 
     def _adapt(self, kl: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.algorithms.distributions import make_head
 from rayagi.config.spec import Activation, NetworkSpec
-from rayagi.native.clip import can_clip, clip
+from rayagi.native.clip import can_clip, clip, squares
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -69,6 +69,7 @@ class ActorCritic(nn.Module):
 
 _ROW = 512
 """Elements summed at a time for the gradient norm."""
+WHOLE = slice(None)
 
 
 class FlatParameters:
@@ -77,33 +78,52 @@ class FlatParameters:
     One bucket to reduce, one vector to clip and step: no copies in or out. Only float32 parameters on one device.
     """
 
-    def __init__(self, module: nn.Module, memory: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
-        """``memory`` gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
-        parameters' device.
+    def __init__(
+        self,
+        module: nn.Module,
+        memory: Callable[[int, torch.dtype], Tensor] | None = None,
+        home: Tensor | None = None,
+    ) -> None:
+        """The parameters keep their values.
+
+        Args:
+            module: whose parameters become views
+            memory: gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
+                parameters' device
+            home: where the parameters shall be, (``padded_size``,)
         """
         parameters = list(module.parameters())
-        padding = parameters[0].new_zeros(-sum(p.numel() for p in parameters) % _ROW)
-        self.parameters = nn.Parameter(torch.cat([*(p.detach().reshape(-1) for p in parameters), padding]))
-        size, dtype = self.parameters.numel(), self.parameters.dtype
+        size, dtype = padded_size(module), parameters[0].dtype
+        flat = parameters[0].new_zeros(size) if home is None else home
         gradients = memory(size, dtype) if memory else None
-        if gradients is None or gradients.device != self.parameters.device:
-            gradients = torch.zeros_like(self.parameters)
-        self.gradients = gradients
-        self.parameters.grad = self.gradients
-        self._compiled = can_clip(self.gradients)
+        if gradients is None or gradients.device != flat.device:
+            gradients = torch.zeros_like(flat)
+        self.parameters, self.gradients = nn.Parameter(flat), gradients
+        self.parameters.grad = gradients
+        self._compiled = can_clip(gradients)
         offset = 0
         for p in parameters:
             end = offset + p.numel()
-            p.data = self.parameters.data[offset:end].view_as(p)
-            p.grad = self.gradients[offset:end].view_as(p)
+            flat[offset:end] = p.detach().reshape(-1)
+            p.data, p.grad = flat[offset:end].view_as(p), gradients[offset:end].view_as(p)
             offset = end
 
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their global norm is at most ``max_norm`` (0: leave them). Returns the norm before."""
+    def squares(self, part: slice = WHOLE) -> Tensor:
+        """The sum of a part of the gradients' squares, ()."""
+        own = self.gradients[part]
         if self._compiled:
-            return clip(self.gradients, max_norm)
+            return torch.tensor(squares(own), dtype=torch.float64)
         # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number.
-        norm = self.gradients.view(-1, _ROW).square().sum(1).sum().sqrt()
-        if max_norm > 0:
-            self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        return (own.view(-1, _ROW) if part == WHOLE else own[None]).square().sum(1).sum()
+
+    def clip(self, norm: Tensor, max_norm: float, part: slice = WHOLE) -> None:
+        """Scale a part of the gradients so that the norm of all, ``norm``, becomes at most ``max_norm`` (0: leave them)."""
+        if self._compiled:
+            clip(self.gradients[part], float(norm), max_norm)
+        elif max_norm > 0:
+            self.gradients[part].mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+
+
+def padded_size(module: nn.Module) -> int:
+    """Elements of ``FlatParameters``: all parameters in whole rows."""
+    return -(-sum(p.numel() for p in module.parameters()) // _ROW) * _ROW

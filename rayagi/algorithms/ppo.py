@@ -96,7 +96,6 @@ class PPOLearner(GradientLearner[PPOSpec]):
             total, parts = self.loss(batch, order)
             norm = self.step(total)
         else:
-            self.flat.gradients.zero_()
             parts = self._compiled(batch.fields(), order)
             norm = self.descend()
         return torch.cat((parts, norm.reshape(1)))

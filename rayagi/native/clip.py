@@ -1,4 +1,6 @@
-"""Clipping of a flat gradient in one call in place of seven operations of torch, three of which go through all of memory."""
+"""A flat gradient's norm and its clipping: two calls in place of seven operations of torch, three of which go through all
+of memory.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,27 @@ from collectives.compiler import CompilerError, load
 from rayagi.native.headers import shared
 from rayagi.native.pointers import pointer
 
-PARTS = 16
-"""PARTS of clip.h."""
-
 _log = logging.getLogger(__name__)
 
 
 def can_clip(gradients: Tensor) -> bool:
-    """Whether there is a program for these, (S,): float32 on the host, S a multiple of PARTS."""
-    fits = gradients.device.type == "cpu" and gradients.dtype == torch.float32 and len(gradients) % PARTS == 0
-    return fits and _library() is not None
+    """Whether there is a program for these: float32 on the host."""
+    return gradients.device.type == "cpu" and gradients.dtype == torch.float32 and _library() is not None
 
 
-def clip(gradients: Tensor, max_norm: float) -> Tensor:
-    """Scale ``gradients`` in place to a norm of at most ``max_norm`` (0: leave them). Returns the norm before, ()."""
+def squares(gradients: Tensor) -> float:
+    """The sum of their squares, (S,) -> ()."""
     library = _library()
     assert library is not None
-    return torch.tensor(library.rayagi_clip(pointer(gradients), len(gradients), max_norm))
+    found: float = library.rayagi_squares(pointer(gradients), len(gradients))
+    return found
+
+
+def clip(gradients: Tensor, norm: float, max_norm: float) -> None:
+    """Scale a part of gradients in place, (S,), so that the ``norm`` of all becomes at most ``max_norm`` (0: leave it)."""
+    library = _library()
+    assert library is not None
+    library.rayagi_clip(pointer(gradients), len(gradients), norm, max_norm)
 
 
 @cache
@@ -40,6 +46,8 @@ def _library() -> ctypes.CDLL | None:
     except CompilerError as error:
         _log.info("gradients are clipped by torch: %s", error)
         return None
-    found.rayagi_clip.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)
-    found.rayagi_clip.restype = ctypes.c_double
+    found.rayagi_squares.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    found.rayagi_squares.restype = ctypes.c_double
+    found.rayagi_clip.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_double)
+    found.rayagi_clip.restype = None
     return found

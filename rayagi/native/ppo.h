@@ -6,10 +6,13 @@ gradients by ``rayagi_ppo_weights``. Every number is summed in the same order ho
 
 #if defined(__AVX512F__)
 #define BYTES 64
+#define ROWS 6 /* of a gradient at a time: with four columns as many sums as there are registers for */
 #elif defined(__AVX__)
 #define BYTES 32
+#define ROWS 3
 #else
 #define BYTES 16
+#define ROWS 3
 #endif
 #define WIDTH ((int)(BYTES / sizeof(real)))
 #define COLUMNS 2
@@ -87,19 +90,48 @@ KERNELS(6)
 KERNELS(2)
 KERNELS(1)
 
-ALWAYS real total(vector v) {
-    quarter s = {0}, part;
+ALWAYS quarter folded(vector v) {
+    quarter sum = {0}, part;
     UNROLL for (int k = 0; k < WIDTH / 4; k++) {
         memcpy(&part, (const char *)&v + 16 * k, 16);
-        s += part;
+        sum += part;
     }
+    return sum;
+}
+
+ALWAYS real total(vector v) {
+    quarter s = folded(v);
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-/* R rows and C columns of a weight's gradient, from so many tiles: added to what is there. */
-#define PRODUCTS(R, C)                                                                                                     \
-    static void products_##R##_##C(const real *restrict slopes, int64_t slopes_tile, const real *restrict seen,            \
-                                   int64_t seen_tile, int64_t tiles, real *restrict gradient, int64_t in) {                \
+/* In every quarter of a register, these of the same quarters of a (0 to 3) and b (4 to 7). */
+#define AT(q, p) ((p) < 4 ? 4 * (q) + (p) : WIDTH + 4 * (q) + (p) - 4)
+#define FOUR(q, p0, p1, p2, p3) AT(q, p0), AT(q, p1), AT(q, p2), AT(q, p3)
+#if BYTES == 64
+#define EVERY(...) FOUR(0, __VA_ARGS__), FOUR(1, __VA_ARGS__), FOUR(2, __VA_ARGS__), FOUR(3, __VA_ARGS__)
+#elif BYTES == 32
+#define EVERY(...) FOUR(0, __VA_ARGS__), FOUR(1, __VA_ARGS__)
+#else
+#define EVERY(...) FOUR(0, __VA_ARGS__)
+#endif
+#ifdef __clang__
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, EVERY(__VA_ARGS__))
+#else
+typedef int32_t places __attribute__((vector_size(BYTES)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (places){EVERY(__VA_ARGS__)})
+#endif
+
+/* The totals of four, side by side. */
+ALWAYS quarter totals(const vector *v) {
+    vector first = PICK(v[0], v[1], 0, 4, 1, 5) + PICK(v[0], v[1], 2, 6, 3, 7);
+    vector second = PICK(v[2], v[3], 0, 4, 1, 5) + PICK(v[2], v[3], 2, 6, 3, 7);
+    return folded(PICK(first, second, 0, 1, 4, 5) + PICK(first, second, 2, 3, 6, 7));
+}
+
+/* R rows and C columns of a weight's gradient, from so many tiles: in place of what is there, or added to it. */
+#define PRODUCTS(NAME, R, C, STORE)                                                                                         \
+    static void NAME(const real *restrict slopes, int64_t slopes_tile, const real *restrict seen,                          \
+                     int64_t seen_tile, int64_t tiles, real *restrict gradient, int64_t in, int adds) {                    \
         vector sum[R][C];                                                                                                  \
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = (vector){0};                     \
         for (int64_t t = 0; t < tiles; t++, slopes += slopes_tile, seen += seen_tile)                                      \
@@ -111,12 +143,24 @@ ALWAYS real total(vector v) {
                     UNROLL for (int c = 0; c < C; c++) sum[r][c] += s * v[c];                                              \
                 }                                                                                                          \
             }                                                                                                              \
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) gradient[r * in + c] += total(sum[r][c]);    \
+        UNROLL for (int r = 0; r < R; r++) STORE(gradient + r * in, sum[r], adds);                                         \
     }
-PRODUCTS(4, 3)
-PRODUCTS(4, 1)
-PRODUCTS(1, 3)
-PRODUCTS(1, 1)
+
+ALWAYS void store_four(real *gradient, const vector *sums, int adds) {
+    quarter found = totals(sums), before;
+    if (adds) {
+        memcpy(&before, gradient, sizeof before);
+        found += before;
+    }
+    memcpy(gradient, &found, sizeof found);
+}
+
+ALWAYS void store_one(real *gradient, const vector *sum, int adds) { *gradient = total(*sum) + (adds ? *gradient : 0.0f); }
+
+PRODUCTS(rows_by_four, ROWS, 4, store_four)
+PRODUCTS(rows_by_one, ROWS, 1, store_one)
+PRODUCTS(row_by_four, 1, 4, store_four)
+PRODUCTS(row_by_one, 1, 1, store_one)
 
 /* In place; and the slopes there. Of NaN: NaN, so that it is found. */
 static void activate(int64_t kind, int64_t units, real *restrict x, real *restrict slope) {
@@ -259,39 +303,39 @@ void rayagi_ppo_tiles(const Learner *l, const Batch *b, const int64_t *order, in
 }
 
 /* Rows begin to end of a layer's gradients, from so many tiles. */
-static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end) {
+static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end, int adds) {
     const int64_t in = n->sizes[i], out = n->sizes[i + 1];
     const real *seen = n->seen[i], *slopes = n->slopes[i + 1];
     real *gradient = n->weight_gradients[i];
-#define BLOCK(R, C) products_##R##_##C(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in)
+#define BLOCK(PRODUCTS) PRODUCTS(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
     for (int64_t first = 0; first < in; first += PANEL) {
         const int64_t last = first + PANEL < in ? first + PANEL : in;
         int64_t o = begin, k;
-        for (; o + 4 <= end; o += 4) {
-            for (k = first; k + 3 <= last; k += 3) BLOCK(4, 3);
-            for (; k < last; k++) BLOCK(4, 1);
+        for (; o + ROWS <= end; o += ROWS) {
+            for (k = first; k + 4 <= last; k += 4) BLOCK(rows_by_four);
+            for (; k < last; k++) BLOCK(rows_by_one);
         }
         for (; o < end; o++) {
-            for (k = first; k + 3 <= last; k += 3) BLOCK(1, 3);
-            for (; k < last; k++) BLOCK(1, 1);
+            for (k = first; k + 4 <= last; k += 4) BLOCK(row_by_four);
+            for (; k < last; k++) BLOCK(row_by_one);
         }
     }
     for (int64_t o = begin; o < end; o++) {
         vector sum = {0};
         for (int64_t t = 0; t < tiles; t++)
             for (int g = 0; g < L; g += WIDTH) sum += *(const vector *)(slopes + t * tile(out) + o * L + g);
-        n->bias_gradients[i][o] += total(sum);
+        n->bias_gradients[i][o] = total(sum) + (adds ? n->bias_gradients[i][o] : 0.0f);
     }
 }
 
-/* One of so many parts of all weights, whole blocks of rows. */
-void rayagi_ppo_weights(const Learner *l, int64_t tiles, int64_t part, int64_t parts) {
+/* One of so many parts of all weights, whole blocks of rows: in place of what is there, or added to it. */
+void rayagi_ppo_weights(const Learner *l, int64_t tiles, int64_t part, int64_t parts, int64_t adds) {
     const Network *const networks[] = {&l->policy, &l->value};
     for (int k = 0; k < 2; k++)
         for (int64_t i = 0; i < networks[k]->layers; i++) {
-            const int64_t out = networks[k]->sizes[i + 1], blocks = (out + 3) / 4;
-            const int64_t begin = blocks * part / parts * 4, end = blocks * (part + 1) / parts * 4;
-            weights_of(networks[k], i, tiles, begin, end < out ? end : out);
+            const int64_t out = networks[k]->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
+            const int64_t begin = blocks * part / parts * ROWS, end = blocks * (part + 1) / parts * ROWS;
+            weights_of(networks[k], i, tiles, begin, end < out ? end : out, adds != 0);
         }
 }
 

@@ -96,7 +96,7 @@ def library() -> ctypes.CDLL | None:
         _log.info("PPO learns by torch: %s", error)
         return None
     found.rayagi_ppo_tiles.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64, _I64, _I64)
-    found.rayagi_ppo_weights.argtypes = (_ADDRESS, _I64, _I64, _I64)
+    found.rayagi_ppo_weights.argtypes = (_ADDRESS, _I64, _I64, _I64, _I64)
     found.rayagi_ppo_end.argtypes = (_ADDRESS, _I64, _ADDRESS)
     for name in ("rayagi_ppo_tiles", "rayagi_ppo_weights", "rayagi_ppo_end"):
         getattr(found, name).restype = None
@@ -135,7 +135,7 @@ class CompiledLoss:
         self._address = ctypes.addressof(self._learner)
 
     def __call__(self, fields: Sequence[Tensor], order: Tensor) -> Tensor:
-        """Add the gradient of the samples' mean loss to the parameters' ``grad``, which is zero before.
+        """Put the gradient of the samples' mean loss into the parameters' ``grad``.
 
         Args:
             fields: obs (B, obs_dim), actions (B, dim), log_probs, values, advantages and targets (B,) of a rollout
@@ -151,19 +151,21 @@ class CompiledLoss:
         self._sums.zero_()
         for first in range(0, samples, CHUNK * LANES):
             count = min(CHUNK * LANES, samples - first)
-            self._chunk(ctypes.addressof(batch), where + 8 * first, count, threads)
+            self._chunk(ctypes.addressof(batch), where + 8 * first, count, threads, adds=first > 0)
         told = torch.empty(TOLD)
         self._program.rayagi_ppo_end(self._address, CHUNK, pointer(told))
         return told
 
-    def _chunk(self, batch: int, order: int, count: int, threads: int) -> None:
+    def _chunk(self, batch: int, order: int, count: int, threads: int, *, adds: bool) -> None:
         tiles = -(-count // LANES)
         borders = list(pairwise(tiles * part // threads for part in range(threads + 1)))
         _shared(
             threads,
             lambda part: self._program.rayagi_ppo_tiles(self._address, batch, order, count, *borders[part]),
         )
-        _shared(threads, lambda part: self._program.rayagi_ppo_weights(self._address, tiles, part, threads))
+        _shared(
+            threads, lambda part: self._program.rayagi_ppo_weights(self._address, tiles, part, threads, adds)
+        )
 
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
         sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]

@@ -17,6 +17,7 @@ CALLS = (
     "reduce_scatter",
     "all_gather",
     "broadcast",
+    "common",
 )
 OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
 ON_HOST, ON_DEVICE = 0, 255

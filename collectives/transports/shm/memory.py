@@ -43,10 +43,15 @@ class Region:
             torch.frombuffer(memory, dtype=torch.uint8, count=piece_bytes, offset=begin + rank * piece_bytes)
             for rank in range(world_size)
         )
+        self._all = torch.frombuffer(memory, dtype=torch.uint8, count=piece_bytes * world_size, offset=begin)
 
     def views(self, numel: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The beginning of every member's piece as (numel,) of this type, by rank."""
         return tuple(piece[: numel * dtype.itemsize].view(dtype) for piece in self.pieces)
+
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """All pieces as one: its beginning as (numel,) of this type."""
+        return self._all[: numel * dtype.itemsize].view(dtype)
 
 
 class Segment:

@@ -155,30 +155,27 @@ class SharedMemoryTransport:
             CommunicatorError: there is no memory for it, or a member asked for something else.
             ValueError: there are as many buffers already as calls can name.
         """
-        if numel < 0:
-            raise ValueError(f"a buffer cannot have {numel} elements")
         if len(self._regions) == HALVES + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
-        piece_bytes = page_aligned(numel * dtype.itemsize)
         with self._lock:
-            try:
-                self._barrier.check_open("buffer")
-                if self.rank == 0:
-                    self._segment.reserve(
-                        piece_bytes
-                    )  # whose failure the others notice by this one's leaving
-                self._arrive(calls.encoded("buffer", 0, dtype, numel))
-                region = self._segment.map_region(piece_bytes)
-            except OSError as error:
-                self.close()
-                size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
-                raise CommunicatorError(
-                    "buffer", self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
-                ) from error
+            region = self._map("buffer", numel, dtype, numel * dtype.itemsize)
             self._regions.append(region)
             own = region.views(numel, dtype)[self.rank]
             self._numbers[own.data_ptr()] = len(self._regions) - HALVES
             return own
+
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory, (numel,), that all members read and write. All members ask alike, in the same order.
+
+        Operations take it as any other tensor. It lives on while the caller keeps it.
+
+        Raises:
+            CommunicatorError: there is no memory for it, or a member asked for something else.
+        """
+        with self._lock:
+            return self._map("common", numel, dtype, -(-numel * dtype.itemsize // self.world_size)).common(
+                numel, dtype
+            )
 
     def close(self) -> None:
         """Say goodbye: members that wait for this one get an error. Safe to call twice.
@@ -193,6 +190,24 @@ class SharedMemoryTransport:
             self._regions.clear()
             self._plans.clear()
             self._segment.close()
+
+    def _map(self, call: str, numel: int, dtype: torch.dtype, bytes_each: int) -> Region:
+        """The next region, of at least so many bytes a member. All members call it alike."""
+        if numel < 0:
+            raise ValueError(f"memory cannot have {numel} elements")
+        piece_bytes = page_aligned(bytes_each)
+        try:
+            self._barrier.check_open(call)
+            if self.rank == 0:
+                self._segment.reserve(piece_bytes)  # whose failure the others notice by this one's leaving
+            self._arrive(calls.encoded(call, 0, dtype, numel))
+            return self._segment.map_region(piece_bytes)
+        except OSError as error:
+            self.close()
+            size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
+            raise CommunicatorError(
+                call, self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
+            ) from error
 
     def _arrive(self, word: int) -> None:
         """A barrier; closes if it fails, for nothing can follow."""

@@ -7,7 +7,7 @@ from torch import nn
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
 from rayagi.algorithms import networks
-from rayagi.algorithms.networks import ActorCritic, FlatParameters
+from rayagi.algorithms.networks import ActorCritic, FlatParameters, padded_size
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
 
@@ -71,22 +71,62 @@ def clips(request, monkeypatch):
         monkeypatch.setattr(networks, "can_clip", lambda gradients: False)
 
 
-def test_clipping_scales_to_the_limit_and_returns_the_norm_before(clips):
+def clip(flat, most):
+    """Clip by the norm of all. Returns it."""
+    norm = flat.squares().sqrt()
+    flat.clip(norm, most)
+    return norm
+
+
+def test_clipping_scales_to_the_limit(clips):
     flat = FlatParameters(nn.Linear(2, 1, bias=False))
     gradients = flat.gradients[:2]
     gradients.copy_(torch.tensor([3.0, 4.0]))
-    assert flat.clip_gradients(0.0).item() == pytest.approx(5.0)
+    assert clip(flat, 0.0).item() == pytest.approx(5.0)
     assert gradients.tolist() == [3.0, 4.0]
-    assert flat.clip_gradients(1.0).item() == pytest.approx(5.0)
+    assert clip(flat, 1.0).item() == pytest.approx(5.0)
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
-    assert flat.clip_gradients(10.0).item() == pytest.approx(1.0, abs=1e-5)
+    assert clip(flat, 10.0).item() == pytest.approx(1.0, abs=1e-5)
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
+
+
+def test_parts_are_clipped_by_the_norm_of_all(clips):
+    flat = FlatParameters(nn.Linear(20, 1, bias=False))  # 20 numbers, padded to 512
+    flat.gradients[:20] = 1.0
+    flat.gradients[3] = 9.0
+    first, rest = slice(0, 16), slice(16, 512)
+    # 15 + 81 = 96, and 4: a norm of 10, to be 5
+    assert [flat.squares(part).item() for part in (first, rest)] == [96.0, 4.0]
+    flat.clip(torch.tensor(10.0), 5.0, first)
+    assert flat.gradients[:20].tolist() == pytest.approx([0.5] * 3 + [4.5] + [0.5] * 12 + [1.0] * 4)
+    flat.clip(torch.tensor(10.0), 5.0, rest)
+    assert flat.gradients[16:20].tolist() == pytest.approx([0.5] * 4)
+
+
+def test_squares_of_so_many_numbers_as_fill_no_register(clips):
+    flat = FlatParameters(nn.Linear(30, 1, bias=False))
+    flat.gradients[:30] = torch.arange(30.0)
+    # 1 + 4 + ... + 20^2 = 20 * 21 * 41 / 6
+    assert flat.squares(slice(0, 21)).item() == 2870.0
+    assert flat.squares(slice(0, 0)).item() == 0.0
+
+
+def test_parameters_move_to_where_they_shall_be():
+    model = nn.Linear(7, 3)
+    before = [p.detach().clone() for p in model.parameters()]
+    home = torch.full((padded_size(model),), 8.0)
+    home[24:] = 0.0
+    flat = FlatParameters(model, home=home)
+    assert flat.parameters.data_ptr() == home.data_ptr()
+    assert torch.equal(home[:24], torch.cat([p.reshape(-1) for p in before]))
+    home[0] = 5.0
+    assert model.weight[0, 0] == 5.0
 
 
 def test_a_gradient_of_nan_is_not_hidden(clips):
     flat = FlatParameters(nn.Linear(2, 1, bias=False))
     flat.gradients[1] = torch.nan
-    assert flat.clip_gradients(1.0).isnan()
+    assert clip(flat, 1.0).isnan()
     assert flat.gradients.isnan().all()
 
 
@@ -97,7 +137,7 @@ def test_the_gradient_norm_does_not_depend_on_the_number_of_threads(clips):
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            norms.append(flat.clip_gradients(0.0).item())
+            norms.append(clip(flat, 0.0).item())
     finally:
         torch.set_num_threads(threads)
     assert norms[0] == norms[1] == norms[2]

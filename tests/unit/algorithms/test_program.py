@@ -86,8 +86,8 @@ def first_gradient(program):
     """The reduced gradient of the first minibatch, before clipping and stepping."""
     seen = []
     learner = program.training.learner
-    clip = learner.flat.clip_gradients
-    learner.flat.clip_gradients = lambda norm: (seen.append(learner.flat.gradients.clone()), clip(norm))[1]
+    clip = learner.flat.clip
+    learner.flat.clip = lambda *given: (seen.append(learner.flat.gradients.clone()), clip(*given))[1]
     program.iterate()
     return seen
 

@@ -8,11 +8,17 @@ import torch
 from members import Failed, run_group
 
 from actors.gmi import GmiContext, GmiIdentity
+from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.ppo import PPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
 from tests.fakes.point import make_point
 
+INFO = EnvInfo(
+    env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
+)
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=8),
     network=NetworkSpec(hidden=(32, 16)),
@@ -21,7 +27,7 @@ SPEC = RunSpec(
 )
 
 
-def train(communicator, done, slices=None):
+def program_of(communicator, slices=None):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, slices=slices))
     identity = GmiIdentity(
         index=communicator.rank,
@@ -31,7 +37,11 @@ def train(communicator, done, slices=None):
         task="Point",
     )
     context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-    program = DpOnlyFactory(spec, make_point)(context)
+    return DpOnlyFactory(spec, make_point)(context)
+
+
+def train(communicator, done, slices=None):
+    program = program_of(communicator, slices)
     start = program.training.learner.flat.parameters.clone()
     rewards = []
     for _ in range(3):
@@ -49,6 +59,56 @@ def trained(request):
         if isinstance(answer, Failed):
             raise answer.error
     return answers
+
+
+def test_trainers_of_one_host_take_the_steps_of_replicas():
+    """To rounding: the gradient's norm is summed share by share."""
+    steps = [
+        [(answer[1] - answer[0]).detach() for answer in run_group(transport, 2, partial(train, slices=None))]
+        for transport in ("shm", "gloo")
+    ]
+    moved = steps[0][0].abs().max()
+    assert moved > 1e-3
+    torch.testing.assert_close(steps[0], steps[1], rtol=0, atol=1e-4 * float(moved))
+
+
+def write_parameters_and_moments(communicator, done):
+    learner = PPOLearner(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
+    if communicator.rank == 0:
+        learner.model.policy[0].weight.data.fill_(5.0)
+        learner.optimiser.exp_avg.fill_(6.0)
+    communicator.barrier()
+    return learner.model.policy[0].weight[0, 0].item(), learner.state_dict()["optimiser"]["state"][0][
+        "exp_avg"
+    ][0].item()
+
+
+@pytest.mark.parametrize(("transport", "theirs"), [("shm", (5.0, 6.0)), ("gloo", (0.0, 0.0))])
+def test_trainers_that_share_memory_have_one_copy(transport, theirs):
+    first, second = run_group(transport, 2, write_parameters_and_moments)
+    assert first == (5.0, 6.0)
+    assert (second == theirs) == (transport == "shm")
+    assert second[1] == theirs[1]
+
+
+def two_iterations_and_three(communicator, done):
+    """Parameters after three, and after one that went on from the state after two."""
+    begin = program_of(communicator)
+    begin.iterate()
+    begin.iterate()
+    state = begin.state_dict()
+    begin.iterate()
+    whole = begin.training.learner.flat.parameters.clone()
+    again = program_of(communicator)
+    again.iterate()  # something to forget
+    again.load_state_dict(state)
+    again.iterate()
+    return whole, again.training.learner.flat.parameters.clone()
+
+
+def test_one_copy_goes_on_from_a_saved_state():
+    for whole, again in run_group("shm", 2, two_iterations_and_three):
+        assert torch.equal(whole, again)
 
 
 def leaves(state):

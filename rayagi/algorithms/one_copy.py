@@ -1,0 +1,47 @@
+"""One copy of parameters and of Adam's moments for all trainers of a host, each of which steps a share of it.
+
+Replicas reduce a whole gradient to everyone, and then all of them clip the same gradient and make the same step. Where they
+share memory, each reduces, clips and steps its share alone, and sees what the others stepped (the partition of ZeRO's first
+stage, Rajbhandari et al. 2020, §5.1, without its gathering): a step takes world_size times less of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from collectives.communicator import Communicator
+from collectives.shares import shares
+from rayagi.algorithms.networks import padded_size
+
+
+@dataclass(frozen=True, slots=True)
+class OneCopy:
+    """Memory that all trainers read. Each (S,) float32, zeroed.
+
+    Attributes:
+        parameters: flat
+        exp_avg, exp_avg_sq: Adam's moments
+        share: of the elements, what this trainer writes; as ``Communicator.reduce_scatter`` shares them
+    """
+
+    parameters: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    share: slice
+
+    @classmethod
+    def of(cls, model: nn.Module, communicator: Communicator) -> Self | None:
+        """None where trainers share no memory, and for parameters on a GPU. All trainers call it alike."""
+        if next(model.parameters()).device.type != "cpu":
+            return None
+        size = padded_size(model)
+        memory = communicator.common(3 * size, torch.float32)
+        if memory is None:
+            return None
+        parameters, exp_avg, exp_avg_sq = memory.chunk(3)
+        share = slice(*shares(size, communicator.world_size)[communicator.rank])
+        return cls(parameters, exp_avg, exp_avg_sq, share)
