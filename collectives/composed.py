@@ -103,7 +103,9 @@ class ComposedCommunicator:
             raise
         # Here, not where it is asked often: looking whether something implements a protocol is slow.
         self._sees = self._whole if isinstance(self._whole, SeesWaiting) else None
-        self._shares = self._whole if isinstance(self._whole, SharesMemory) else None
+        # Only where all meet in memory: another schedule was chosen for its own way from member to member.
+        direct = [step.primitive for step in schedule.steps] == ["ip"]
+        self._shares = self._whole if direct and isinstance(self._whole, SharesMemory) else None
         self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
@@ -165,7 +167,7 @@ class ComposedCommunicator:
         return self._call("buffer", lambda: self._registered(numel, dtype))
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeroed memory (numel,) of all members, where they are on one host and meet in its memory."""
+        """Zeroed memory (numel,) of all members, where the schedule is one step among them in the memory of their host."""
         shares = self._shares
         return None if shares is None else self._call("common", lambda: shares.common(numel, dtype))
 

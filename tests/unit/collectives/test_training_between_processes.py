@@ -83,12 +83,20 @@ def write_parameters_and_moments(communicator, done):
     ][0].item()
 
 
-@pytest.mark.parametrize(("transport", "theirs"), [("shm", (5.0, 6.0)), ("gloo", (0.0, 0.0))])
-def test_trainers_that_share_memory_have_one_copy(transport, theirs):
-    first, second = run_group(transport, 2, write_parameters_and_moments)
+@pytest.mark.parametrize(
+    ("transport", "composition", "layout", "one_copy"),
+    [
+        ("shm", "auto", "1x2", True),
+        ("shm", "rp_only", "2x1", False),  # asked for, and its steps go another way
+        ("gloo", "auto", "1x2", False),
+    ],
+)
+def test_trainers_that_meet_in_memory_alone_have_one_copy(transport, composition, layout, one_copy):
+    task = write_parameters_and_moments
+    first, second = run_group(transport, 2, task, composition=composition, layout=layout)
     assert first == (5.0, 6.0)
-    assert (second == theirs) == (transport == "shm")
-    assert second[1] == theirs[1]
+    assert (second[0] == 5.0) == one_copy
+    assert second[1] == (6.0 if one_copy else 0.0)
 
 
 def two_iterations_and_three(communicator, done):
