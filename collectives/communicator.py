@@ -106,7 +106,8 @@ class Communicator(Protocol):
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
         """Zeroed memory (numel,) that all members read and write; None for all of them where they share none.
 
-        Who writes what, and when, is theirs to agree on. All members ask alike, in the same order.
+        Who writes what, and when, is theirs to agree on. All members ask alike, in the same order. It counts as the host's
+        memory until the communicator is closed.
         """
         ...
 

@@ -42,7 +42,7 @@ class Split:
         waiting_share: in operations before the last member came: the others were still computing
         waiting_shares: the same of each member
         in_collectives_share: all that members spent in collectives; what `sync_s` of a run reports
-        reducing_us: median cost of the operation that occurs most, the gradients', in microseconds
+        reducing_us: median cost of the operation with most bytes, the gradients' reduction, in microseconds
         reducing_p90_us: its 90th percentile
     """
 
@@ -77,8 +77,8 @@ def split(logs: Sequence[Log]) -> Split:
         reducing.append(max(ends) - arrival_s)
         last_member += ends[begins.index(arrival_s)] - arrival_s
         waiting = [sum_s + arrival_s - begin_s for sum_s, begin_s in zip(waiting, begins, strict=True)]
-    usual = statistics.mode(called[0])
-    of_usual = [cost_s for cost_s, call in zip(reducing, called[0], strict=True) if call == usual]
+    largest = max(called[0], key=lambda call: call[1])
+    of_largest = [cost_s for cost_s, call in zip(reducing, called[0], strict=True) if call == largest]
     inside = statistics.fmean(sum(end - begin for _, _, begin, end in log.operations) for log in logs)
     num_iterations = len(logs[0].iterations)
     return Split(
@@ -90,8 +90,8 @@ def split(logs: Sequence[Log]) -> Split:
         waiting_share=statistics.fmean(waiting) / wall_s,
         waiting_shares=tuple(seconds / wall_s for seconds in waiting),
         in_collectives_share=inside / wall_s,
-        reducing_us=1e6 * statistics.median(of_usual),
-        reducing_p90_us=1e6 * _p90(of_usual),
+        reducing_us=1e6 * statistics.median(of_largest),
+        reducing_p90_us=1e6 * _p90(of_largest),
     )
 
 
@@ -123,6 +123,17 @@ class _Stamped:
         """Reduce in place."""
         nbytes = tensors.nbytes if isinstance(tensors, Tensor) else sum(t.nbytes for t in tensors)
         self._stamp("all_reduce", nbytes, lambda: self._inner.all_reduce(tensors, op))
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
+        """Reduce this member's share in place."""
+        share: tuple[int, int] = self._stamp(
+            "reduce_scatter", tensor.nbytes, lambda: self._inner.reduce_scatter(tensor, op)
+        )
+        return share
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._stamp("barrier", 0, self._inner.barrier)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor."""

@@ -42,7 +42,7 @@ class GradientLearner(Generic[SpecT]):
         """Every trainer makes one.
 
         Args:
-            model: alike everywhere after the broadcast here
+            model: with rank 0's parameters everywhere after this
             spec: the algorithm's settings
             communicator: of all trainers
             total_env_steps: for the linear schedule
@@ -64,8 +64,6 @@ class GradientLearner(Generic[SpecT]):
         """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
         if one_copy is None:
             communicator.broadcast(self.flat.parameters.data)
-        else:
-            communicator.barrier()  # all have put there what they began with: the same, from the seed
 
     def begin_update(self, env_steps_total: int) -> None:
         """Set the step size. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
@@ -168,6 +166,7 @@ class GradientLearner(Generic[SpecT]):
         """
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.flat.gradients.zero_()  # one that was not finite is in the padding, too, which no minibatch writes
         if self.spec.lr_schedule == "kl_adaptive":
             self.learning_rate = float(state["learning_rate"])
 

@@ -84,17 +84,20 @@ class FlatParameters:
         memory: Callable[[int, torch.dtype], Tensor] | None = None,
         home: Tensor | None = None,
     ) -> None:
-        """The parameters keep their values.
+        """Make the module's parameters views.
 
         Args:
-            module: whose parameters become views
+            module: whose parameters these are
             memory: gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
                 parameters' device
-            home: where the parameters shall be, (``padded_size``,)
+            home: where the parameters are to be, with their values, (``padded_size``,); None: they keep those they have
         """
         parameters = list(module.parameters())
         size, dtype = padded_size(module), parameters[0].dtype
-        flat = parameters[0].new_zeros(size) if home is None else home
+        flat = home
+        if flat is None:
+            padding = parameters[0].new_zeros(size - sum(p.numel() for p in parameters))
+            flat = torch.cat([*(p.detach().reshape(-1) for p in parameters), padding])
         gradients = memory(size, dtype) if memory else None
         if gradients is None or gradients.device != flat.device:
             gradients = torch.zeros_like(flat)
@@ -104,7 +107,6 @@ class FlatParameters:
         offset = 0
         for p in parameters:
             end = offset + p.numel()
-            flat[offset:end] = p.detach().reshape(-1)
             p.data, p.grad = flat[offset:end].view_as(p), gradients[offset:end].view_as(p)
             offset = end
 
@@ -113,7 +115,8 @@ class FlatParameters:
         own = self.gradients[part]
         if self._compiled:
             return torch.tensor(squares(own), dtype=torch.float64)
-        # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number.
+        # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number. A part
+        # is summed by one trainer alone.
         return (own.view(-1, _ROW) if part == WHOLE else own[None]).square().sum(1).sum()
 
     def clip(self, norm: Tensor, max_norm: float, part: slice = WHOLE) -> None:

@@ -35,7 +35,11 @@ class OneCopy:
 
     @classmethod
     def of(cls, model: nn.Module, communicator: Communicator) -> Self | None:
-        """None where trainers share no memory, and for parameters on a GPU. All trainers call it alike."""
+        """Begins with rank 0's parameters. None where trainers share no memory, and for parameters on a GPU.
+
+        All trainers call it alike. What was there before a loss of one of them is of no use: some shares may have been
+        stepped and others not.
+        """
         if next(model.parameters()).device.type != "cpu":
             return None
         size = padded_size(model)
@@ -43,5 +47,9 @@ class OneCopy:
         if memory is None:
             return None
         parameters, exp_avg, exp_avg_sq = memory.chunk(3)
+        if communicator.rank == 0:
+            own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+            parameters[: len(own)] = own
+        communicator.barrier()
         share = slice(*shares(size, communicator.world_size)[communicator.rank])
         return cls(parameters, exp_avg, exp_avg_sq, share)

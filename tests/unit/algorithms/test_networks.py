@@ -111,14 +111,14 @@ def test_squares_of_so_many_numbers_as_fill_no_register(clips):
     assert flat.squares(slice(0, 0)).item() == 0.0
 
 
-def test_parameters_move_to_where_they_shall_be():
+def test_parameters_are_at_home_with_its_values():
     model = nn.Linear(7, 3)
-    before = [p.detach().clone() for p in model.parameters()]
-    home = torch.full((padded_size(model),), 8.0)
-    home[24:] = 0.0
+    assert padded_size(model) == 512
+    home = torch.arange(512.0)
     flat = FlatParameters(model, home=home)
     assert flat.parameters.data_ptr() == home.data_ptr()
-    assert torch.equal(home[:24], torch.cat([p.reshape(-1) for p in before]))
+    assert torch.equal(model.weight, torch.arange(21.0).view(3, 7))
+    assert model.bias.tolist() == [21.0, 22.0, 23.0]
     home[0] = 5.0
     assert model.weight[0, 0] == 5.0
 

@@ -70,7 +70,7 @@ def by_torch(learner, batch, order):
 
 def compiled(learner, batch, order):
     assert learner._compiled is not None, "no compiler"
-    learner.flat.gradients.zero_()
+    learner.flat.gradients.fill_(torch.nan)  # its place is taken
     parts = learner._compiled(batch.fields(), order)
     size = sum(parameter.numel() for parameter in learner.model.parameters())
     return learner.flat.gradients[:size].clone(), parts
