@@ -78,6 +78,7 @@ def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
     missing = set(names) - {line.split()[0] for line in listed}
     if missing:
         raise SystemExit(f"--names {' '.join(sorted(missing))}: not in {script}")
+    (folder / "logs").mkdir(exist_ok=True)  # measure.py writes there, and only compare.sh would make it
     cases = []
     for line in listed:
         name, venv, *arguments = line.split()
