@@ -34,8 +34,8 @@ class FlatAdam:
         self.exp_avg = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg
         self.exp_avg_sq = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg_sq
         share = WHOLE if one_copy is None else one_copy.share
-        self._parameters, self._gradients = flat.parameters.detach()[share], flat.gradients[share]
-        self._exp_avg, self._exp_avg_sq = self.exp_avg[share], self.exp_avg_sq[share]
+        self._own_parameters, self._own_gradients = flat.parameters.detach()[share], flat.gradients[share]
+        self._own_exp_avg, self._own_exp_avg_sq = self.exp_avg[share], self.exp_avg_sq[share]
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """For the steps from now on, captured ones too."""
@@ -52,10 +52,10 @@ class FlatAdam:
     def step(self) -> None:
         """One step along the flat gradients; with one copy, of its share."""
         adam(
-            [self._parameters],
-            [self._gradients],
-            [self._exp_avg],
-            [self._exp_avg_sq],
+            [self._own_parameters],
+            [self._own_gradients],
+            [self._own_exp_avg],
+            [self._own_exp_avg_sq],
             [],
             [self.steps],
             fused=True,

@@ -307,7 +307,7 @@ static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin
     const int64_t in = n->sizes[i], out = n->sizes[i + 1];
     const real *seen = n->seen[i], *slopes = n->slopes[i + 1];
     real *gradient = n->weight_gradients[i];
-#define BLOCK(PRODUCTS) PRODUCTS(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
+#define BLOCK(KERNEL) KERNEL(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
     for (int64_t first = 0; first < in; first += PANEL) {
         const int64_t last = first + PANEL < in ? first + PANEL : in;
         int64_t o = begin, k;
