@@ -16,17 +16,19 @@ _MOST_CORES = 1024
 """Ids of logical cores that an affinity mask has room for (cpu_set_t)."""
 
 
-def borrow_idle_cores(env: VecEnv, context: GmiContext) -> None:
+def borrow_idle_cores(env: VecEnv, context: GmiContext) -> bool:
     """Let environments that can be stepped on others' cores use those of the GMIs that wait for this one.
 
-    Every GMI of the group calls it, with environments of one kind.
+    Every GMI of the group calls it, with environments of one kind. Returns whether they do: the same on all of them.
     """
     communicator = context.communicator
-    if communicator.world_size == 1 or not isinstance(env, BorrowingEnv):
-        return
+    arrivals = communicator.arrivals()
+    if arrivals is None or not isinstance(env, BorrowingEnv):
+        return False
     own = torch.zeros(_MOST_CORES, dtype=torch.int64)
     own[list(context.identity.slice.cores)] = 1
     masks = communicator.all_gather(own)
     cores = {rank: mask.nonzero().flatten().tolist() for rank, mask in enumerate(masks)}
     lenders = {rank: ids for rank, ids in cores.items() if rank != communicator.rank and ids}
-    env.borrow(lenders, communicator.waiting)
+    env.borrow(lenders, arrivals)
+    return True

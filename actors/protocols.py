@@ -12,7 +12,7 @@ The loop that a ``dp_only`` GMI runs, written against these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # plans, and what only watches, do not need torch; rollout ne
 
     from actors.policy_tensors import PolicyTensors
     from actors.rollout import Episodes, Rollout
+    from collectives.arrivals import Arrivals
 
 StateDict = dict[str, Any]
 
@@ -130,13 +131,12 @@ class RolloutEnv(VecEnv, Protocol):
 class BorrowingEnv(VecEnv, Protocol):
     """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
 
-    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
         """From now on, use cores that are lent. What is computed does not depend on it.
 
         Args:
-            cores: ids of each lender's logical cores
-            lent: which lenders lend theirs now; they do not take them back before all environments have stepped. Asked
-                often, so it should cost next to nothing
+            cores: ids of each lender's logical cores, by rank
+            arrivals: who waits for this member lends its cores, and does not take them back before this one comes, too
         """
         ...
 

@@ -9,7 +9,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from collectives.transports.base import ReduceOp
+from collectives.arrivals import Arrivals
+from collectives.transports.base import CompiledOperations, ReduceOp
 
 Tensors = Tensor | Sequence[Tensor]
 """One tensor, or several that travel in one flat bucket. Contiguous, of one dtype and device."""
@@ -76,11 +77,8 @@ class Communicator(Protocol):
         """Wait until every member is here."""
         ...
 
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks that have come to an operation of all which this member has not begun: their cores are idle until then.
-
-        Costs next to nothing. Only where shared memory shows it: empty among members of several hosts.
-        """
+    def arrivals(self) -> Arrivals | None:
+        """Who has come to an operation of all; None where no memory shows it, as among members of several hosts."""
         ...
 
     def send(self, tensor: Tensor, to: int) -> Handle:
@@ -108,6 +106,13 @@ class Communicator(Protocol):
 
         Who writes what, and when, is theirs to agree on. All members ask alike, in the same order. It counts as the host's
         memory until the communicator is closed.
+        """
+        ...
+
+    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
+        """For a program in C that reduces this tensor, which ``buffer`` gave; None for all where operations are Python's.
+
+        What it does counts as one operation.
         """
         ...
 

@@ -11,13 +11,21 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from collectives.arrivals import Arrivals
 from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
-from collectives.transports.base import ReduceOp, SeesWaiting, SharesMemory, Transport
+from collectives.transports.base import (
+    CompiledOperations,
+    ReduceOp,
+    RunsCompiled,
+    SeesArrivals,
+    SharesMemory,
+    Transport,
+)
 
 Result = TypeVar("Result")
 
@@ -101,11 +109,10 @@ class ComposedCommunicator:
         except BaseException:
             self._release()
             raise
-        # Here, not where it is asked often: looking whether something implements a protocol is slow.
-        self._sees = self._whole if isinstance(self._whole, SeesWaiting) else None
         # Only where all meet in memory: another schedule was chosen for its own way from member to member.
         direct = [step.primitive for step in schedule.steps] == ["ip"]
         self._shares = self._whole if direct and isinstance(self._whole, SharesMemory) else None
+        self._runs = self._whole if direct and isinstance(self._whole, RunsCompiled) else None
         self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
@@ -149,9 +156,9 @@ class ComposedCommunicator:
         """Wait until every member is here."""
         self._call("barrier", self._whole.barrier)
 
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks that have come to an operation of all which this member has not begun."""
-        return self._sees.waiting() if self._sees is not None else ()
+    def arrivals(self) -> Arrivals | None:
+        """Who has come to an operation of all, where they share memory."""
+        return self._whole.arrivals() if isinstance(self._whole, SeesArrivals) else None
 
     def send(self, tensor: Tensor, to: int) -> Handle:
         """Start to send to one member and return; the tensor belongs to the message until the handle's ``wait``."""
@@ -170,6 +177,11 @@ class ComposedCommunicator:
         """Zeroed memory (numel,) of all members, where the schedule is one step among them in the memory of their host."""
         shares = self._shares
         return None if shares is None else self._call("common", lambda: shares.common(numel, dtype))
+
+    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
+        """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
+        operations = self._runs.compiled(tensor) if self._runs is not None else None
+        return None if operations is None else _InTurn(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed. Every member calls it with the same ranks."""
@@ -313,6 +325,19 @@ class _OwnStep:
 
     def __str__(self) -> str:
         return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"
+
+
+class _InTurn:
+    """A transport's compiled operations, in their turn among the communicator's."""
+
+    def __init__(self, inner: CompiledOperations, call: Callable[[str, Callable[[], None]], None]) -> None:
+        self._inner, self._call = inner, call
+        self.run, self.member = inner.run, inner.member
+        self.reduce_scatter, self.barrier = inner.reduce_scatter, inner.barrier
+
+    def attend(self, program: Callable[[], int | None]) -> None:
+        """Call the program until it returns None, and complete the operations whose addresses it returns."""
+        self._call("compiled program", partial(self._inner.attend, program))
 
 
 def _undivided(op: ReduceOp) -> ReduceOp:

@@ -9,8 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from collectives.arrivals import Arrivals
 from collectives.communicator import Handle, Tensors
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import CompiledOperations, ReduceOp
 
 
 class SoloCommunicator:
@@ -46,9 +47,9 @@ class SoloCommunicator:
     def barrier(self) -> None:
         """Return at once."""
 
-    def waiting(self) -> tuple[int, ...]:
-        """Nobody."""
-        return ()
+    def arrivals(self) -> Arrivals | None:
+        """None: there is nobody to wait for."""
+        return None
 
     def send(self, tensor: Tensor, to: int) -> Handle:
         """Refuse: there is nobody else."""
@@ -64,6 +65,10 @@ class SoloCommunicator:
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
         """None: there is nobody to share with."""
+        return None
+
+    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
+        """None: nothing has to be done."""
         return None
 
     def group(self, ranks: Sequence[int]) -> SoloCommunicator | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from collectives.arrivals import Arrivals
 
 ReduceOp = Literal["sum", "mean", "max"]
 """How elements are combined. ``mean`` is for floats: the sum, then divided once by the number of members."""
@@ -78,10 +81,42 @@ class SharesMemory(Protocol):
         ...
 
 
+class CompiledOperations(Protocol):
+    """What another compiled program needs, to take part in operations in the middle of its work.
+
+    It calls ``int run(void *member, const void *operation)``, which returns 0 when the operation is complete. Else the wait
+    is long, or something is wrong: it then leaves the operation to Python and goes on after it.
+    """
+
+    run: int
+    """These are addresses, valid until the communicator is closed."""
+    member: int
+    reduce_scatter: int
+    """Of the tensor that was given, its mean."""
+    barrier: int
+
+    def attend(self, program: Callable[[], int | None]) -> None:
+        """Call a program until it returns None, and complete the operations whose addresses it returns.
+
+        Raises:
+            CommunicatorError: as of any operation.
+        """
+        ...
+
+
 @runtime_checkable
-class SeesWaiting(Protocol):
+class RunsCompiled(Protocol):
+    """A transport whose operations another compiled program can take part in."""
+
+    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
+        """For a tensor in registered memory. None, for all members, where they have no compiled kernel."""
+        ...
+
+
+@runtime_checkable
+class SeesArrivals(Protocol):
     """A transport that can tell at the cost of a few loads who waits for this member."""
 
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks that have arrived at an operation which this member has not begun."""
+    def arrivals(self) -> Arrivals:
+        """Who has come to an operation of all."""
         ...

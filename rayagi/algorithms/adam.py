@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from actors.protocols import StateDict
-from rayagi.algorithms.networks import WHOLE, FlatParameters
+from rayagi.algorithms.networks import FlatParameters
 from rayagi.algorithms.one_copy import OneCopy
 
 BETAS = (0.9, 0.999)
 
 
 class FlatAdam:
-    """Steps a flat vector by torch's fused Adam. Its tensors stay where they are: a CUDA graph may hold them.
+    """Steps a flat vector by torch's fused Adam, or holds what a compiled program steps it by (``native/descent.py``).
+
+    Its tensors stay where they are: a CUDA graph may hold them.
 
     ``torch.optim.Adam`` makes the same steps, but imports torch's compiler first: in every process 1.8 s of a slow core, and
     30 MB.
@@ -26,16 +28,13 @@ class FlatAdam:
     def __init__(
         self, flat: FlatParameters, *, learning_rate: float, eps: float, one_copy: OneCopy | None = None
     ) -> None:
-        """Begin with moments of zero: one copy's, of which it steps a share, or its own."""
+        """Begin with moments of zero: one copy's, or its own."""
         self.flat, self.eps = flat, eps
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
         """So many were made; as torch wants it, for the correction of both moments' bias."""
         self.exp_avg = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg
         self.exp_avg_sq = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg_sq
-        share = WHOLE if one_copy is None else one_copy.share
-        self._own_parameters, self._own_gradients = flat.parameters.detach()[share], flat.gradients[share]
-        self._own_exp_avg, self._own_exp_avg_sq = self.exp_avg[share], self.exp_avg_sq[share]
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """For the steps from now on, captured ones too."""
@@ -50,12 +49,12 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step along the flat gradients; with one copy, of its share."""
+        """One step along the flat gradients."""
         adam(
-            [self._own_parameters],
-            [self._own_gradients],
-            [self._own_exp_avg],
-            [self._own_exp_avg_sq],
+            [self.flat.parameters],
+            [self.flat.gradients],
+            [self.exp_avg],
+            [self.exp_avg_sq],
             [],
             [self.steps],
             fused=True,

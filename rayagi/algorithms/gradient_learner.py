@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from ctypes import CDLL
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,10 +14,12 @@ from actors.errors import NonFiniteError
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
 from rayagi.algorithms import losses
-from rayagi.algorithms.adam import FlatAdam
+from rayagi.algorithms.adam import BETAS, FlatAdam
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.algorithms.one_copy import OneCopy
 from rayagi.config.spec import LearningSpec
+from rayagi.native.descent import SHARE_STRIDE, CompiledDescent, Stepped
+from rayagi.native.learning import library
 
 SpecT = TypeVar("SpecT", bound=LearningSpec)
 
@@ -51,19 +53,50 @@ class GradientLearner(Generic[SpecT]):
         """
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
-        self._one_copy = one_copy = OneCopy.of(model, communicator)
+        program = library() if next(model.parameters()).device.type == "cpu" else None
+        one_copy = OneCopy.of(model, communicator) if program is not None else None
         self.flat = FlatParameters(
             model, communicator.buffer, None if one_copy is None else one_copy.parameters
         )
         self.optimiser = FlatAdam(
             self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps, one_copy=one_copy
         )
+        self._descent = None if program is None else self._compiled_descent(program, one_copy)
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
         if one_copy is None:
             communicator.broadcast(self.flat.parameters.data)
+
+    def _compiled_descent(self, program: CDLL, one_copy: OneCopy | None) -> CompiledDescent:
+        flat, optimiser, group = self.flat, self.optimiser, self.communicator
+        share = slice(None) if one_copy is None else one_copy.share
+        alone = torch.zeros((1, SHARE_STRIDE), dtype=torch.float64)
+        stepped = Stepped(
+            parameters=flat.parameters.detach()[share],
+            gradients=flat.gradients[share],
+            exp_avg=optimiser.exp_avg[share],
+            exp_avg_sq=optimiser.exp_avg_sq[share],
+            steps=optimiser.steps,
+            betas=BETAS,
+            eps=optimiser.eps,
+            max_grad_norm=self.spec.max_grad_norm,
+            of_shares=alone if one_copy is None else one_copy.of_shares,
+            rank=0 if one_copy is None else group.rank,
+            reduces=group.world_size > 1,
+        )
+        reduce = group.all_reduce if one_copy is None else group.reduce_scatter
+        return CompiledDescent(
+            program,
+            stepped,
+            None if one_copy is None else group.compiled(flat.gradients),
+            {"reduce": lambda: reduce(flat.gradients, "mean"), "meet": group.barrier},
+        )
+
+    def values(self, observed: Tensor) -> Tensor:
+        """V(s): (B, obs_dim) -> (B,)."""
+        return self.model.values(observed)
 
     def begin_update(self, env_steps_total: int) -> None:
         """Set the step size. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
@@ -76,35 +109,16 @@ class GradientLearner(Generic[SpecT]):
     def step(self, loss: Tensor) -> Tensor:
         """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
         self.flat.gradients.zero_()
-        loss.backward()
-        return self.descend()
-
-    def descend(self) -> Tensor:
-        """One step along the mean of all trainers' gradients that are there. Returns its norm before clipping."""
-        if self._one_copy is not None:
-            return self._descend_together(self._one_copy.share)
+        (loss if self.weight == 1.0 else self.weight * loss).backward()
+        if self._descent is not None:
+            norm, waited_s = self._descent.step(self.learning_rate)
+            self.sync_s += waited_s
+            return norm
         self._reduce(self.flat.gradients)
-        norm = self.flat.squares().sqrt()
+        norm = self.flat.norm()
         self.flat.clip(norm, self.spec.max_grad_norm)
         self.optimiser.step()
-        return norm.to(torch.float32)
-
-    def _descend_together(self, share: slice) -> Tensor:
-        """Each trainer reduces, clips and steps its share of the one copy."""
-        flat, group = self.flat, self.communicator
-        if self.weight != 1.0:
-            flat.gradients.mul_(self.weight)
-        with self._synchronising():
-            group.reduce_scatter(flat.gradients, "mean")
-        squares = flat.squares(share).to(torch.float64).reshape(1)
-        with self._synchronising():
-            group.all_reduce(squares)
-        norm = squares.sqrt()
-        flat.clip(norm, self.spec.max_grad_norm, share)
-        self.optimiser.step()
-        with self._synchronising():
-            group.barrier()  # before anybody looks at the others' shares
-        return norm.to(torch.float32)
+        return norm
 
     def end_update(
         self, names: Sequence[str], rows: Sequence[Tensor], *, last_epoch: int, iteration: int, what: str
@@ -132,22 +146,14 @@ class GradientLearner(Generic[SpecT]):
         return metrics
 
     def _reduce(self, tensor: Tensor) -> None:
-        """The mean over the samples of all trainers, in place, from the mean over this one's."""
-        if self.communicator.world_size == 1:
-            return
-        if self.weight != 1.0:
-            tensor.mul_(self.weight)
-        with self._synchronising():
+        """The mean over all trainers, in place."""
+        if self.communicator.world_size > 1:
+            started = time.perf_counter()
             self.communicator.all_reduce(tensor, "mean")
-
-    @contextmanager
-    def _synchronising(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.sync_s += time.perf_counter() - started
+            self.sync_s += time.perf_counter() - started
 
     def _adapt(self, kl: Tensor) -> None:
-        kl = kl.to(torch.float64).reshape(1)
+        kl = self.weight * kl.to(torch.float64).reshape(1)
         self._reduce(kl)
         self.learning_rate = losses.adapted_learning_rate(self.learning_rate, float(kl), self.spec.target_kl)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.algorithms.distributions import make_head
 from rayagi.config.spec import Activation, NetworkSpec
-from rayagi.native.clip import can_clip, clip, squares
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -69,7 +68,6 @@ class ActorCritic(nn.Module):
 
 _ROW = 512
 """Elements summed at a time for the gradient norm."""
-WHOLE = slice(None)
 
 
 class FlatParameters:
@@ -103,28 +101,20 @@ class FlatParameters:
             gradients = torch.zeros_like(flat)
         self.parameters, self.gradients = nn.Parameter(flat), gradients
         self.parameters.grad = gradients
-        self._compiled = can_clip(gradients)
         offset = 0
         for p in parameters:
             end = offset + p.numel()
             p.data, p.grad = flat[offset:end].view_as(p), gradients[offset:end].view_as(p)
             offset = end
 
-    def squares(self, part: slice = WHOLE) -> Tensor:
-        """The sum of a part of the gradients' squares, ()."""
-        own = self.gradients[part]
-        if self._compiled:
-            return torch.tensor(squares(own), dtype=torch.float64)
-        # Row by row: each row is summed by one thread, so replicas with other thread counts clip by the same number. A part
-        # is summed by one trainer alone.
-        return (own.view(-1, _ROW) if part == WHOLE else own[None]).square().sum(1).sum()
+    def norm(self) -> Tensor:
+        """Of all gradients, (): row by row, each summed by one thread: replicas with other thread counts find the same."""
+        return self.gradients.view(-1, _ROW).square().sum(1).sum().sqrt()
 
-    def clip(self, norm: Tensor, max_norm: float, part: slice = WHOLE) -> None:
-        """Scale a part of the gradients so that the norm of all, ``norm``, becomes at most ``max_norm`` (0: leave them)."""
-        if self._compiled:
-            clip(self.gradients[part], float(norm), max_norm)
-        elif max_norm > 0:
-            self.gradients[part].mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    def clip(self, norm: Tensor, max_norm: float) -> None:
+        """Scale the gradients so that their norm, this one, becomes at most ``max_norm`` (0: leave them)."""
+        if max_norm > 0:
+            self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def padded_size(module: nn.Module) -> int:

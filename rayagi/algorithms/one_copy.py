@@ -16,40 +16,43 @@ from torch import Tensor, nn
 from collectives.communicator import Communicator
 from collectives.shares import shares
 from rayagi.algorithms.networks import padded_size
+from rayagi.native.descent import SHARE_STRIDE
 
 
 @dataclass(frozen=True, slots=True)
 class OneCopy:
-    """Memory that all trainers read. Each (S,) float32, zeroed.
+    """Memory that all trainers read.
 
     Attributes:
-        parameters: flat
-        exp_avg, exp_avg_sq: Adam's moments
+        parameters: flat                                             (S,) float32
+        exp_avg, exp_avg_sq: Adam's moments, zero to begin with      (S,) float32 each
+        of_shares: each share's part of the gradient's norm          (world_size, SHARE_STRIDE) float64
         share: of the elements, what this trainer writes; as ``Communicator.reduce_scatter`` shares them
     """
 
     parameters: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
+    of_shares: Tensor
     share: slice
 
     @classmethod
     def of(cls, model: nn.Module, communicator: Communicator) -> Self | None:
-        """Begins with rank 0's parameters. None where trainers share no memory, and for parameters on a GPU.
+        """Begins with rank 0's parameters. None where trainers share no memory.
 
         All trainers call it alike. What was there before a loss of one of them is of no use: some shares may have been
         stepped and others not.
         """
-        if next(model.parameters()).device.type != "cpu":
-            return None
         size = padded_size(model)
         memory = communicator.common(3 * size, torch.float32)
         if memory is None:
             return None
+        of_shares = communicator.common(communicator.world_size * SHARE_STRIDE, torch.float64)
+        assert of_shares is not None
         parameters, exp_avg, exp_avg_sq = memory.chunk(3)
         if communicator.rank == 0:
             own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
             parameters[: len(own)] = own
         communicator.barrier()
         share = slice(*shares(size, communicator.world_size)[communicator.rank])
-        return cls(parameters, exp_avg, exp_avg_sq, share)
+        return cls(parameters, exp_avg, exp_avg_sq, of_shares.view(-1, SHARE_STRIDE), share)

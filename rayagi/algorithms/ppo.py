@@ -12,7 +12,7 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.gradient_learner import GradientLearner
 from rayagi.config.spec import PPOSpec
-from rayagi.native.ppo import CompiledLoss, Trained, compiled_loss
+from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """What a step measures, in its order."""
@@ -68,10 +68,20 @@ class PPOLearner(GradientLearner[PPOSpec]):
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
         self.begin_update(env_steps_total)
-        rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
+        if self._compiled is not None:
+            told, waited_s = self._compiled(batch.fields(), orders.flatten(0, 1), self.learning_rate)
+            self.sync_s += waited_s
+            rows = list(told)
+        else:
+            rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
         return self.end_update(
             MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
         )
+
+    @torch.no_grad()
+    def values(self, observed: Tensor) -> Tensor:
+        """V(s): (B, obs_dim) -> (B,), by the program that learns, where there is one."""
+        return super().values(observed) if self._compiled is None else self._compiled.values(observed)
 
     def loss(self, batch: PPOBatch, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
@@ -91,21 +101,17 @@ class PPOLearner(GradientLearner[PPOSpec]):
         return total, parts
 
     def minibatch_step(self, batch: PPOBatch, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``. Returns what ``MEASURED`` names, (6,)."""
-        if self._compiled is None:
-            total, parts = self.loss(batch, order)
-            norm = self.step(total)
-        else:
-            parts = self._compiled(batch.fields(), order)
-            norm = self.descend()
+        """One step on the samples in ``order``, by torch. Returns what ``MEASURED`` names, (6,)."""
+        total, parts = self.loss(batch, order)
+        norm = self.step(total)
         return torch.cat((parts, norm.reshape(1)))
 
-    def _compile(self) -> CompiledLoss | None:
+    def _compile(self) -> CompiledUpdate | None:
         """None for choices, on a GPU, and where there is no compiler."""
         model, spec = self.model, self.spec
-        if not isinstance(model.head, GaussianHead) or self.flat.parameters.device.type != "cpu":
+        if not isinstance(model.head, GaussianHead) or self._descent is None:
             return None
-        return compiled_loss(
+        return CompiledUpdate(
             Trained(
                 policy=_linear(model.policy),
                 value=_linear(model.value),
@@ -115,7 +121,9 @@ class PPOLearner(GradientLearner[PPOSpec]):
                 value_clip=spec.value_clip,
                 value_coef=spec.value_coef,
                 entropy_coef=spec.entropy_coef,
-            )
+                weight=self.weight,
+            ),
+            self._descent,
         )
 
 

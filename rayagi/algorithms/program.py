@@ -67,11 +67,12 @@ class DpOnlyProgram:
         self.agent = Agent(policy)
         steps = spec.learning.rollout_length
         self._device_rollouts: DeviceRollouts | None = None
+        self._lends = False
         if on_one_device(env, context.device):
             self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
             self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
         else:
-            borrow_idle_cores(env, context)
+            self._lends = borrow_idle_cores(env, context)
             self.simulator = Simulator(env)
             self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
         self.training = make_training(
@@ -95,7 +96,9 @@ class DpOnlyProgram:
         iteration = self.trainer.iteration
         times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
+        waited_s = self._lend()
         metrics = self.trainer.update(self.rollout)
+        metrics["sync_s"] += waited_s
         iteration_s = time.perf_counter() - started
         returns, lengths = self.simulator.take_finished()
         return IterationResult(
@@ -113,6 +116,17 @@ class DpOnlyProgram:
             episode_returns=returns,
             episode_lengths=lengths,
         )
+
+    def _lend(self) -> float:
+        """Wait until all have their rollouts, if this GMI's cores are of use to them; seconds.
+
+        What comes before the update's first collective would otherwise be done by the last one alone, while the others
+        have done theirs before they lent.
+        """
+        started = time.perf_counter()
+        if self._lends:
+            self.context.communicator.barrier()
+        return time.perf_counter() - started
 
     def _collect(self, iteration: int) -> CollectTimes:
         """In one launch on a GPU; in one call where environments on the host act, too; else step by step."""

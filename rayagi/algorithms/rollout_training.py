@@ -118,7 +118,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         Where an episode ended, the latter is V of the true last observation, so that a time limit is bootstrapped.
         """
         shape = rollout.rewards.shape
-        found = self.policy.model.values(everything)
+        found = self.learner.values(everything)
         values = found[: shape.numel()].view(shape)
         next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
         offset = shape.numel() + shape[1]

@@ -1,38 +1,8 @@
-/* The gradient of PPO's loss for a minibatch: policy and value networks forwards and backwards, Gaussian actions.
+/* PPO's update of a Gaussian policy and a value network: minibatch after minibatch its loss's gradient, and a step along it.
+After backprop.h and descent.h.
 
-Samples are dealt to tiles of L lanes, and CHUNK tiles at a time go all the way, so that what is between the layers stays in the
-caches. A tile's activations are (units, L). Two steps that threads share: tiles by ``rayagi_ppo_tiles``, then rows of the weights'
-gradients by ``rayagi_ppo_weights``. Every number is summed in the same order however many threads there are. */
-
-#if defined(__AVX512F__)
-#define BYTES 64
-#define ROWS 6 /* of a gradient at a time: with four columns as many sums as there are registers for */
-#elif defined(__AVX__)
-#define BYTES 32
-#define ROWS 3
-#else
-#define BYTES 16
-#define ROWS 3
-#endif
-#define WIDTH ((int)(BYTES / sizeof(real)))
-#define COLUMNS 2
-#define SPAN (COLUMNS * WIDTH)
-#define PANEL 12 /* inputs whose activations in CHUNK tiles fit the first-level cache */
-#define UNROLL _Pragma("GCC unroll 16")
-
-typedef real vector __attribute__((vector_size(BYTES)));
-typedef real quarter __attribute__((vector_size(16)));
-
-enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
-
-typedef struct {
-    int64_t layers;       /* linear maps */
-    const int64_t *sizes; /* (layers + 1): observation, hidden ..., outputs */
-    const real *const *weights, *const *biases;
-    real *const *weight_gradients, *const *bias_gradients;
-    real *const *seen;   /* (layers + 1): what each layer takes in, and the outputs: CHUNK tiles each */
-    real *const *slopes; /* (layers + 1): of the activations, then of the loss before these; the first is not used */
-} Network;
+Of two threads one has the policy network and the other the value network, where neither is behind: what a thread reads it has
+written itself. */
 
 typedef struct {
     Network policy, value;
@@ -40,6 +10,7 @@ typedef struct {
     const real *log_std;
     real *log_std_gradient;
     double clip_ratio, value_clip, value_coef, entropy_coef; /* value_clip: infinite for none */
+    double weight; /* of this trainer's mean in that of all */
     double *sums; /* (CHUNK, MEASURED + action_dim): policy loss, value loss, KL, clipped, then log_std's gradient */
 } Learner;
 
@@ -49,178 +20,6 @@ enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, MEASURED };
 typedef struct {
     const real *obs, *actions, *log_probs, *values, *advantages, *targets;
 } Batch;
-
-/* Tiles begin a few lines later than the last one would end: as many bytes apart as a power of two, they would meet in a cache. */
-ALWAYS int64_t tile(int64_t units) { return units * L + PAD; }
-
-ALWAYS int64_t outputs(const Network *n) { return n->sizes[n->layers]; }
-
-#define KERNELS(R)                                                                                                      \
-    /* R rows of y = W x + b. */                                                                                        \
-    static void forward_##R(const real *restrict w, const real *restrict b, int64_t in, const real *restrict x,         \
-                            real *restrict y) {                                                                        \
-        for (int g = 0; g < L; g += SPAN) {                                                                             \
-            vector sum[R][COLUMNS];                                                                                     \
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vector){0} + b[r]; \
-            for (int64_t i = 0; i < in; i++) {                                                                          \
-                const vector *v = (const vector *)(x + i * L + g);                                                      \
-                UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                             \
-                    sum[r][c] += w[r * in + i] * v[c];                                                                  \
-            }                                                                                                           \
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                 \
-                ((vector *)(y + r * L + g))[c] = sum[r][c];                                                             \
-        }                                                                                                               \
-    }                                                                                                                   \
-    /* R columns of W: their inputs' slopes times the slopes by these. */                                               \
-    static void backward_##R(const real *restrict w, int64_t in, int64_t out, const real *restrict slopes,              \
-                             real *restrict of_inputs) {                                                               \
-        for (int g = 0; g < L; g += SPAN) {                                                                             \
-            vector sum[R][COLUMNS];                                                                                     \
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vector){0};        \
-            for (int64_t o = 0; o < out; o++) {                                                                         \
-                const vector *v = (const vector *)(slopes + o * L + g);                                                 \
-                UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                             \
-                    sum[r][c] += w[o * in + r] * v[c];                                                                  \
-            }                                                                                                           \
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                 \
-                ((vector *)(of_inputs + r * L + g))[c] *= sum[r][c];                                                    \
-        }                                                                                                               \
-    }
-KERNELS(6)
-KERNELS(2)
-KERNELS(1)
-
-ALWAYS quarter folded(vector v) {
-    quarter sum = {0}, part;
-    UNROLL for (int k = 0; k < WIDTH / 4; k++) {
-        memcpy(&part, (const char *)&v + 16 * k, 16);
-        sum += part;
-    }
-    return sum;
-}
-
-ALWAYS real total(vector v) {
-    quarter s = folded(v);
-    return (s[0] + s[2]) + (s[1] + s[3]);
-}
-
-/* In every quarter of a register, these of the same quarters of a (0 to 3) and b (4 to 7). */
-#define AT(q, p) ((p) < 4 ? 4 * (q) + (p) : WIDTH + 4 * (q) + (p) - 4)
-#define FOUR(q, p0, p1, p2, p3) AT(q, p0), AT(q, p1), AT(q, p2), AT(q, p3)
-#if BYTES == 64
-#define EVERY(...) FOUR(0, __VA_ARGS__), FOUR(1, __VA_ARGS__), FOUR(2, __VA_ARGS__), FOUR(3, __VA_ARGS__)
-#elif BYTES == 32
-#define EVERY(...) FOUR(0, __VA_ARGS__), FOUR(1, __VA_ARGS__)
-#else
-#define EVERY(...) FOUR(0, __VA_ARGS__)
-#endif
-#ifdef __clang__
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, EVERY(__VA_ARGS__))
-#else
-typedef int32_t places __attribute__((vector_size(BYTES)));
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (places){EVERY(__VA_ARGS__)})
-#endif
-
-/* The totals of four, side by side. */
-ALWAYS quarter totals(const vector *v) {
-    vector first = PICK(v[0], v[1], 0, 4, 1, 5) + PICK(v[0], v[1], 2, 6, 3, 7);
-    vector second = PICK(v[2], v[3], 0, 4, 1, 5) + PICK(v[2], v[3], 2, 6, 3, 7);
-    return folded(PICK(first, second, 0, 1, 4, 5) + PICK(first, second, 2, 3, 6, 7));
-}
-
-/* R rows and C columns of a weight's gradient, from so many tiles: in place of what is there, or added to it. */
-#define PRODUCTS(NAME, R, C, STORE)                                                                                         \
-    static void NAME(const real *restrict slopes, int64_t slopes_tile, const real *restrict seen,                          \
-                     int64_t seen_tile, int64_t tiles, real *restrict gradient, int64_t in, int adds) {                    \
-        vector sum[R][C];                                                                                                  \
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = (vector){0};                     \
-        for (int64_t t = 0; t < tiles; t++, slopes += slopes_tile, seen += seen_tile)                                      \
-            UNROLL for (int g = 0; g < L; g += WIDTH) {                                                                    \
-                vector v[C];                                                                                               \
-                UNROLL for (int c = 0; c < C; c++) v[c] = *(const vector *)(seen + c * L + g);                             \
-                UNROLL for (int r = 0; r < R; r++) {                                                                       \
-                    vector s = *(const vector *)(slopes + r * L + g);                                                      \
-                    UNROLL for (int c = 0; c < C; c++) sum[r][c] += s * v[c];                                              \
-                }                                                                                                          \
-            }                                                                                                              \
-        UNROLL for (int r = 0; r < R; r++) STORE(gradient + r * in, sum[r], adds);                                         \
-    }
-
-ALWAYS void store_four(real *gradient, const vector *sums, int adds) {
-    quarter found = totals(sums), before;
-    if (adds) {
-        memcpy(&before, gradient, sizeof before);
-        found += before;
-    }
-    memcpy(gradient, &found, sizeof found);
-}
-
-ALWAYS void store_one(real *gradient, const vector *sum, int adds) { *gradient = total(*sum) + (adds ? *gradient : 0.0f); }
-
-PRODUCTS(rows_by_four, ROWS, 4, store_four)
-PRODUCTS(rows_by_one, ROWS, 1, store_one)
-PRODUCTS(row_by_four, 1, 4, store_four)
-PRODUCTS(row_by_one, 1, 1, store_one)
-
-/* In place; and the slopes there. Of NaN: NaN, so that it is found. */
-static void activate(int64_t kind, int64_t units, real *restrict x, real *restrict slope) {
-    int64_t count = units * L;
-    switch (kind) {
-    case TANH:
-#pragma omp simd
-        for (int64_t j = 0; j < count; j++) {
-            real y = real_tanh(x[j]);
-            slope[j] = 1.0f - y * y;
-            x[j] = x[j] == x[j] ? y : x[j];
-        }
-        break;
-    case ELU:
-#pragma omp simd
-        for (int64_t j = 0; j < count; j++) {
-            real e = real_exp(real_min(x[j], 0.0f));
-            slope[j] = x[j] > 0.0f ? 1.0f : e;
-            x[j] = x[j] > 0.0f ? x[j] : e - 1.0f;
-        }
-        break;
-    case RELU:
-#pragma omp simd
-        for (int64_t j = 0; j < count; j++) {
-            slope[j] = x[j] > 0.0f ? 1.0f : 0.0f;
-            x[j] = real_max(x[j], 0.0f);
-        }
-        break;
-    default:
-#pragma omp simd
-        for (int64_t j = 0; j < count; j++) {
-            real s = 1.0f / (1.0f + real_exp(-x[j]));
-            slope[j] = s * (1.0f + x[j] * (1.0f - s));
-            x[j] *= s;
-        }
-    }
-}
-
-static void forward(const Network *n, int64_t activation, int64_t t) {
-    for (int64_t i = 0; i < n->layers; i++) {
-        int64_t in = n->sizes[i], out = n->sizes[i + 1], o = 0;
-        const real *w = n->weights[i], *b = n->biases[i], *x = n->seen[i] + t * tile(in);
-        real *y = n->seen[i + 1] + t * tile(out);
-        for (; o + 6 <= out; o += 6) forward_6(w + o * in, b + o, in, x, y + o * L);
-        for (; o + 2 <= out; o += 2) forward_2(w + o * in, b + o, in, x, y + o * L);
-        if (o < out) forward_1(w + o * in, b + o, in, x, y + o * L);
-        if (i + 1 < n->layers) activate(activation, out, y, n->slopes[i + 1] + t * tile(out));
-    }
-}
-
-static void backward(const Network *n, int64_t t) {
-    for (int64_t i = n->layers - 1; i > 0; i--) {
-        int64_t in = n->sizes[i], out = n->sizes[i + 1], k = 0;
-        const real *w = n->weights[i], *slopes = n->slopes[i + 1] + t * tile(out);
-        real *of_inputs = n->slopes[i] + t * tile(in);
-        for (; k + 6 <= in; k += 6) backward_6(w + k, in, out, slopes, of_inputs + k * L);
-        for (; k + 2 <= in; k += 2) backward_2(w + k, in, out, slopes, of_inputs + k * L);
-        if (k < in) backward_1(w + k, in, out, slopes, of_inputs + k * L);
-    }
-}
 
 static void gather(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     int64_t D = l->policy.sizes[0];
@@ -237,7 +36,7 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
     const real *mean = l->policy.seen[l->policy.layers] + t * tile(A);
     real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
     double *sums = l->sums + t * (MEASURED + A);
-    const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio;
+    const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio, weight = l->weight;
     real precision[A], constant = 0.0f;
     for (int64_t k = 0; k < A; k++) {
         precision[k] = real_exp(-l->log_std[k]);
@@ -255,7 +54,7 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
         const real log_ratio = log_prob - b->log_probs[order[j]], ratio = real_exp(log_ratio);
         const real plain = ratio * advantage, kept = real_min(real_max(ratio, low), high) * advantage;
         const int moves = (ratio >= low && ratio <= high) || !(plain >= kept);
-        const real by_log_prob = moves ? -plain / l->samples : 0.0f;
+        const real by_log_prob = moves ? -plain * weight / l->samples : 0.0f;
         sums[POLICY_LOSS] -= real_min(plain, kept);
         sums[KL] += (ratio - 1.0f) - log_ratio;
         sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
@@ -272,7 +71,7 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
 static void value_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const real *value = l->value.seen[l->value.layers] + t * tile(1);
     real *slope = l->value.slopes[l->value.layers] + t * tile(1);
-    const real most = l->value_clip, weight = l->value_coef / l->samples;
+    const real most = l->value_clip, weight = l->weight * l->value_coef / l->samples;
     double loss = 0.0;
     for (int j = 0; j < count; j++) {
         const real before = b->values[order[j]], target = b->targets[order[j]], moved = value[j] - before;
@@ -285,73 +84,128 @@ static void value_loss(const Learner *l, const Batch *b, const int64_t *order, i
     l->sums[t * (MEASURED + outputs(&l->policy)) + VALUE_LOSS] += loss;
 }
 
-/* Tiles begin to end of a chunk of ``count`` samples in this order. */
-void rayagi_ppo_tiles(const Learner *l, const Batch *b, const int64_t *order, int64_t count, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) {
-        const int lanes = count - t * L < L ? (int)(count - t * L) : L;
-        gather(l, b, order + t * L, lanes, t);
-        forward(&l->policy, l->activation, t);
-        policy_loss(l, b, order + t * L, lanes, t);
-        backward(&l->policy, t);
-    }
-    for (int64_t t = begin; t < end; t++) {
-        const int lanes = count - t * L < L ? (int)(count - t * L) : L;
-        forward(&l->value, l->activation, t);
-        value_loss(l, b, order + t * L, lanes, t);
-        backward(&l->value, t);
-    }
+/* So many samples in this order, of a minibatch. */
+typedef struct {
+    const Learner *learner;
+    const Batch *batch;
+    const int64_t *order;
+    int64_t count, tiles;
+    int64_t parts; /* of a layer's rows */
+    int adds;      /* to the gradient of those before */
+} Chunk;
+
+ALWAYS int lanes(const Chunk *c, int64_t t) { return c->count - t * L < L ? (int)(c->count - t * L) : L; }
+
+static void gather_tile(void *given, int64_t t) {
+    const Chunk *c = given;
+    gather(c->learner, c->batch, c->order + t * L, lanes(c, t), t);
 }
 
-/* Rows begin to end of a layer's gradients, from so many tiles. */
-static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end, int adds) {
-    const int64_t in = n->sizes[i], out = n->sizes[i + 1];
-    const real *seen = n->seen[i], *slopes = n->slopes[i + 1];
-    real *gradient = n->weight_gradients[i];
-#define BLOCK(KERNEL) KERNEL(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
-    for (int64_t first = 0; first < in; first += PANEL) {
-        const int64_t last = first + PANEL < in ? first + PANEL : in;
-        int64_t o = begin, k;
-        for (; o + ROWS <= end; o += ROWS) {
-            for (k = first; k + 4 <= last; k += 4) BLOCK(rows_by_four);
-            for (; k < last; k++) BLOCK(rows_by_one);
-        }
-        for (; o < end; o++) {
-            for (k = first; k + 4 <= last; k += 4) BLOCK(row_by_four);
-            for (; k < last; k++) BLOCK(row_by_one);
-        }
-    }
-    for (int64_t o = begin; o < end; o++) {
-        vector sum = {0};
-        for (int64_t t = 0; t < tiles; t++)
-            for (int g = 0; g < L; g += WIDTH) sum += *(const vector *)(slopes + t * tile(out) + o * L + g);
-        n->bias_gradients[i][o] = total(sum) + (adds ? n->bias_gradients[i][o] : 0.0f);
-    }
+/* A tile through a network and back. */
+static void pass(void *given, int64_t item) {
+    const Chunk *c = given;
+    const int64_t t = item % c->tiles, of_policy = item < c->tiles;
+    const Network *n = of_policy ? &c->learner->policy : &c->learner->value;
+    forward(n, c->learner->activation, t);
+    (of_policy ? policy_loss : value_loss)(c->learner, c->batch, c->order + t * L, lanes(c, t), t);
+    backward(n, t);
 }
 
-/* One of so many parts of all weights, whole blocks of rows: in place of what is there, or added to it. */
-void rayagi_ppo_weights(const Learner *l, int64_t tiles, int64_t part, int64_t parts, int64_t adds) {
-    const Network *const networks[] = {&l->policy, &l->value};
-    for (int k = 0; k < 2; k++)
-        for (int64_t i = 0; i < networks[k]->layers; i++) {
-            const int64_t out = networks[k]->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
-            const int64_t begin = blocks * part / parts * ROWS, end = blocks * (part + 1) / parts * ROWS;
-            weights_of(networks[k], i, tiles, begin, end < out ? end : out, adds != 0);
-        }
+/* A part of a layer's gradients, whole blocks of rows. */
+static void weigh(void *given, int64_t item) {
+    const Chunk *c = given;
+    const int64_t layer = item / c->parts, part = item % c->parts, before = c->learner->policy.layers;
+    const Network *n = layer < before ? &c->learner->policy : &c->learner->value;
+    const int64_t i = layer < before ? layer : layer - before, out = n->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
+    const int64_t begin = blocks * part / c->parts * ROWS, end = blocks * (part + 1) / c->parts * ROWS;
+    weights_of(n, i, c->tiles, begin, end < out ? end : out, c->adds);
+}
+
+/* V of some observations. */
+typedef struct {
+    const Learner *learner;
+    const real *obs; /* (count, D) */
+    int64_t count;
+    real *values;
+} Estimate;
+
+static void estimate_tile(void *given, int64_t t) {
+    const Estimate *e = given;
+    const Network *n = &e->learner->value;
+    const int64_t D = n->sizes[0], left = e->count - t * L, count = left < L ? left : L;
+    real *x = n->seen[0] + t * tile(D);
+    const real *value = n->seen[n->layers] + t * tile(1);
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t d = 0; d < D; d++) x[d * L + j] = e->obs[(t * L + j) * D + d];
+    forward(n, e->learner->activation, t);
+    memcpy(e->values + t * L, value, count * sizeof *value);
+}
+
+/* (count, D) -> (count,) */
+void rayagi_ppo_values(const Learner *l, Team *team, const real *obs, int64_t count, real *values) {
+    for (int64_t first = 0; first < count; first += CHUNK * L) {
+        const int64_t left = count - first, some = left < CHUNK * L ? left : CHUNK * L;
+        Estimate estimate = {l, obs + first * l->value.sizes[0], some, values + first};
+        share_out(team, estimate_tile, &estimate, (some + L - 1) / L);
+    }
 }
 
 /* After all chunks: log_std's gradient, and what is told: policy loss, value loss, entropy, KL, share of clipped ratios. */
-void rayagi_ppo_end(const Learner *l, int64_t tiles, real *told) {
+static void tell(const Learner *l, real *told) {
     const int64_t A = outputs(&l->policy), row = MEASURED + A;
-    for (int64_t t = 1; t < tiles; t++)
-        for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
     double entropy = 0.0;
+    for (int64_t t = 1; t < CHUNK; t++)
+        for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
     for (int64_t k = 0; k < A; k++) {
         entropy += l->log_std[k] + 1.418938533204672742; /* log sqrt(2 pi e) */
-        l->log_std_gradient[k] = l->sums[MEASURED + k] - l->entropy_coef;
+        l->log_std_gradient[k] = l->sums[MEASURED + k] - l->weight * l->entropy_coef;
     }
     told[0] = l->sums[POLICY_LOSS] / l->samples;
     told[1] = l->sums[VALUE_LOSS] / l->samples;
     told[2] = entropy;
     told[3] = l->sums[KL] / l->samples;
     told[4] = l->sums[CLIPPED] / l->samples;
+}
+
+/* The gradient of a minibatch's loss, in place of what was there. */
+static void differentiate(Learner *l, const Batch *b, const int64_t *order, Team *team, real *told) {
+    memset(l->sums, 0, CHUNK * (MEASURED + outputs(&l->policy)) * sizeof *l->sums);
+    for (int64_t first = 0; first < l->samples; first += CHUNK * L) {
+        const int64_t left = l->samples - first, count = left < CHUNK * L ? left : CHUNK * L;
+        const int64_t parts = team->threads == 1 ? 1 : 2 * team->threads;
+        Chunk chunk = {l, b, order + first, count, (count + L - 1) / L, parts, first > 0};
+        share_out(team, gather_tile, &chunk, chunk.tiles);
+        share_out(team, pass, &chunk, 2 * chunk.tiles);
+        share_out(team, weigh, &chunk, (l->policy.layers + l->value.layers) * parts);
+    }
+    tell(l, told);
+}
+
+enum { TOLD = 6, MOST_NS = 50000000 }; /* told: as by ``tell``, then the gradient's norm */
+
+typedef struct {
+    Learner *learner;
+    Batch batch;
+    const int64_t *orders; /* (steps, samples) */
+    int64_t steps, step;
+    int64_t descends; /* whether this step's gradient is there */
+    Descent *descent;
+    Team *team;
+    real *told; /* (steps, TOLD) */
+} Update;
+
+/* STEPPED when all steps are made; else as ``descend``, and AGAIN now and then, for signals. */
+int64_t rayagi_ppo_update(Update *u) {
+    for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {
+        real *told = u->told + u->step * TOLD;
+        if (!u->descends) {
+            if (now_ns() - began > MOST_NS) return AGAIN;
+            differentiate(u->learner, &u->batch, u->orders + u->step * u->learner->samples, u->team, told);
+            u->descends = 1;
+        }
+        const int64_t found = descend(u->descent, u->team, told + TOLD - 1);
+        if (found != STEPPED) return found;
+        u->descends = 0;
+    }
+    return STEPPED;
 }

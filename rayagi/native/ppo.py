@@ -1,42 +1,32 @@
-"""The gradient of PPO's loss in a compiled program, in place of some hundred operations of torch and of its autograd.
+"""PPO's updates in a compiled program, in place of some hundred operations of torch and of its autograd a minibatch.
 
 With a few hundred samples and the networks of robots, torch's time is half matrix products and half what is around them.
-Here a tile of samples goes through a network and back while its activations are in the cache, and gradients go straight into
-the flat bucket.
+Here a tile of samples goes through a network and back while its activations are in the cache, gradients go straight into
+the flat bucket, and all minibatches are one call.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from actors.policy_tensors import ActivationName
-from collectives.compiler import CompilerError, load
-from rayagi.native.headers import numbers, shared
+from rayagi.native.descent import CompiledDescent
+from rayagi.native.learning import CHUNK, LANES, PAD
 from rayagi.native.packed_policy import ACTIVATIONS
 from rayagi.native.pointers import pointer
+from rayagi.native.team import Team
 
-LANES = 32
-"""Samples of a tile."""
-CHUNK = 16
-"""Tiles that go all the way before the next ones do."""
-_PAD = 384
-"""Floats between tiles."""
-TOLD = 5
-"""Policy loss, value loss, entropy, KL, share of clipped ratios."""
+TOLD = 6
+"""Policy loss, value loss, entropy, KL, share of clipped ratios, norm of the gradient before clipping."""
 _SUMS = 4
 """Of these, per tile; beside them log_std's gradient."""
 
-_log = logging.getLogger(__name__)
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
 
@@ -53,6 +43,7 @@ class _Network(ctypes.Structure):
 class _Learner(ctypes.Structure):
     """Learner of ppo.h."""
 
+    samples: int
     _fields_ = (
         ("policy", _Network),
         ("value", _Network),
@@ -60,8 +51,20 @@ class _Learner(ctypes.Structure):
         ("samples", _I64),
         ("log_std", _ADDRESS),
         ("log_std_gradient", _ADDRESS),
-        *((name, _DOUBLE) for name in ("clip_ratio", "value_clip", "value_coef", "entropy_coef")),
+        *((name, _DOUBLE) for name in ("clip_ratio", "value_clip", "value_coef", "entropy_coef", "weight")),
         ("sums", _ADDRESS),
+    )
+
+
+class _Update(ctypes.Structure):
+    """Update of ppo.h; its Batch is six addresses."""
+
+    _fields_ = (
+        ("learner", _ADDRESS),
+        ("batch", _ADDRESS * 6),
+        ("orders", _ADDRESS),
+        *((name, _I64) for name in ("steps", "step", "descends")),
+        *((name, _ADDRESS) for name in ("descent", "team", "told")),
     )
 
 
@@ -74,6 +77,7 @@ class Trained:
         activation: between them
         log_std: (action_dim,)
         clip_ratio, value_clip, value_coef, entropy_coef: as in PPOSpec
+        weight: of this trainer's mean in that of all
     """
 
     policy: Sequence[tuple[Tensor, Tensor]]
@@ -84,40 +88,22 @@ class Trained:
     value_clip: float | None
     value_coef: float
     entropy_coef: float
+    weight: float
 
 
-@cache
-def library() -> ctypes.CDLL | None:
-    """The program, the same for all networks; None where it cannot be compiled, which is logged once."""
-    sizes = f"#define L {LANES}\n#define PAD {_PAD}"
-    try:
-        found = load("\n".join([sizes, numbers(torch.float32), shared("ppo.h")]))
-    except CompilerError as error:
-        _log.info("PPO learns by torch: %s", error)
-        return None
-    found.rayagi_ppo_tiles.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64, _I64, _I64)
-    found.rayagi_ppo_weights.argtypes = (_ADDRESS, _I64, _I64, _I64, _I64)
-    found.rayagi_ppo_end.argtypes = (_ADDRESS, _I64, _ADDRESS)
-    for name in ("rayagi_ppo_tiles", "rayagi_ppo_weights", "rayagi_ppo_end"):
-        getattr(found, name).restype = None
-    return found
+class CompiledUpdate:
+    """All minibatches of PPO by ``rayagi.algorithms.losses`` and a Gaussian head, each with its step.
 
+    Gradients do not depend on threads.
+    """
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="learning")
-
-
-class CompiledLoss:
-    """PPO's loss by ``rayagi.algorithms.losses`` and a Gaussian head, and its gradient. Numbers do not depend on threads."""
-
-    def __init__(self, program: ctypes.CDLL, trained: Trained) -> None:
-        self._program = program
-        self._trained = trained  # while its addresses are used
+    def __init__(self, trained: Trained, descent: CompiledDescent) -> None:
+        self._trained, self._descent = trained, descent  # while their addresses are used
         self._kept: list[object] = []
         action_dim = len(trained.log_std)
         self._obs = self._tiles(trained.policy[0][0].shape[1])
         self._sums = torch.zeros((CHUNK, _SUMS + action_dim), dtype=torch.float64)
+        self._team = Team(descent.library, torch.get_num_threads())
         assert trained.log_std.grad is not None
         self._learner = _Learner(
             self._network(trained.policy),
@@ -130,42 +116,58 @@ class CompiledLoss:
             math.inf if trained.value_clip is None else trained.value_clip,
             trained.value_coef,
             trained.entropy_coef,
+            trained.weight,
             pointer(self._sums),
         )
-        self._address = ctypes.addressof(self._learner)
 
-    def __call__(self, fields: Sequence[Tensor], order: Tensor) -> Tensor:
-        """Put the gradient of the samples' mean loss into the parameters' ``grad``.
+    def __call__(
+        self, fields: Sequence[Tensor], orders: Tensor, learning_rate: float
+    ) -> tuple[Tensor, float]:
+        """Make a step on each minibatch. The parameters' ``grad`` is then the last one's, before clipping.
 
         Args:
             fields: obs (B, obs_dim), actions (B, dim), log_probs, values, advantages and targets (B,) of a rollout
-            order: the samples that count   (S,) int64
+            orders: the samples of each minibatch   (steps, S) int64
+            learning_rate: of all steps
 
         Returns:
-            TOLD, (5,) float32.
-        """
-        samples = self._learner.samples = len(order)
-        plain = [field.to(torch.float32).contiguous() for field in fields]
-        batch = (_ADDRESS * len(plain))(*map(pointer, plain))
-        where, threads = pointer(order), torch.get_num_threads()
-        self._sums.zero_()
-        for first in range(0, samples, CHUNK * LANES):
-            count = min(CHUNK * LANES, samples - first)
-            self._chunk(ctypes.addressof(batch), where + 8 * first, count, threads, adds=first > 0)
-        told = torch.empty(TOLD)
-        self._program.rayagi_ppo_end(self._address, CHUNK, pointer(told))
-        return told
+            TOLD of each step, (steps, 6) float32; and seconds in operations of all trainers.
 
-    def _chunk(self, batch: int, order: int, count: int, threads: int, *, adds: bool) -> None:
-        tiles = -(-count // LANES)
-        borders = list(pairwise(tiles * part // threads for part in range(threads + 1)))
-        _shared(
-            threads,
-            lambda part: self._program.rayagi_ppo_tiles(self._address, batch, order, count, *borders[part]),
+        Raises:
+            CommunicatorError: other trainers are lost.
+        """
+        team = self._current_team()
+        plain, orders = [field.to(torch.float32).contiguous() for field in fields], orders.contiguous()
+        told = torch.empty(len(orders), TOLD)
+        self._learner.samples = orders.shape[1]
+        update = _Update(
+            ctypes.addressof(self._learner),
+            (_ADDRESS * len(plain))(*map(pointer, plain)),
+            pointer(orders),
+            len(orders),
+            0,
+            0,
+            self._descent.address,
+            team.address,
+            pointer(told),
         )
-        _shared(
-            threads, lambda part: self._program.rayagi_ppo_weights(self._address, tiles, part, threads, adds)
-        )
+        program, at = self._descent.library.rayagi_ppo_update, ctypes.addressof(update)
+        with team.at_work():
+            return told, self._descent.run(lambda: int(program(at)), learning_rate)
+
+    def values(self, observed: Tensor) -> Tensor:
+        """V(s): (B, obs_dim) -> (B,)."""
+        plain, team = observed.to(torch.float32).contiguous(), self._current_team()
+        values = torch.empty(len(plain))
+        at = ctypes.addressof(self._learner), team.address, pointer(plain), len(plain), pointer(values)
+        with team.at_work():
+            self._descent.library.rayagi_ppo_values(*at)
+        return values
+
+    def _current_team(self) -> Team:
+        if torch.get_num_threads() != self._team.threads:
+            self._team = Team(self._descent.library, torch.get_num_threads())
+        return self._team
 
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
         sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]
@@ -181,23 +183,9 @@ class CompiledLoss:
 
     def _tiles(self, units: int) -> Tensor:
         """Of a layer, in a chunk."""
-        return torch.zeros(CHUNK * (units * LANES + _PAD))
+        return torch.zeros(CHUNK * (units * LANES + PAD))
 
     def _addresses(self, tensors: Sequence[Tensor]) -> int:
         array = (_ADDRESS * len(tensors))(*map(pointer, tensors))
         self._kept.append(array)
         return ctypes.addressof(array)
-
-
-def _shared(threads: int, work: Callable[[int], None]) -> None:
-    """Each thread does its part of the work; this one is the first."""
-    waiting = [_pool(threads - 1).submit(work, part) for part in range(1, threads)]
-    work(0)
-    for one in waiting:
-        one.result()
-
-
-def compiled_loss(trained: Trained) -> CompiledLoss | None:
-    """None where there is no compiler."""
-    program = library()
-    return None if program is None else CompiledLoss(program, trained)

@@ -4,7 +4,7 @@ steps, and a group's next step needs only its last. After worlds.h. */
 #include <math.h>
 #include <sched.h>
 
-enum { ENDED = FAILED + 1, UNFIT };
+enum { ENDED = FAILED + 1, UNFIT, LENT };
 
 typedef struct {
     const double *start;
@@ -51,7 +51,18 @@ typedef struct {
     enum { IDLE, TO_STEP, TO_JUDGE, TO_BEGIN } stage;
     int64_t t, group, world, end;
     double before; /* the place of ``world`` before it stepped */
+    /* Operations that this GMI has come to, and those that others have, who have not lent their cores yet. */
+    const int64_t *own;
+    const int64_t *const *others;
+    int64_t num_others;
 } Turn;
+
+/* Whether one of them has come to an operation before this GMI: it waits, and its cores are idle. */
+static int lent(const Turn *turn) {
+    for (int64_t k = 0; k < turn->num_others; k++)
+        if (__atomic_load_n(turn->others[k], __ATOMIC_RELAXED) > *turn->own) return 1;
+    return 0;
+}
 
 static void fields_of(const Rollout *r, int64_t world, const double **fields) {
     for (int64_t k = 0; k < r->num_fields; k++) fields[k] = r->fields[k].start + world * r->fields[k].stride;
@@ -111,6 +122,7 @@ static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
             const int64_t world = turn->world;
             fields_of(r, world, fields);
             if (turn->stage == TO_STEP) {
+                if (lent(turn)) return LENT;
                 s->world = world;
                 r->elapsed[world]++;
                 if (!control(r, turn->t, world)) return UNFIT;
@@ -130,7 +142,7 @@ static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
     }
 }
 
-/* At most so many groups' steps, by this thread. WARNED and ENDED are of ``s->world``; the next call goes on from there. */
+/* At most so many groups' steps, by this thread, or until others lend their cores. WARNED and ENDED are of ``s->world``; the next call goes on from there. */
 int64_t rayagi_roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
     jmp_buf here;
     int64_t end;

@@ -115,11 +115,14 @@ class KernelBarrier(Barrier):
         crowded = size > _num_cores(self._members)
         self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0, _SLEEP_NS, None)
         self._side_at = ctypes.byref(self._side)
-        self._meeting = lru_cache(maxsize=4096)(Operation)
+        self.meeting = lru_cache(maxsize=4096)(Operation)
+        """The operation that is nothing but a barrier, by the word by which members compare what they do."""
+        self.addresses = ctypes.cast(library.run, ctypes.c_void_p).value or 0, ctypes.addressof(self._side)
+        """Of kernel.c's function, and of what it takes for this member."""
 
     def arrive(self, call: int) -> None:
         """As ``Barrier.arrive``."""
-        self.run(self._meeting(call))
+        self.run(self.meeting(call))
 
     def run(self, operation: Operation, own: int = 0) -> None:
         """Take part in an operation of all members.

@@ -93,6 +93,12 @@ class Plans:
             compiled = (kernel.reduction("together", word, op, dtype, numel, pieces, outputs),)
         return Plan(word, operator, to, whole, shares(numel, self._world_size)[self._rank], compiled)
 
+    def shares_of(self, dtype: torch.dtype, numel: int, place: int) -> kernel.Operation:
+        """The mean of a registered tensor, each member's share where it is, however small: in one call of the kernel."""
+        word = calls.encoded("reduce_scatter", calls.OPS.index("mean"), dtype, numel, place)
+        pieces = self._regions[region_of(place)].pieces
+        return kernel.reduction("together", word, "mean", dtype, numel, pieces, 0)
+
     def _compiled_share(
         self, op: ReduceOp, dtype: torch.dtype, region: int, numel: int, to: range
     ) -> kernel.Operation:

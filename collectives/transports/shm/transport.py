@@ -19,16 +19,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from collectives.arrivals import Arrivals
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import CompiledOperations, ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm.compiled import CompiledGroup
 from collectives.transports.shm.kernel import KernelBarrier, Operation, agreed, library, offer
 from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
 from collectives.transports.shm.plans import Plan, Plans, region_of
 from collectives.transports.shm.staging import Staging, pieces
-from collectives.transports.shm.waiting import Barrier
+from collectives.transports.shm.waiting import ARRIVALS, STRIDE, Barrier
 
 _MOST_BUFFERS = ON_DEVICE - 1
 
@@ -142,9 +144,11 @@ class SharedMemoryTransport:
         with self._lock:
             self._arrive(calls.encoded("barrier"))
 
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks that have arrived at an operation which this member has not begun."""
-        return self._barrier.waiting()
+    def arrivals(self) -> Arrivals:
+        """Who has come to an operation of all."""
+        self._barrier.check_open("arrivals")
+        counts = torch.frombuffer(self._segment.words, dtype=torch.int64)[ARRIVALS::STRIDE]
+        return Arrivals(counts[: self.world_size], self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
@@ -176,6 +180,22 @@ class SharedMemoryTransport:
             return self._map("common", numel, dtype, -(-numel * dtype.itemsize // self.world_size)).common(
                 numel, dtype
             )
+
+    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
+        """For a program in C that reduces a tensor in registered memory; None, for all members, without the kernel.
+
+        Raises:
+            ValueError: the tensor is elsewhere.
+        """
+        place = self._place("reduce_scatter", tensor)
+        if place in (ON_HOST, ON_DEVICE):
+            raise ValueError(
+                f"the tensor of shape {tuple(tensor.shape)} does not begin a buffer of this transport"
+            )
+        if self._kernel is None:
+            return None
+        operation = self._plans.shares_of(tensor.dtype, tensor.numel(), place)
+        return CompiledGroup(self._kernel, operation, self._attend)
 
     def close(self) -> None:
         """Say goodbye: members that wait for this one get an error. Safe to call twice.
@@ -258,6 +278,18 @@ class SharedMemoryTransport:
         except CommunicatorError:
             self.close()
             raise
+
+    def _attend(self, program: Callable[[], Operation | None]) -> None:
+        """Complete what a program leaves, until it leaves nothing; closes if either fails, for both may be half done."""
+        assert self._kernel is not None
+        with self._lock:
+            self._barrier.check_open("compiled program")
+            try:
+                while (operation := program()) is not None:
+                    self._kernel.run(operation)
+            except BaseException:
+                self.close()
+                raise
 
     def _reduce_whole(self, plan: Plan, flat: Tensor) -> None:
         """Everyone stages its tensor; those that take the result reduce all of it straight into their tensors."""

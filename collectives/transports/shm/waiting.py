@@ -89,14 +89,6 @@ class Barrier:
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // STRIDE], words[other + call_at])
 
-    def waiting(self) -> tuple[int, ...]:
-        """Ranks of those that arrived more often than this one."""
-        words = self._words
-        if not len(words):  # closed
-            return ()
-        count = words[self._own]
-        return tuple(other // STRIDE for other in self._others if words[other] > count)
-
     def check_open(self, operation: str) -> None:
         """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
         if self.broken is not None:

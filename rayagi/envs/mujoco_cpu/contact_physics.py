@@ -12,15 +12,17 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.arrivals import Arrivals
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import Array
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worlds
 
 _LOOK_EVERY = 4
 """Worlds between looks for lenders: a look before each cost more than lending gained."""
-_AT_ONCE = 64
-"""Pieces, of those that nobody lends a core for: between them Python sees to signals."""
+AT_ONCE = 64
+"""Pieces where nobody has to look for lenders: between them Python sees to signals."""
 Work = Callable[[mujoco.MjData, int], bool]
+Watch = Callable[[mujoco.MjData, Arrivals, Collection[int]], None]
 
 
 class ContactPhysics:
@@ -55,7 +57,7 @@ class ContactPhysics:
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
         self._lenders: dict[int, _Lender] = {}
-        self._lent: Callable[[], Collection[int]] = tuple
+        self._arrivals: Arrivals | None = None
         self.restart(
             np.arange(num_worlds),
             np.tile(self.datas[0].qpos, (num_worlds, 1)),
@@ -68,19 +70,20 @@ class ContactPhysics:
         self.loop.begin()
         self.share(lambda data, most: self.loop.run(data, num_substeps, most), _LOOK_EVERY)
 
-    def share(self, work: Work, look_every: int) -> None:
+    def share(self, work: Work, look_every: int, watch: Watch = lambda data, arrivals, away: None) -> None:
         """Do work that has been divided into pieces on all threads, and on cores that are lent.
 
         Args:
             work: does at most so many pieces in a thread's own MjData; returns whether some may be left
             look_every: pieces between looks for lenders
+            watch: tells work that looks by itself, in whose thread, and for whom: it then returns when one of them waits
         """
         waiting: list[Future[None]] = []
         if self._pool is not None:
             waiting = [self._pool.submit(_finish, work, data) for data in self.datas[1:]]
         try:
             if self._lenders:
-                self._finish_inviting(work, look_every, waiting)
+                self._finish_inviting(work, look_every, watch, waiting)
             else:
                 _finish(work, self.datas[0])
         finally:
@@ -88,22 +91,26 @@ class ContactPhysics:
         for future in waiting:
             future.result()
 
-    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
         """Use cores that are lent: a thread for each lender, made when that first lends."""
         self._lenders = {rank: _Lender(self._model, ids) for rank, ids in cores.items()}
-        self._lent = lent
+        self._arrivals = arrivals
 
     @property
     def num_takers(self) -> int:
         """Threads that work should be divided for: own ones, and a lender's where there may be any."""
         return len(self.datas) + bool(self._lenders)
 
-    def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
+    def _finish_inviting(
+        self, work: Work, look_every: int, watch: Watch, waiting: list[Future[None]]
+    ) -> None:
         """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""
-        idle, more = dict(self._lenders), True
+        assert self._arrivals is not None
+        away, more = dict(self._lenders), True
         while more:
-            begun = [idle.pop(rank) for rank in self._lent() if rank in idle]
+            begun = [away.pop(rank) for rank in self._arrivals.waiting() if rank in away]
             waiting += [lender.finish(work) for lender in begun]
+            watch(self.datas[0], self._arrivals, away)
             more = work(self.datas[0], look_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
@@ -161,7 +168,7 @@ class _Lender:
 
 
 def _finish(work: Work, data: mujoco.MjData) -> None:
-    while work(data, _AT_ONCE):
+    while work(data, AT_ONCE):
         pass
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
+from collectives.arrivals import Arrivals
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.families import check_saved
 from rayagi.envs.mujoco_cpu.physics import Array, UnstableWorldError
@@ -128,9 +129,9 @@ class MujocoVecEnv:
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
-    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
         """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""
-        self._physics.borrow(cores, lent)
+        self._physics.borrow(cores, arrivals)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""

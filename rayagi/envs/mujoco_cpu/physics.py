@@ -8,7 +8,7 @@ that makes the same two C calls per step as Gymnasium does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import mujoco
@@ -16,6 +16,8 @@ import numpy as np
 from mujoco.batch import Batch
 from mujoco.batch import SimulationError as BatchError
 from numpy.typing import NDArray
+
+from collectives.arrivals import Arrivals
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -60,7 +62,7 @@ class Physics(Protocol):
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
         ...
 
-    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
         """Use cores that are lent, as ``actors.protocols.BorrowingEnv`` says."""
         ...
 
@@ -122,7 +124,7 @@ class BatchPhysics:
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
 
-    def borrow(self, cores: Mapping[int, Collection[int]], lent: Callable[[], Collection[int]]) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
         """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
 
     def state_dict(self) -> dict[str, Array]:

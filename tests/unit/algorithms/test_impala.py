@@ -100,7 +100,7 @@ def elsewhere(program, log_probs=None):
 def collected(settings):
     """A program with a rollout, and its twin that has not learned from it either."""
     one, other = build(settings), build(settings)
-    one.trainer.update = other.trainer.update = lambda rollout: {}
+    one.trainer.update = other.trainer.update = lambda rollout: {"sync_s": 0.0}
     one.iterate()
     other.iterate()
     assert torch.equal(one.rollout.raw_obs, other.rollout.raw_obs)
@@ -205,7 +205,7 @@ def test_the_number_of_environments_may_change_from_rollout_to_rollout():
     # a learner that drops stale rollouts, or whose collectors are unequal
     program, _ = collected(spec("impala", **ONE_PASS))
     wide = build(replace(spec("impala", **ONE_PASS), gmi=GmiSpec(num_envs=6)))
-    wide.trainer.update = lambda rollout: {}
+    wide.trainer.update = lambda rollout: {"sync_s": 0.0}
     wide.iterate()
     program.training.learn(elsewhere(wide), 0)
     program.training.learn(elsewhere(program), 1)
@@ -227,7 +227,7 @@ def test_training_improves_the_point_on_stale_experience():
             if each.name not in ("finals", "final_obs")
         }
         waiting.append(Rollout(**copies, finals=list(sent.finals)))
-        return learn(waiting.pop(0)) if len(waiting) > 2 else {}
+        return learn(waiting.pop(0)) if len(waiting) > 2 else {"sync_s": 0.0}
 
     program.trainer.update = learn_late
     for _ in range(32):

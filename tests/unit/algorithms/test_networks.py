@@ -6,7 +6,6 @@ from torch import nn
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
-from rayagi.algorithms import networks
 from rayagi.algorithms.networks import ActorCritic, FlatParameters, padded_size
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
@@ -64,21 +63,14 @@ def test_loading_a_state_keeps_the_layers_views_of_the_flat_vector():
     assert torch.equal(flat.parameters[: expected.numel()], expected)
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def clips(request, monkeypatch):
-    """What clips gradients."""
-    if request.param == "torch":
-        monkeypatch.setattr(networks, "can_clip", lambda gradients: False)
-
-
 def clip(flat, most):
     """Clip by the norm of all. Returns it."""
-    norm = flat.squares().sqrt()
+    norm = flat.norm()
     flat.clip(norm, most)
     return norm
 
 
-def test_clipping_scales_to_the_limit(clips):
+def test_clipping_scales_to_the_limit():
     flat = FlatParameters(nn.Linear(2, 1, bias=False))
     gradients = flat.gradients[:2]
     gradients.copy_(torch.tensor([3.0, 4.0]))
@@ -88,27 +80,6 @@ def test_clipping_scales_to_the_limit(clips):
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
     assert clip(flat, 10.0).item() == pytest.approx(1.0, abs=1e-5)
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
-
-
-def test_parts_are_clipped_by_the_norm_of_all(clips):
-    flat = FlatParameters(nn.Linear(20, 1, bias=False))  # 20 numbers, padded to 512
-    flat.gradients[:20] = 1.0
-    flat.gradients[3] = 9.0
-    first, rest = slice(0, 16), slice(16, 512)
-    # 15 + 81 = 96, and 4: a norm of 10, to be 5
-    assert [flat.squares(part).item() for part in (first, rest)] == [96.0, 4.0]
-    flat.clip(torch.tensor(10.0), 5.0, first)
-    assert flat.gradients[:20].tolist() == pytest.approx([0.5] * 3 + [4.5] + [0.5] * 12 + [1.0] * 4)
-    flat.clip(torch.tensor(10.0), 5.0, rest)
-    assert flat.gradients[16:20].tolist() == pytest.approx([0.5] * 4)
-
-
-def test_squares_of_so_many_numbers_as_fill_no_register(clips):
-    flat = FlatParameters(nn.Linear(30, 1, bias=False))
-    flat.gradients[:30] = torch.arange(30.0)
-    # 1 + 4 + ... + 20^2 = 20 * 21 * 41 / 6
-    assert flat.squares(slice(0, 21)).item() == 2870.0
-    assert flat.squares(slice(0, 0)).item() == 0.0
 
 
 def test_parameters_are_at_home_with_its_values():
@@ -123,14 +94,14 @@ def test_parameters_are_at_home_with_its_values():
     assert model.weight[0, 0] == 5.0
 
 
-def test_a_gradient_of_nan_is_not_hidden(clips):
+def test_a_gradient_of_nan_is_not_hidden():
     flat = FlatParameters(nn.Linear(2, 1, bias=False))
     flat.gradients[1] = torch.nan
     assert clip(flat, 1.0).isnan()
     assert flat.gradients.isnan().all()
 
 
-def test_the_gradient_norm_does_not_depend_on_the_number_of_threads(clips):
+def test_the_gradient_norm_does_not_depend_on_the_number_of_threads():
     flat = FlatParameters(nn.Linear(1000, 700))
     flat.gradients.copy_(torch.randn(flat.gradients.shape, generator=torch.Generator().manual_seed(0)))
     threads, norms = torch.get_num_threads(), []

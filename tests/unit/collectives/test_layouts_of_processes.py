@@ -180,14 +180,15 @@ def see_who_waits(communicator, done):
     if communicator.rank > 0:
         assert done.wait(30)
         communicator.barrier()
-        return communicator.waiting()
-    before = communicator.waiting()
+        return communicator.arrivals().waiting()
+    arrivals = communicator.arrivals()
+    before = arrivals.waiting()
     done.set()
-    found = poll(lambda: communicator.waiting() if len(communicator.waiting()) == 3 else None, 30)
+    found = poll(lambda: arrivals.waiting() if len(arrivals.waiting()) == 3 else None, 30)
     communicator.barrier()
-    after = communicator.waiting()
+    after = arrivals.waiting()
     communicator.close()
-    return before, found, after, communicator.waiting()
+    return before, found, after, arrivals.waiting()
 
 
 @pytest.mark.parametrize("composition", ["ip_only", "rp_only"])
@@ -198,11 +199,11 @@ def test_who_comes_last_sees_who_waits(composition):
 
 def who_waits(communicator, done):
     communicator.barrier()
-    return communicator.waiting()
+    return communicator.arrivals()
 
 
 def test_over_a_network_nobody_is_seen_waiting():
-    assert run_group("gloo", 2, who_waits) == [(), ()]
+    assert run_group("gloo", 2, who_waits) == [None, None]
 
 
 def use_groups(communicator, done):

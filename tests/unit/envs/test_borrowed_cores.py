@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.idle_cores import borrow_idle_cores
+from collectives.arrivals import Arrivals
 from collectives.solo import SoloCommunicator
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
@@ -39,6 +40,11 @@ def course(env, num_steps=8):
     return [(step.obs, step.rewards) for step in steps]
 
 
+def arrivals(*counts):
+    """As many operations as each rank has come to; this one is the first that has come to the fewest."""
+    return Arrivals(torch.tensor(counts), counts.index(min(counts)))
+
+
 class Borrowed:
     """A core that is lent from the ``first`` look on; whoever looked then waits until a world was stepped there."""
 
@@ -46,9 +52,9 @@ class Borrowed:
         self.first, self.looks, self.used = first, 0, threading.Event()
         self._run = env._physics.loop.run
         env._physics.loop.run = self.run
-        env.borrow({1: os.sched_getaffinity(0)}, self.lent)
+        env.borrow({1: os.sched_getaffinity(0)}, self)
 
-    def lent(self):
+    def waiting(self):
         self.looks += 1
         return (1,) if self.looks >= self.first else ()
 
@@ -77,7 +83,7 @@ def test_worlds_stepped_on_lent_cores_go_the_same_course(loop, first):
 
 def test_threads_of_ones_own_and_borrowed_ones_share_the_worlds(loop):
     alone, crowd = ants(), ants(num_threads=3)
-    crowd.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, lambda: (0, 2))
+    crowd.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, arrivals(2, 1, 2))
     for found, same in zip(course(crowd), course(alone), strict=True):
         assert all(map(torch.equal, found, same))
     alone.close()
@@ -95,7 +101,7 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
         return run(*arguments)
 
     env._physics.loop.run = noted
-    env.borrow({1: own[-1:]}, lambda: (1,))
+    env.borrow({1: own[-1:]}, arrivals(1, 2))
     course(env, num_steps=2)
     env.close()
     assert dict(where) == {"MainThread": own, "borrowed_0": own[-1:]}
@@ -103,7 +109,7 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
 
 def test_an_unstable_world_is_named_whoever_steps_it(loop):
     env = ants()
-    env.borrow({1: os.sched_getaffinity(0)}, lambda: (1,))
+    env.borrow({1: os.sched_getaffinity(0)}, arrivals(1, 2))
     env.reset()
     env._physics.fields["qpos"][4, 0] = np.nan
     with pytest.raises(SimulationError, match="environment 4"):
@@ -121,20 +127,20 @@ class Group:
         others[0][[4, 5]] = 1
         return torch.stack([others[0], own, others[1]])
 
-    def waiting(self):
-        return (0,)
+    def arrivals(self):
+        return arrivals(8, 7, 7)
 
 
 def test_a_gmi_borrows_what_the_others_have():
     asked = []
     env = ants()
-    env.borrow = lambda cores, lent: asked.append((cores, lent()))
+    env.borrow = lambda cores, seen: asked.append((cores, seen.waiting()))
     context = SimpleNamespace(
         communicator=Group(), identity=SimpleNamespace(slice=SimpleNamespace(cores=(0, 2)))
     )
-    borrow_idle_cores(env, context)
+    assert borrow_idle_cores(env, context)
     assert asked == [({0: [4, 5]}, (0,))]
     context.communicator = SoloCommunicator()
-    borrow_idle_cores(env, context)
+    assert not borrow_idle_cores(env, context)
     assert len(asked) == 1
     env.close()

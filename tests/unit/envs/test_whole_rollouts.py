@@ -13,6 +13,7 @@ from actors.agent import Agent
 from actors.collecting import collect
 from actors.rollout import Rollout
 from actors.simulator import Simulator
+from collectives.arrivals import Arrivals
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
@@ -141,7 +142,7 @@ def test_a_saved_state_goes_on_to_the_last_bit():
 
 def test_who_takes_which_world_changes_nothing():
     alone, crowd = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37, num_threads=3)
-    crowd.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, lambda: (0, 2))
+    crowd.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, Arrivals(torch.tensor([2, 1, 2]), 1))
     for iteration in range(2):
         one, other = alone.filled(iteration), crowd.filled(iteration)
         assert_same(one, other)

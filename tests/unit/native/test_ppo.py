@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
+from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.ppo import PPOBatch, PPOLearner
 from rayagi.config.spec import NetworkSpec, PPOSpec
-from rayagi.native import ppo
 
 
 def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, **options):
@@ -69,11 +69,14 @@ def by_torch(learner, batch, order):
 
 
 def compiled(learner, batch, order):
+    """The flat gradient and the five parts, by a step of size 0."""
     assert learner._compiled is not None, "no compiler"
-    learner.flat.gradients.fill_(torch.nan)  # its place is taken
-    parts = learner._compiled(batch.fields(), order)
     size = sum(parameter.numel() for parameter in learner.model.parameters())
-    return learner.flat.gradients[:size].clone(), parts
+    learner.flat.gradients[:size] = torch.nan  # its place is taken
+    told, _ = learner._compiled(batch.fields(), order.view(1, -1), 0.0)
+    gradient = learner.flat.gradients[:size].clone()
+    assert float(told[0, 5]) == pytest.approx(float(gradient.double().norm()), rel=1e-6)
+    return gradient, told[0, :5]
 
 
 @settings(deadline=None, max_examples=60)
@@ -128,16 +131,31 @@ def test_numbers_do_not_depend_on_threads(samples):
     learner = learner_of(11, (37, 18))
     batch, order = batch_of(learner, 800), torch.arange(samples)
     before = torch.get_num_threads()
-    found = []
+    found, stepped = [], []
     try:
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
             found.append(compiled(learner, batch, order))
+            stepping = learner_of(11, (37, 18))
+            orders = torch.randperm(800, generator=torch.Generator().manual_seed(0)).view(1, 8, 100)
+            stepping.update(batch, orders, 1, 0)
+            stepped.append((stepping.flat.parameters.detach().clone(), learner.values(batch.obs)))
     finally:
         torch.set_num_threads(before)
     for gradient, parts in found[1:]:
         assert torch.equal(gradient, found[0][0])
         assert torch.equal(parts, found[0][1])
+    for parameters, values in stepped[1:]:
+        assert torch.equal(parameters, stepped[0][0])
+        assert torch.equal(values, stepped[0][1])
+
+
+@pytest.mark.parametrize("count", [1, 31, 512, 1100])
+def test_values_are_the_networks(count):
+    learner = learner_of(11, (37, 18), "tanh")
+    obs = batch_of(learner, count).obs
+    expected = copy.deepcopy(learner.model).double().values(obs.double())
+    torch.testing.assert_close(learner.values(obs).double(), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_what_was_computed_before_leaves_nothing():
@@ -167,7 +185,7 @@ def test_updates_are_those_of_torch(monkeypatch):
     found = {}
     for name in ("compiled", "torch"):
         if name == "torch":
-            monkeypatch.setattr(ppo, "library", lambda: None)
+            monkeypatch.setattr(gradient_learner, "library", lambda: None)
         learner = learner_of(seed=3)
         batch = batch_of(learner, 256, 3)
         orders = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 4, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import mujoco
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.rollout import Rollout
+from collectives.arrivals import Arrivals
 from rayagi.envs.mujoco_cpu.compiled_loop import FAILED, NONE_LEFT, WARNED, CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, UnstableWorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
 from rayagi.native.acting import CompiledActing
 from rayagi.native.pointers import pointer
 
-ENDED, UNFIT = FAILED + 1, FAILED + 2
+ENDED, UNFIT, LENT = FAILED + 1, FAILED + 2, FAILED + 3
 """What rayagi_roll returns beside rayagi_step_worlds's."""
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
@@ -56,11 +57,17 @@ class _Rollout(ctypes.Structure):
 class _Turn(ctypes.Structure):
     """Turn of world_rollout.h."""
 
+    own: int
+    others: int
+    num_others: int
+
     _fields_ = (
         ("room", _ADDRESS),
         ("stage", ctypes.c_int),
         *((name, _I64) for name in ("t", "group", "world", "end")),
         ("before", ctypes.c_double),
+        *((name, _ADDRESS) for name in ("own", "others")),
+        ("num_others", _I64),
     )
 
 
@@ -150,8 +157,17 @@ class RollLoop:
         )
         self._turns: dict[int, tuple[_Turn, Tensor]] = {}
 
+    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+        """Let ``run`` with this MjData return when one of these ranks waits for this member."""
+        turn = self._turn(data)
+        self._watched = arrivals, (_ADDRESS * len(away))(*map(arrivals.address, away))
+        turn.own, turn.others = arrivals.address(arrivals.rank), ctypes.addressof(self._watched[1])
+        turn.num_others = len(away)
+
     def run(self, data: mujoco.MjData, most: int) -> bool:
         """Make at most so many steps of groups, in this thread's own MjData. Returns whether some may be left.
+
+        Earlier where one of those that it watches waits.
 
         Raises:
             UnstableWorldError: a world is, or ``action`` for one is not finite; all threads leave what is left.
@@ -163,10 +179,7 @@ class RollLoop:
             raise
 
     def _run(self, data: mujoco.MjData, most: int) -> bool:
-        if data._address not in self._turns:
-            room = self._agent.make_room()
-            self._turns[data._address] = _Turn(pointer(room)), room
-        turn, _ = self._turns[data._address]
+        turn = self._turn(data)
         at = ctypes.addressof(self._rollout), ctypes.addressof(turn)
         while True:
             end = self._course.loop.roll(data, *at, most)
@@ -177,6 +190,12 @@ class RollLoop:
             elif end != WARNED:  # that did no harm
                 return end != NONE_LEFT
             most = max(most - 1, 0)
+
+    def _turn(self, data: mujoco.MjData) -> _Turn:
+        if data._address not in self._turns:
+            room = self._agent.make_room()
+            self._turns[data._address] = _Turn(pointer(room)), room
+        return self._turns[data._address][0]
 
 
 def _rows(field: Array) -> _Rows:

@@ -19,7 +19,7 @@ from collectives.compiler import CompilerError
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
+from rayagi.envs.mujoco_cpu.contact_physics import AT_ONCE, ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import UnstableWorldError
 from rayagi.envs.mujoco_cpu.task import Task
@@ -92,7 +92,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_takers)))
         loop = RollLoop(self._course, agent, rollout, self._final_obs, self._begin, group)
         try:
-            self._physics.share(loop.run, look_every=1)
+            self._physics.share(loop.run, AT_ONCE, loop.watch)
         except UnstableWorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
