@@ -19,7 +19,7 @@ _MOST_CORES = 1024
 def borrow_idle_cores(env: VecEnv, context: GmiContext) -> bool:
     """Let environments that can be stepped on others' cores use those of the GMIs that wait for this one.
 
-    Every GMI of the group calls it, with environments of one kind. Returns whether they do: the same on all of them.
+    Every GMI of the group calls it, with environments of one kind. Returns whether they are of use: the same on all of them.
     """
     communicator = context.communicator
     arrivals = communicator.arrivals()
@@ -30,5 +30,4 @@ def borrow_idle_cores(env: VecEnv, context: GmiContext) -> bool:
     masks = communicator.all_gather(own)
     cores = {rank: mask.nonzero().flatten().tolist() for rank, mask in enumerate(masks)}
     lenders = {rank: ids for rank, ids in cores.items() if rank != communicator.rank and ids}
-    env.borrow(lenders, arrivals)
-    return True
+    return env.borrow(lenders, arrivals)

@@ -131,8 +131,8 @@ class RolloutEnv(VecEnv, Protocol):
 class BorrowingEnv(VecEnv, Protocol):
     """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
-        """From now on, use cores that are lent. What is computed does not depend on it.
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+        """From now on, use cores that are lent. What is computed does not depend on it. Returns whether they are of use.
 
         Args:
             cores: ids of each lender's logical cores, by rank

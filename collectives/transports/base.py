@@ -96,7 +96,7 @@ class CompiledOperations(Protocol):
     barrier: int
 
     def attend(self, program: Callable[[], int | None]) -> None:
-        """Call a program until it returns None, and complete the operations whose addresses it returns.
+        """Call a program until it returns None, and complete the operations whose addresses it returns; of 0: none.
 
         Raises:
             CommunicatorError: as of any operation.

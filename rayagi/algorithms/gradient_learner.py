@@ -53,7 +53,7 @@ class GradientLearner(Generic[SpecT]):
         """
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
-        program = library() if next(model.parameters()).device.type == "cpu" else None
+        program = _agreed_program(model, communicator)
         one_copy = OneCopy.of(model, communicator) if program is not None else None
         self.flat = FlatParameters(
             model, communicator.buffer, None if one_copy is None else one_copy.parameters
@@ -175,6 +175,13 @@ class GradientLearner(Generic[SpecT]):
         self.flat.gradients.zero_()  # one that was not finite is in the padding, too, which no minibatch writes
         if self.spec.lr_schedule == "kl_adaptive":
             self.learning_rate = float(state["learning_rate"])
+
+
+def _agreed_program(model: ActorCritic, communicator: Communicator) -> CDLL | None:
+    """What all trainers step by, alike to the last bit; None where it does not take one of them."""
+    program = library() if next(model.parameters()).device.type == "cpu" else None
+    lacking = torch.tensor([program is None], dtype=torch.int64)
+    return None if communicator.all_gather(lacking).any() else program
 
 
 def _on_host(state: Any) -> Any:

@@ -23,10 +23,10 @@ SHARE_STRIDE = 8
 """float64 numbers between two trainers' sums: they write to lines of their own."""
 _PIECE = 4096
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-_STEPPED, _AGAIN = 3, 4
-What = Literal["reduce", "meet"]
-_ASKED: tuple[What, ...] = ("reduce", "meet", "meet")
-"""What descent.h's REDUCE, ADD and MEET ask for."""
+_STEPPED = 3
+What = Literal["reduce", "meet", "nothing"]
+_ASKED: dict[int, What] = {0: "reduce", 1: "meet", 2: "meet", 4: "nothing"}
+"""What descent.h's REDUCE, ADD, MEET and AGAIN ask for."""
 
 
 class _Descent(ctypes.Structure):
@@ -100,7 +100,8 @@ class CompiledDescent:
             by_python: the same for when there are none
         """
         self._kept = stepped, torch.zeros(-(-len(stepped.parameters) // _PIECE), dtype=torch.float64)
-        self._operations, self._by_python = operations, by_python
+        self._operations = operations
+        self._by_python: Mapping[What, Callable[[], object]] = {"nothing": lambda: None, **by_python}
         compiled = (0, 0, 0, 0)
         if operations is not None:
             compiled = operations.run, operations.member, operations.reduce_scatter, operations.barrier
@@ -143,8 +144,7 @@ class CompiledDescent:
         def asks() -> What | None:
             nonlocal waited_s, began
             waited_s += time.perf_counter() - began
-            while (found := program()) == _AGAIN:
-                pass
+            found = program()
             began = time.perf_counter()
             return None if found == _STEPPED else _ASKED[found]
 
@@ -152,6 +152,11 @@ class CompiledDescent:
             while (what := asks()) is not None:
                 self._by_python[what]()
         else:
-            addresses = {"reduce": operations.reduce_scatter, "meet": operations.barrier, None: None}
+            addresses = {
+                "reduce": operations.reduce_scatter,
+                "meet": operations.barrier,
+                "nothing": 0,
+                None: None,
+            }
             operations.attend(lambda: addresses[asks()])
         return waited_s + 1e-9 * descent.waited_ns

@@ -28,6 +28,8 @@ static void gather(const Learner *l, const Batch *b, const int64_t *order, int c
         const real *row = b->obs + order[j] * D;
         for (int64_t d = 0; d < D; d++) x[d * L + j] = row[d];
     }
+    for (int64_t d = 0; d < D; d++)
+        for (int j = count; j < L; j++) x[d * L + j] = 0.0f; /* 0 times what was there may be NaN */
 }
 
 /* Eq. 7 of Schulman et al. 2017, and its slopes by the means and log_std. */

@@ -50,7 +50,8 @@ static void share_out(Team *t, Job *job, void *given, int64_t items) {
         return;
     }
     for (int64_t k = 0; k < t->threads; k++) t->taken[k * LINE] = 0;
-    t->job = job, t->given = given, t->items = items, t->posted++;
+    t->job = job, t->given = given, t->items = items;
+    __atomic_store_n(&t->posted, t->posted + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&t->open, 1, __ATOMIC_SEQ_CST);
     work(t, 0);
     __atomic_store_n(&t->open, 0, __ATOMIC_SEQ_CST);

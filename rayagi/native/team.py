@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 
@@ -49,18 +49,17 @@ class Team:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The others help meanwhile, as soon as they can."""
-        others = []
-        if self.threads > 1:
-            pool = _pool(self.threads - 1)
-            others = [pool.submit(self._help, self.address, thread) for thread in range(1, self.threads)]
+        others = list[Future[None]]()
+        self._team.home = 0
         try:
+            for thread in range(1, self.threads):
+                others.append(_pool(self.threads - 1).submit(self._help, self.address, thread))
             yield
         finally:
             self._team.home = 1
             for other in others:
                 if not other.cancel():  # it did not begin
                     other.result()
-            self._team.home = 0
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from collectives.transports.shm import calls
 from collectives.transports.shm.kernel import KernelBarrier, Operation
@@ -13,28 +14,24 @@ class CompiledGroup:
     """Implements CompiledOperations. See ``kernel.c``: an operation that it left is taken up where it was left."""
 
     def __init__(
-        self,
-        kernel: KernelBarrier,
-        reduction: Operation,
-        attend: Callable[[Callable[[], Operation | None]], None],
+        self, kernel: KernelBarrier, reduction: Operation, turn: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """
         Args:
             kernel: of this member
             reduction: into each member's share
-            attend: calls a program and completes what it leaves, until it leaves nothing
+            turn: in which nobody else uses the transport, which closes if that fails
         """
         meeting = kernel.meeting(calls.encoded("barrier"))
         self._operations = {ctypes.addressof(operation): operation for operation in (reduction, meeting)}
-        self._attend = attend
+        self._kernel, self._turn = kernel, turn
         self.run, self.member = kernel.addresses
         self.reduce_scatter, self.barrier = self._operations
 
     def attend(self, program: Callable[[], int | None]) -> None:
         """Call the program until it returns None, and complete the operations whose addresses it returns."""
-
-        def left() -> Operation | None:
-            address = program()
-            return None if address is None else self._operations[address]
-
-        self._attend(left)
+        with self._turn():
+            while (address := program()) is not None:
+                self._kernel.check_open("compiled program")
+                if address:
+                    self._kernel.run(self._operations[address])

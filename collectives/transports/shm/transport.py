@@ -12,7 +12,8 @@ staged and then reduced by every member alone, straight into its own tensor: one
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -195,7 +196,7 @@ class SharedMemoryTransport:
         if self._kernel is None:
             return None
         operation = self._plans.shares_of(tensor.dtype, tensor.numel(), place)
-        return CompiledGroup(self._kernel, operation, self._attend)
+        return CompiledGroup(self._kernel, operation, self._turn)
 
     def close(self) -> None:
         """Say goodbye: members that wait for this one get an error. Safe to call twice.
@@ -279,14 +280,13 @@ class SharedMemoryTransport:
             self.close()
             raise
 
-    def _attend(self, program: Callable[[], Operation | None]) -> None:
-        """Complete what a program leaves, until it leaves nothing; closes if either fails, for both may be half done."""
-        assert self._kernel is not None
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Of a program, whose operations may be half done where it fails: then this closes."""
         with self._lock:
             self._barrier.check_open("compiled program")
             try:
-                while (operation := program()) is not None:
-                    self._kernel.run(operation)
+                yield
             except BaseException:
                 self.close()
                 raise

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -21,8 +22,39 @@ _LOOK_EVERY = 4
 """Worlds between looks for lenders: a look before each cost more than lending gained."""
 AT_ONCE = 64
 """Pieces where nobody has to look for lenders: between them Python sees to signals."""
-Work = Callable[[mujoco.MjData, int], bool]
-Watch = Callable[[mujoco.MjData, Arrivals, Collection[int]], None]
+
+
+class Work(Protocol):
+    """Pieces that threads share, each in an MjData of its own."""
+
+    def run(self, data: mujoco.MjData, most: int) -> bool:
+        """Do at most so many. Returns whether some may be left."""
+        ...
+
+    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+        """Who works in this MjData looks for lenders: ``run`` may return when one of these ranks waits for this member."""
+        ...
+
+    def abandon(self) -> None:
+        """Nobody waits for what is left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Work of one step of all worlds, which do not wait for each other."""
+
+    loop: WorldLoop
+    num_substeps: int
+
+    def run(self, data: mujoco.MjData, most: int) -> bool:
+        return self.loop.run(data, self.num_substeps, most)
+
+    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+        """Python looks, every few worlds."""
+
+    def abandon(self) -> None:
+        """Threads end by themselves."""
 
 
 class ContactPhysics:
@@ -68,50 +100,51 @@ class ContactPhysics:
         """Advance every world."""
         self.controls[:] = controls
         self.loop.begin()
-        self.share(lambda data, most: self.loop.run(data, num_substeps, most), _LOOK_EVERY)
+        self.share(_Step(self.loop, num_substeps), _LOOK_EVERY)
 
-    def share(self, work: Work, look_every: int, watch: Watch = lambda data, arrivals, away: None) -> None:
-        """Do work that has been divided into pieces on all threads, and on cores that are lent.
+    def share(self, work: Work, look_every: int) -> None:
+        """Do work on all threads, and on cores that are lent.
 
         Args:
-            work: does at most so many pieces in a thread's own MjData; returns whether some may be left
-            look_every: pieces between looks for lenders
-            watch: tells work that looks by itself, in whose thread, and for whom: it then returns when one of them waits
+            work: to be done
+            look_every: pieces between Python's looks for lenders
         """
         waiting: list[Future[None]] = []
         if self._pool is not None:
             waiting = [self._pool.submit(_finish, work, data) for data in self.datas[1:]]
         try:
             if self._lenders:
-                self._finish_inviting(work, look_every, watch, waiting)
+                self._finish_inviting(work, look_every, waiting)
             else:
                 _finish(work, self.datas[0])
+        except BaseException:
+            work.abandon()  # of what this thread has begun
+            raise
         finally:
             wait(waiting)
         for future in waiting:
             future.result()
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
         """Use cores that are lent: a thread for each lender, made when that first lends."""
         self._lenders = {rank: _Lender(self._model, ids) for rank, ids in cores.items()}
         self._arrivals = arrivals
+        return True
 
     @property
     def num_takers(self) -> int:
         """Threads that work should be divided for: own ones, and a lender's where there may be any."""
         return len(self.datas) + bool(self._lenders)
 
-    def _finish_inviting(
-        self, work: Work, look_every: int, watch: Watch, waiting: list[Future[None]]
-    ) -> None:
+    def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
         """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""
         assert self._arrivals is not None
         away, more = dict(self._lenders), True
         while more:
             begun = [away.pop(rank) for rank in self._arrivals.waiting() if rank in away]
             waiting += [lender.finish(work) for lender in begun]
-            watch(self.datas[0], self._arrivals, away)
-            more = work(self.datas[0], look_every)
+            work.watch(self.datas[0], self._arrivals, away)
+            more = work.run(self.datas[0], look_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
@@ -168,7 +201,7 @@ class _Lender:
 
 
 def _finish(work: Work, data: mujoco.MjData) -> None:
-    while work(data, AT_ONCE):
+    while work.run(data, AT_ONCE):
         pass
 
 

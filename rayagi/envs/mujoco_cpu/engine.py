@@ -129,9 +129,9 @@ class MujocoVecEnv:
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
         """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""
-        self._physics.borrow(cores, arrivals)
+        return self._physics.borrow(cores, arrivals)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""

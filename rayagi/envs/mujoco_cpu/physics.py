@@ -62,7 +62,7 @@ class Physics(Protocol):
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
         ...
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
         """Use cores that are lent, as ``actors.protocols.BorrowingEnv`` says."""
         ...
 
@@ -124,8 +124,9 @@ class BatchPhysics:
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> None:
+    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
         """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
+        return False
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of state and derived fields."""

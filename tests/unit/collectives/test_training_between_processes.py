@@ -11,6 +11,7 @@ from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
+from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.ppo import PPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
@@ -130,6 +131,18 @@ def test_a_gradient_of_nan_ends_the_update_of_all_who_can_go_on_from_before(tran
     assert "policy_loss" in second[0]
     assert weight.isfinite().all()
     assert torch.equal(weight, weight_too)
+
+
+def without_a_program_on_the_last(communicator, done):
+    if communicator.rank == 1:
+        gradient_learner.library = lambda: None
+    learner = PPOLearner(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
+    return learner._descent is None
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_where_one_has_no_compiler_all_learn_by_torch(transport):
+    assert run_group(transport, 2, without_a_program_on_the_last) == [True, True]
 
 
 def write_parameters_and_moments(communicator, done):

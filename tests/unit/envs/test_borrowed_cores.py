@@ -134,7 +134,7 @@ class Group:
 def test_a_gmi_borrows_what_the_others_have():
     asked = []
     env = ants()
-    env.borrow = lambda cores, seen: asked.append((cores, seen.waiting()))
+    env.borrow = lambda cores, seen: not asked.append((cores, seen.waiting()))
     context = SimpleNamespace(
         communicator=Group(), identity=SimpleNamespace(slice=SimpleNamespace(cores=(0, 2)))
     )
@@ -143,4 +143,10 @@ def test_a_gmi_borrows_what_the_others_have():
     context.communicator = SoloCommunicator()
     assert not borrow_idle_cores(env, context)
     assert len(asked) == 1
+    env.close()
+
+
+def test_what_is_stepped_by_a_batch_has_no_use_for_cores():
+    env = make_env_factory("HalfCheetah-v5")(num_envs=2, first_env_index=0, seed=3, num_threads=1)
+    assert not env.borrow({1: [0]}, arrivals(1, 2))
     env.close()

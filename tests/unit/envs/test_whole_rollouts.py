@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,9 @@ from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
+from rayagi.envs.mujoco_cpu import contact_physics
+from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
+from rayagi.envs.mujoco_cpu.whole_rollouts.program import LENT, RollLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -148,6 +152,54 @@ def test_who_takes_which_world_changes_nothing():
         assert_same(one, other)
         assert torch.equal(one.rewards, other.rewards)
     crowd.simulator.close()
+
+
+def lend_in_the_middle(course, monkeypatch):
+    """Ranks 0 and 2 come to their next operation while this one's thread is in its loop. Returns how its calls ended."""
+    counts, ends = torch.tensor([1, 1, 1]), []
+    course.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, Arrivals(counts, 1))
+    watch, roll = RollLoop.watch, CompiledLoop.roll
+
+    def watched(self, data, arrivals, away):
+        watch(self, data, arrivals, away)
+        if away:  # after Python's look, before C's
+            counts[max(away)] = 2
+
+    def noted(self, *given):
+        end = roll(self, *given)
+        if threading.current_thread() is threading.main_thread():
+            ends.append(end)
+        return end
+
+    monkeypatch.setattr(RollLoop, "watch", watched)
+    monkeypatch.setattr(CompiledLoop, "roll", noted)
+    return counts, ends
+
+
+def test_who_lends_in_the_middle_of_a_call_is_seen_by_it(monkeypatch):
+    alone, borrowing = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37)
+    counts, ends = lend_in_the_middle(borrowing, monkeypatch)
+    for iteration in range(2):
+        counts.fill_(1)
+        one, other = alone.filled(iteration), borrowing.filled(iteration)
+        assert_same(one, other)
+        assert torch.equal(one.rewards, other.rewards)
+    assert ends.count(LENT) == 4  # two lenders, twice
+    borrowing.simulator.close()
+
+
+def test_a_failure_between_two_calls_leaves_nobody_waiting(monkeypatch):
+    """Once a lender's thread could not be started for a group that is half stepped."""
+    course = Course("Ant-v5", num_envs=37, num_threads=2)
+    lend_in_the_middle(course, monkeypatch)
+
+    def refuse(self, work):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(contact_physics._Lender, "finish", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        course.filled(0)
+    course.simulator.close()
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

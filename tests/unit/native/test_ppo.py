@@ -158,6 +158,31 @@ def test_values_are_the_networks(count):
     torch.testing.assert_close(learner.values(obs).double(), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_long_update_that_pauses_for_signals_makes_the_same_steps():
+    learners = [learner_of(64, (256, 128, 64)) for _ in range(2)]
+    batch = batch_of(learners[0], 4096)
+    orders = torch.randperm(4096, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
+    calls = []
+    run = learners[0]._descent.run
+    learners[0]._descent.run = lambda program, rate: run(
+        lambda: (calls.append(program()), calls[-1])[1], rate
+    )
+    whole, _ = learners[0]._compiled(batch.fields(), orders, 1e-3)
+    apart = [learners[1]._compiled(batch.fields(), order.unsqueeze(0), 1e-3)[0] for order in orders]
+    assert set(calls) == {3, 4}  # STEPPED and AGAIN
+    assert torch.equal(whole, torch.cat(apart))
+    assert torch.equal(learners[0].flat.parameters, learners[1].flat.parameters)
+
+
+def test_observations_that_were_not_finite_leave_nothing():
+    learner = learner_of()
+    batch, few = batch_of(learner, 600), torch.arange(40)
+    alone = compiled(learner, batch, few)
+    assert learner.values(torch.full_like(batch.obs, math.nan)).isnan().all()
+    again = compiled(learner, batch, few)
+    assert torch.equal(alone[0], again[0])
+
+
 def test_what_was_computed_before_leaves_nothing():
     learner = learner_of()
     batch, few = batch_of(learner, 600), torch.arange(40)

@@ -175,8 +175,12 @@ class RollLoop:
         try:
             return self._run(data, most)
         except BaseException:
-            self._rollout.stopped = 1  # others may wait for this group
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Nobody waits for groups that somebody has begun."""
+        self._rollout.stopped = 1
 
     def _run(self, data: mujoco.MjData, most: int) -> bool:
         turn = self._turn(data)

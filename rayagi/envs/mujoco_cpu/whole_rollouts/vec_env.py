@@ -92,7 +92,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_takers)))
         loop = RollLoop(self._course, agent, rollout, self._final_obs, self._begin, group)
         try:
-            self._physics.share(loop.run, AT_ONCE, loop.watch)
+            self._physics.share(loop, AT_ONCE)
         except UnstableWorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
