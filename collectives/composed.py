@@ -21,7 +21,6 @@ from collectives.schedule import Primitive, Schedule, Step, ranks_text
 from collectives.transports.base import (
     CompiledOperations,
     ReduceOp,
-    RunsCompiled,
     SeesArrivals,
     SharesMemory,
     Transport,
@@ -112,7 +111,6 @@ class ComposedCommunicator:
         # Only where all meet in memory: another schedule was chosen for its own way from member to member.
         direct = [step.primitive for step in schedule.steps] == ["ip"]
         self._shares = self._whole if direct and isinstance(self._whole, SharesMemory) else None
-        self._runs = self._whole if direct and isinstance(self._whole, RunsCompiled) else None
         self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
@@ -180,7 +178,7 @@ class ComposedCommunicator:
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
-        operations = self._runs.compiled(tensor) if self._runs is not None else None
+        operations = self._shares.compiled(tensor) if self._shares is not None else None
         return None if operations is None else _InTurn(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:

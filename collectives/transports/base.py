@@ -66,21 +66,6 @@ class Transport(Protocol):
         ...
 
 
-@runtime_checkable
-class SharesMemory(Protocol):
-    """A transport whose members can have one piece of memory in common."""
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory (numel,) that all members read and write. All members ask alike, in the same order.
-
-        ``close`` lets go of it; it lives on while the caller keeps it.
-
-        Raises:
-            CommunicatorError: there is no memory for it, or a member asked for something else.
-        """
-        ...
-
-
 class CompiledOperations(Protocol):
     """What another compiled program needs, to take part in operations in the middle of its work.
 
@@ -105,8 +90,18 @@ class CompiledOperations(Protocol):
 
 
 @runtime_checkable
-class RunsCompiled(Protocol):
-    """A transport whose operations another compiled program can take part in."""
+class SharesMemory(Protocol):
+    """A transport whose members can have memory in common, and operations on it that other programs take part in."""
+
+    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed memory (numel,) that all members read and write. All members ask alike, in the same order.
+
+        ``close`` lets go of it; it lives on while the caller keeps it.
+
+        Raises:
+            CommunicatorError: there is no memory for it, or a member asked for something else.
+        """
+        ...
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """For a tensor in registered memory. None, for all members, where they have no compiled kernel."""
