@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -12,6 +13,10 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from collectives.private_folder import UntrustedFolderError, is_private_file, private_folder
+
+_logger = logging.getLogger(__name__)
 
 FLAGS = (
     "-std=gnu11",
@@ -35,62 +40,94 @@ class CompilerError(Exception):
 def load(program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile a program in C, unless that was done before, and load it. Its functions release the GIL.
 
+    Compiled libraries are kept in ``cache_directory()``. Where another user could change that folder or what is above it,
+    one warning says so, and the program is compiled in a private temporary folder, in each process anew.
+
     Args:
         program: in C
         flags: for the compiler, beside FLAGS
 
     Raises:
         CompilerError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
-            TIME_LIMIT_S; or the cache cannot be written.
+            TIME_LIMIT_S; or what it makes can be kept nowhere.
     """
-    command = [*_compiler(), *FLAGS, *flags]
-    key = hashlib.sha256("\0".join([*command, _machine(), program]).encode()).hexdigest()
-    library = cache_directory() / f"{key[:32]}.so"
-    if not library.exists():
-        _compile(command, program, library)
+    compiler = _compiler()
+    command = [*compiler, *FLAGS, *flags]
+    parts = [*command, _compiler_version(tuple(compiler)), _machine(), program]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
     try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise CompilerError(f"what the compiler made cannot be loaded: {error}; delete {library}") from error
+        return _load_from(cache_directory(), name, command, program)
+    except (UntrustedFolderError, OSError) as error:
+        _warn_not_kept(str(error))
+    try:
+        with tempfile.TemporaryDirectory(prefix="rayagi-kernels-") as folder:
+            return _load_from(Path(folder), name, command, program)  # it stays mapped
+    except (UntrustedFolderError, OSError) as error:
+        raise CompilerError(
+            f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that only you can write to"
+        ) from error
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``.
+    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "kernels"
+
+
+def _load_from(path: Path, name: str, command: list[str], program: str) -> ctypes.CDLL:
+    """Load the library from a private folder, where it is made if it is missing or another user's.
 
     Raises:
-        CompilerError: it cannot be made.
+        UntrustedFolderError: another user could change what is in the folder.
+        OSError: the folder cannot be made, or written.
+        CompilerError: the library cannot be made or loaded.
     """
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(root) / "rayagi" / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CompilerError(
-            f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that can be written"
-        ) from error
-    return folder
+    with private_folder(path) as folder:
+        try:
+            is_made = is_private_file(folder, name)
+        except FileNotFoundError:
+            is_made = False
+        if not is_made:
+            _compile(command, program, path / name)
+        # By the folder's descriptor: no other user can put another file there since it was checked. A descriptor of the
+        # file would not do: dlopen takes two files for one if they are opened by one name, such as /proc/self/fd/5.
+        try:
+            return ctypes.CDLL(f"/proc/self/fd/{folder}/{name}")
+        except OSError as error:
+            raise CompilerError(f"{path / name} cannot be loaded: {error}; delete it") from error
+
+
+@cache
+def _warn_not_kept(reason: str) -> None:
+    """Once for each reason."""
+    _logger.warning(
+        "compiled kernels are not kept, and each process compiles them anew: %s; "
+        "set XDG_CACHE_HOME to a folder that only you can write to",
+        reason,
+    )
 
 
 def _compile(command: list[str], program: str, library: Path) -> None:
     """Into a file of its own first: other processes see all of a library or nothing."""
-    try:
-        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".making-") as folder:
-            written, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
-            written.write_text(program, encoding="utf-8")
-            _run([*command, str(written), "-o", str(made), "-lm"])
-            made.replace(library)
-    except OSError as error:
-        raise CompilerError(f"it cannot be compiled in {library.parent}: {error}") from error
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".making-") as folder:
+        written, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
+        written.write_text(program, encoding="utf-8")
+        _run([*command, str(written), "-o", str(made), "-lm"])
+        made.chmod(0o700)  # whatever the umask
+        made.replace(library)
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """What it prints."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise CompilerError(f"{command[0]} took longer than {TIME_LIMIT_S:.0f} s") from None
+    except OSError as error:
+        raise CompilerError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
         raise CompilerError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
+    return done.stdout
 
 
 def _compiler() -> list[str]:
@@ -101,6 +138,12 @@ def _compiler() -> list[str]:
             return name
     looked = asked or "cc, gcc, clang"
     raise CompilerError(f"no C compiler (looked for {looked}); install one or set CC")
+
+
+@cache
+def _compiler_version(compiler: tuple[str, ...]) -> str:
+    """A compiler is replaced in place by an update: libraries of the one before are not used any more."""
+    return _run([*compiler, "--version"])
 
 
 @cache

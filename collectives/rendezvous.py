@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -15,6 +15,8 @@ from collectives.errors import MemberLostError, RendezvousError
 if TYPE_CHECKING:  # which watches members
     from collectives.liveness import Liveness
 
+PROTOCOL = 1
+"""Version of what members of a group share: words in shared memory, messages. Raise it with every change of those."""
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
 
@@ -36,6 +38,8 @@ class Member:
     """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
     port: int = 0
     """There, the TCP port of its process's ``Door``; 0 where it is not known yet."""
+    protocol: int = PROTOCOL
+    """Version of what its rayagi shares with other members."""
 
     @property
     def process(self) -> tuple[str, int]:
@@ -157,7 +161,8 @@ def meet(
     """Register ``liveness.me`` and wait until all ``world_size`` members have come. From then on they are watched.
 
     Raises:
-        RendezvousError: wrong or duplicate rank, or someone did not come within ``timeout_s``.
+        RendezvousError: wrong or duplicate rank, members of different versions, or someone did not come within
+            ``timeout_s``.
         CommunicatorError: someone came, or was to come, and is gone (MemberLostError) or left, while others are awaited.
     """
     begin = time.monotonic()
@@ -166,6 +171,7 @@ def meet(
     def all_here() -> tuple[Member, ...] | None:
         nonlocal attendance
         attendance = rendezvous.register(generation, liveness.me)
+        _refuse_versions(generation, attendance.present)
         liveness.watch((*attendance.present, *attendance.expected))
         if len(attendance.present) == world_size:
             return attendance.present
@@ -186,6 +192,17 @@ def meet(
             f"here are {', '.join(map(str, attendance.present))}",
         )
     return members
+
+
+def _refuse_versions(generation: int, members: Sequence[Member]) -> None:
+    """Members of different protocols would misread each other's words. Whoever is here sees it, on either side."""
+    for member in members:
+        if member.protocol != members[0].protocol:
+            raise RendezvousError(
+                generation,
+                f"{members[0]} has version {members[0].protocol} of rayagi's protocol, and {member} has "
+                f"version {member.protocol}; install the same rayagi for all members",
+            )
 
 
 def await_endpoint(

@@ -10,16 +10,20 @@ import errno
 import mmap
 import os
 import platform
+import sys
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from collectives.errors import CommunicatorError
+from collectives.rendezvous import PROTOCOL
 
 CACHE_LINE_BYTES = 64
 LINES_PER_MEMBER = 4
 """What a member says at barriers, its goodbye, and the two counters of its share (``kernel.c``)."""
+HEADER_BYTES = LINES_PER_MEMBER * CACHE_LINE_BYTES
+"""What rank 0 says of the segment, before the members' words: its first word is the protocol's version."""
 HALVES = 2
 HALF_BYTES = 2**19
 """A member's staging memory is two halves of this size: one is filled while the other is read."""
@@ -55,7 +59,7 @@ class Region:
 
 
 class Segment:
-    """The file: words for barriers, two staging regions, then one region per registered buffer, as they are asked for."""
+    """The file: a header, words for barriers, two staging regions, then a region per registered buffer."""
 
     def __init__(self, descriptor: int, endpoint: str, world_size: int) -> None:
         self.endpoint = endpoint
@@ -63,11 +67,13 @@ class Segment:
         self._descriptor: int | None = descriptor
         self._end = _segment_bytes(world_size)
         memory = mmap.mmap(descriptor, self._end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        words_bytes = _words_bytes(world_size)
-        self.words = memoryview(memory)[:words_bytes].cast("Q")
-        self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
+        words_end = _words_end(world_size)
+        self.header = memoryview(memory)[:HEADER_BYTES].cast("Q")
+        self.words = memoryview(memory)[HEADER_BYTES:words_end].cast("Q")
+        self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1, offset=HEADER_BYTES).data_ptr()
+        """Of the words."""
         self.halves = tuple(
-            Region(memory, words_bytes + half * world_size * HALF_BYTES, HALF_BYTES, world_size)
+            Region(memory, words_end + half * world_size * HALF_BYTES, HALF_BYTES, world_size)
             for half in range(HALVES)
         )
 
@@ -81,21 +87,28 @@ class Segment:
         descriptor = os.memfd_create("rayagi-collective", os.MFD_CLOEXEC)
         try:
             back_with_memory(descriptor, 0, _segment_bytes(world_size))
-            return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
+            segment = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
         except OSError as error:
             os.close(descriptor)
             raise CommunicatorError("connect", 0, "nobody", 0.0, f"cannot make a segment: {error}") from error
+        segment.header[0] = PROTOCOL
+        return segment
 
     @classmethod
     def attach(cls, endpoint: str, world_size: int, rank: int) -> Self:
         """Map the segment that rank 0 made for as many members.
 
         Raises:
-            CommunicatorError: it is not there any more, belongs to another user, or has another size.
+            CommunicatorError: it is not there any more, belongs to another user, or has another size or version.
         """
         try:
             descriptor = os.open(endpoint, os.O_RDWR | os.O_CLOEXEC)
             try:
+                version = int.from_bytes(os.pread(descriptor, 8, 0), sys.byteorder)
+                if version != PROTOCOL:
+                    raise ValueError(
+                        f"it has version {version} of rayagi's protocol, and this process has {PROTOCOL}"
+                    )
                 found, expected = os.fstat(descriptor).st_size, _segment_bytes(world_size)
                 if found != expected:
                     raise ValueError(f"it has {found} bytes, not {expected} as for {world_size} members")
@@ -132,7 +145,7 @@ class Segment:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self.words = memoryview(b"").cast("Q")
+        self.header = self.words = memoryview(b"").cast("Q")
         self.halves = ()
 
     def _open(self) -> int:
@@ -146,12 +159,12 @@ def page_aligned(size: int) -> int:
     return max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
-def _words_bytes(world_size: int) -> int:
-    return page_aligned(LINES_PER_MEMBER * world_size * CACHE_LINE_BYTES)
+def _words_end(world_size: int) -> int:
+    return page_aligned(HEADER_BYTES + LINES_PER_MEMBER * world_size * CACHE_LINE_BYTES)
 
 
 def _segment_bytes(world_size: int) -> int:
-    return _words_bytes(world_size) + HALVES * world_size * HALF_BYTES
+    return _words_end(world_size) + HALVES * world_size * HALF_BYTES
 
 
 def back_with_memory(descriptor: int, begin: int, size: int) -> None:

@@ -12,7 +12,7 @@ from actors.collective import Collective
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, CompositionError, RendezvousError
 from collectives.layout import Layout
-from collectives.rendezvous import host_identity, this_member
+from collectives.rendezvous import PROTOCOL, host_identity, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment
@@ -67,6 +67,21 @@ def test_one_member_needs_no_rendezvous():
     communicator.all_reduce(tensor, "mean")
     assert tensor.tolist() == [0.0, 1.0, 2.0]
     assert communicator.all_gather(tensor).tolist() == [[0.0, 1.0, 2.0]]
+
+
+def test_members_of_different_versions_are_told_both():
+    for error in connect_all([this_member(0), replace(this_member(1), protocol=PROTOCOL + 6)], "auto"):
+        assert isinstance(error, RendezvousError)
+        assert f"has version {PROTOCOL} of rayagi's protocol" in str(error)
+        assert f"has version {PROTOCOL + 6}; install the same rayagi" in str(error)
+
+
+def test_a_segment_of_another_version_is_refused_with_both():
+    segment = Segment.host(2)
+    segment.header[0] += 6
+    with pytest.raises(CommunicatorError, match=f"version {PROTOCOL + 6} of .*this process has {PROTOCOL}$"):
+        Segment.attach(segment.endpoint, 2, 1)
+    segment.close()
 
 
 def test_members_of_one_host_share_memory():
