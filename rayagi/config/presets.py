@@ -15,7 +15,7 @@ from rayagi.config.spec import (
     PPOSpec,
     RunSpec,
 )
-from rayagi.envs.registry import default_hidden
+from rayagi.envs.registry import default_hidden, is_user_task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,12 +154,12 @@ PRESETS: dict[str, TaskPreset] = {
     "fused/Pendulum-v1": _FUSED_PENDULUM,
     "fused/Quadrotor-v0": _FUSED_QUADROTOR,
 }
-"""Tasks with settings of their own; every other task takes TaskPreset()."""
+"""Tasks with settings of their own; a user's MuJoCo task takes _MUJOCO, every other TaskPreset()."""
 
 
 def preset(env_id: str, algorithm: Algorithm = "ppo") -> RunSpec:
     """The default run of a task with an algorithm, on the algorithm's usual template."""
-    task = PRESETS.get(env_id, TaskPreset())
+    task = PRESETS.get(env_id) or (_MUJOCO if is_user_task(env_id) else TaskPreset())
     return RunSpec(
         algorithm=algorithm,
         env=EnvSpec(id=env_id),

@@ -44,6 +44,17 @@ class ModelError(EnvError):
         return f"model {self.path}: {self.reason}"
 
 
+class TaskError(EnvError):
+    """A user's task that is not one: a method is missing, raises, or returns something else than it should."""
+
+    def __init__(self, env_id: str, reason: str) -> None:
+        super().__init__(env_id, reason)
+        self.env_id, self.reason = env_id, reason
+
+    def __str__(self) -> str:
+        return f"{self.env_id}: {self.reason}"
+
+
 class MemoryShortError(EnvError):
     """So many worlds would not fit into the memory that is free; nothing was allocated."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
 from rayagi.envs.families import check_saved
+from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -25,15 +25,8 @@ _IMAGE_DIMS = 3
 
 def is_registered(env_id: str) -> bool:
     """Whether ``gymnasium.make`` knows the id; "module:id" imports the module first, as it does there."""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise EnvironmentOptionError(
-                env_id, f"the module {module!r} cannot be imported: {error}"
-            ) from error
-    return name in gymnasium.registry
+    user_module(env_id)
+    return env_id.rpartition(":")[2] in gymnasium.registry
 
 
 def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -16,12 +16,12 @@ from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.families import Family, Place
 from rayagi.envs.lazy_family import LazyFamily
 from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
+from rayagi.envs.user_class import refusal
 
-FUSED = LazyFamily(("fused", "fused_torch"), "rayagi.envs.fused.family:FusedSimulators")
 FAMILIES: tuple[Family, ...] = (
     GymnasiumTasks(),
     LazyFamily(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.family:OwnTasks"),
-    FUSED,
+    LazyFamily(("fused", "fused_torch"), "rayagi.envs.fused.family:FusedSimulators"),
     LazyFamily(("isaacgym",), "rayagi.envs.isaac.family:IsaacTasks", "isaacgym"),
     LazyFamily(("isaaclab",), "rayagi.envs.isaac.family:IsaacTasks", "isaaclab"),
     LazyFamily(("gymnasium",), "rayagi.envs.gymnasium_family:GymnasiumRegistry"),
@@ -121,8 +121,8 @@ def list_envs() -> list[EnvListing]:
 
 
 def named_env(env_id: str) -> list[EnvListing]:
-    """A user's own, named by module and class; nothing where it is none."""
-    return [_listing(FUSED, env_id)] if ":" in env_id and FUSED.knows(env_id) else []
+    """A user's own, named as ``module:Name``; nothing for a name without a module. Raises as ``make_env_factory`` does."""
+    return [_listing(_family(env_id, "auto"), env_id)] if ":" in env_id else []
 
 
 def _listing(family: Family, env_id: str) -> EnvListing:
@@ -145,7 +145,13 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
         return _TABLE_4_HIDDEN[name]
     spec = gymnasium.registry.get(env_id)
     is_robot = spec is not None and "mujoco" in str(spec.entry_point)
-    return _MUJOCO_HIDDEN if is_robot or env_id.startswith("isaaclab/") else _SMALL_HIDDEN
+    large = is_robot or is_user_task(env_id) or env_id.startswith("isaaclab/")
+    return _MUJOCO_HIDDEN if large else _SMALL_HIDDEN
+
+
+def is_user_task(env_id: str) -> bool:
+    """Whether an id names a class of the user's that runs on MuJoCo. Raises as ``make_env_factory`` does."""
+    return ":" in env_id and "mujoco_cpu" in _family(env_id, "auto").engines
 
 
 def _family(env_id: str, engine: str) -> Family:
@@ -167,6 +173,9 @@ def _family(env_id: str, engine: str) -> Family:
         raise EnvironmentOptionError(
             env_id, f"{engine} does not have it{has}; take engine {' or '.join(having)}, or auto"
         )
+    reason = refusal(env_id)
+    if reason is not None:
+        raise EnvironmentOptionError(env_id, reason)
     raise UnknownEnvironmentError(env_id, _nearest(env_id))
 
 

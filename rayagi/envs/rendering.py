@@ -37,7 +37,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         EnvError: it cannot be made.
     """
     from rayagi.envs.gymnasium_adapter import make_one
-    from rayagi.envs.tasks.catalogue import TASKS
+    from rayagi.envs.tasks import catalogue
     from rayagi.envs.tasks.drawn import DrawnTask
 
     if not has_pictures(env_id):
@@ -46,7 +46,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     options = dict(kwargs or {})
     env = (
         DrawnTask(env_id, options)
-        if env_id in TASKS
+        if catalogue.find(env_id) is not None
         else make_one(env_id, {**options, "render_mode": "rgb_array"})
     )
     advice = _GL_ADVICE if hasattr(env.unwrapped, "mujoco_renderer") else ""

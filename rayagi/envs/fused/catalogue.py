@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError
@@ -13,6 +12,7 @@ from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.user_class import user_class
 
 SIMULATORS: Mapping[str, type[Simulator]] = {
     "fused/CartPole-v1": CartPole,
@@ -28,16 +28,7 @@ def find(env_id: str) -> type[Simulator] | None:
     Raises:
         EnvironmentOptionError: it names a module that cannot be imported.
     """
-    if env_id in SIMULATORS:
-        return SIMULATORS[env_id]
-    module, _, name = env_id.rpartition(":")
-    if not module or not name.isidentifier():
-        return None
-    try:
-        found = getattr(import_module(module), name, None)
-    except ImportError as error:
-        raise EnvironmentOptionError(env_id, f"the module {module!r} cannot be imported: {error}") from error
-    return found if isinstance(found, type) and issubclass(found, Simulator) else None
+    return SIMULATORS.get(env_id) or user_class(env_id, Simulator)
 
 
 def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:

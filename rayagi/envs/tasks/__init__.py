@@ -1,1 +1,5 @@
-"""The six tasks of GMI-DRL Table 4 on rayagi's own engines: written once over tensors, with the papers' dimensions."""
+"""Tasks on rayagi's own engines: six of GMI-DRL Table 4, and what a user's own is made of (docs/tutorial-own-task.md)."""
+
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+__all__ = ["Memory", "Outcome", "Rules", "Start", "State", "Task"]

@@ -64,7 +64,7 @@ class Anymal(Task):
     """Commands to turn, rad/s."""
 
     description: ClassVar[str] = "a quadruped follows velocity commands"
-    model_file: ClassVar[str] = "anymal.xml"
+    model_file: ClassVar[str] = "models/anymal.xml"
     max_episode_steps: ClassVar[int] = 2500
     action_dim: ClassVar[int] = 12
     obs_dim: ClassVar[int] = 48

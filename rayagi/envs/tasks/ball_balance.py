@@ -50,7 +50,7 @@ class BallBalance(Task):
     """How fast an action of 1 moves a knee's target, rad/s."""
 
     description: ClassVar[str] = "a tray on three legs catches a ball and holds it"
-    model_file: ClassVar[str] = "ball_balance.xml"
+    model_file: ClassVar[str] = "models/ball_balance.xml"
     max_episode_steps: ClassVar[int] = 500
     action_dim: ClassVar[int] = 3
     obs_dim: ClassVar[int] = 24

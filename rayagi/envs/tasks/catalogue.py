@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.errors import EnvironmentOptionError, TaskError
 from rayagi.envs.families import check_options
 from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
@@ -15,6 +15,7 @@ from rayagi.envs.tasks.locomotion import Ant, Humanoid
 from rayagi.envs.tasks.randomisation import check_randomize
 from rayagi.envs.tasks.shadow_hand import ShadowHand
 from rayagi.envs.tasks.task import Task
+from rayagi.envs.user_class import user_class
 
 TASKS: Mapping[str, type[Task]] = {
     "rayagi/Ant-v0": Ant,
@@ -30,9 +31,33 @@ _KINDS: Mapping[type, tuple[Any, str]] = {float: (float | int, "a number"), str:
 """What an option may be, by the type of its default."""
 
 
+def find(env_id: str) -> type[Task] | None:
+    """The class of an id, the catalogue's or a user's ``module:Class``; None: it is none of a task.
+
+    Raises:
+        EnvironmentOptionError: it names a module that cannot be imported.
+    """
+    return TASKS.get(env_id) or user_class(env_id, Task)
+
+
+def task_class_of(env_id: str) -> type[Task]:
+    """The class of an id that ``find`` knows."""
+    found = find(env_id)
+    assert found is not None
+    return found
+
+
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
-    """The task with its options; EnvironmentOptionError for one that it lacks."""
-    task_class = TASKS[env_id]
+    """The task with its options.
+
+    Raises:
+        EnvironmentOptionError: there is no such option, or it is refused.
+        TaskError: the class lacks a method.
+    """
+    task_class = task_class_of(env_id)
+    missing = sorted(getattr(task_class, "__abstractmethods__", ()))
+    if missing:
+        raise TaskError(env_id, f"the class {task_class.__name__} lacks the method {', '.join(missing)}")
     check_options(env_id, task_class, options)
     for field in fields(task_class):
         kinds, name = _KINDS.get(type(field.default), (object, ""))

@@ -13,11 +13,12 @@ from actors.protocols import EnvInfo
 from collectives.compiler import CompilerError
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
-from rayagi.envs.tasks.catalogue import TASKS, make_task
+from rayagi.envs.tasks.catalogue import TASKS, find, make_task, task_class_of
 from rayagi.envs.tasks.compiled.program import compile_rules
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv, MaskedWorlds
+from rayagi.envs.tasks.validation import validate_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 _logger = logging.getLogger("rayagi.envs.tasks")
@@ -33,16 +34,18 @@ class OwnTasks:
         return TASKS
 
     def knows(self, env_id: str) -> bool:
-        """Whether the catalogue has it."""
-        return env_id in TASKS
+        """Whether the catalogue has it, or it names a Task as ``module:Class``."""
+        return find(env_id) is not None
 
     def description(self, env_id: str) -> str:
         """The task's own."""
-        return TASKS[env_id].description
+        return task_class_of(env_id).description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Make the task, not its model."""
-        make_task(env_id, options_of(env_id, kwargs)[1])
+        """Make the task; a user's is also tried out."""
+        task = make_task(env_id, options_of(env_id, kwargs)[1])
+        if env_id not in TASKS:
+            validate_task(env_id, task)
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """From the task's declaration; says what is not installed, and what a user's model lacks, before anything starts."""
@@ -70,6 +73,8 @@ class OwnTasks:
                 program = compile_rules(rules, worlds.fields)
             except CompilerError as error:
                 _tell_once(f"the tasks' rules run on torch, and steps are slower: {error}")
+            except Exception as error:
+                _warn_once(f"{env_id}: its rules run on torch, and steps are slower: {error}")
             else:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
         return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
@@ -77,7 +82,12 @@ class OwnTasks:
 
 def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
     """The time limit, usual or asked for, and the task's own options."""
-    return time_limit(env_id, kwargs, TASKS[env_id].max_episode_steps)
+    return time_limit(env_id, kwargs, task_class_of(env_id).max_episode_steps)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _logger.warning(text)
 
 
 @cache

@@ -73,7 +73,7 @@ class FrankaCabinet(Task):
     """Half width of the uniform noise on the joints' first positions, rad (fingers m, within their limits)."""
 
     description: ClassVar[str] = "an arm pulls a drawer open by its handle"
-    model_file: ClassVar[str] = "franka_cabinet.xml"
+    model_file: ClassVar[str] = "models/franka_cabinet.xml"
     max_episode_steps: ClassVar[int] = 500
     action_dim: ClassVar[int] = 9
     obs_dim: ClassVar[int] = 23

@@ -217,7 +217,7 @@ class Ant(Runner):
     """A ball with four legs of two joints each. It starts at 0.5 m, not 0.44 m, where a bent leg would be in the floor."""
 
     description: ClassVar[str] = "a four-legged robot runs to a far target"
-    model_file: ClassVar[str] = "ant.xml"
+    model_file: ClassVar[str] = "models/ant.xml"
     action_dim: ClassVar[int] = 8
     obs_dim: ClassVar[int] = 60
     fields: ClassVar[tuple[str, ...]] = ("sensordata",)
@@ -261,7 +261,7 @@ class Humanoid(Runner):
     """A person-like robot of 21 motors, 1.5 m tall."""
 
     description: ClassVar[str] = "a two-legged robot with 21 motors runs to a far target"
-    model_file: ClassVar[str] = "humanoid.xml"
+    model_file: ClassVar[str] = "models/humanoid.xml"
     action_dim: ClassVar[int] = 21
     obs_dim: ClassVar[int] = 108
     fields: ClassVar[tuple[str, ...]] = ("sensordata", "qfrc_actuator", "qfrc_passive")

@@ -83,7 +83,7 @@ class ShadowHand(Task):
     """How far the joints start from straight, as a share of their ranges."""
 
     description: ClassVar[str] = "a hand turns a cube to one orientation after the other"
-    model_file: ClassVar[str] = "shadow_hand.xml"
+    model_file: ClassVar[str] = "models/shadow_hand.xml"
     max_episode_steps: ClassVar[int] = 600
     action_dim: ClassVar[int] = 20
     obs_dim: ClassVar[int] = 211

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,6 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.errors import ModelError
-
-MODELS = Path(__file__).parent / "models"
 
 Columns = slice | Tensor
 """Columns of a field: a slice where they lie one after the other, which needs no copy, else their indices."""
@@ -74,7 +73,7 @@ class Task(ABC):
 
     description: ClassVar[str] = ""
     model_file: ClassVar[str] = ""
-    """The task's own model, in ``models/``."""
+    """The task's own model: a path from the folder of the module that says it."""
     max_episode_steps: ClassVar[int] = 1000
     action_dim: ClassVar[int] = 0
     obs_dim: ClassVar[int] = 0
@@ -90,7 +89,10 @@ class Task(ABC):
     @property
     def path(self) -> Path:
         """The model's file."""
-        return Path(os.path.expanduser(self.xml_file)) if self.xml_file else MODELS / self.model_file
+        if self.xml_file:
+            return Path(os.path.expanduser(self.xml_file))
+        owner = next(cls for cls in type(self).__mro__ if "model_file" in vars(cls))
+        return Path(inspect.getfile(owner)).parent / self.model_file
 
     def load(self) -> mujoco.MjModel:
         """Compile the model.

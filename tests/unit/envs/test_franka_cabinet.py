@@ -11,7 +11,7 @@ from task_worlds import TaskWorlds, bound, sensor_row
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import ModelError
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
-from rayagi.envs.tasks.task import MODELS, State
+from rayagi.envs.tasks.task import State
 
 LOW = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973, 0.0, 0.0])
 HIGH = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04])
@@ -228,7 +228,7 @@ def test_seeds_reproduce_and_tell_environments_apart():
     [("sensor", "handle_up"), ("joint", "drawer"), ("actuator", "finger2")],
 )
 def test_a_users_model_without_a_part_is_refused_by_name(tmp_path, part, name):
-    text = (MODELS / "franka_cabinet.xml").read_text().splitlines()
+    text = FrankaCabinet().path.read_text().splitlines()
     tags = {"sensor": "<frame", "joint": "<joint", "actuator": "<position"}
     lines = [line for line in text if not (tags[part] in line and f'name="{name}"' in line)]
     assert len(lines) == len(text) - 1

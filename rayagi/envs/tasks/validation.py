@@ -1,0 +1,162 @@
+"""Checks a user's task before anything starts: its declaration, its model, and one step of three worlds."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rayagi.envs.errors import EnvError, TaskError
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+
+_N = 3
+"""Worlds of the trial: a number that few models have of anything else, so that swapped dimensions show."""
+_HERE = Path(__file__).parent
+
+Result = TypeVar("Result")
+
+
+def validate_task(env_id: str, task: Task) -> None:
+    """Bind a task to its model and step three worlds once, on torch.
+
+    Raises:
+        ModelError: there is no model file, MuJoCo refuses it, or a part that the task names is missing.
+        TaskError: a method is missing, raises, or returns another kind or shape than its declaration says.
+    """
+    name = type(task).__name__
+    for attribute in ("obs_dim", "action_dim"):
+        size = getattr(task, attribute)
+        if not isinstance(size, int) or size < 1:
+            raise TaskError(env_id, f"{name}.{attribute} is {size!r}; it must be a positive integer")
+    if not task.xml_file and not task.model_file:
+        raise TaskError(env_id, f"{name}.model_file is empty; it must name an MJCF file beside the module")
+    _Trial(env_id, task).run()
+
+
+class _Trial:
+    """One step of a task's worlds, each result checked before it is used."""
+
+    def __init__(self, env_id: str, task: Task) -> None:
+        self.env_id, self.task = env_id, task
+        self.model = task.load()
+        rules = self.call(task.rules, "rules", self.model, device=torch.device("cpu"), dtype=torch.float64)
+        self.check(
+            isinstance(rules, Rules),
+            f"{type(task).__name__}.rules returns a {type(rules).__name__}, not Rules",
+        )
+        self.rules = rules
+        try:
+            self.worlds = CpuWorlds(self.model, _N, 1, task.fields)
+        except ValueError as error:
+            raise TaskError(env_id, f"{type(task).__name__}.fields: {error}") from error
+        self.memory: Memory = {}
+
+    def run(self) -> None:
+        """Start, control, physics, outcome, observation."""
+        task, rules, model = self.task, self.rules, self.model
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.rand((_N, task.num_start_draws), generator=generator, dtype=torch.float64)
+        start = self.call(rules.start, "start", draws)
+        self.kind("start", start, Start)
+        self.shape("start's qpos", start.qpos, (_N, model.nq))
+        self.shape("start's qvel", start.qvel, (_N, model.nv))
+        self.remember("start", start.memory, start.memory)
+        self.worlds.restart(torch.arange(_N), start.qpos, start.qvel)
+
+        actions = torch.zeros((_N, task.action_dim), dtype=torch.float64)
+        draws = torch.rand((_N, task.num_step_draws), generator=generator, dtype=torch.float64)
+        state = State(self.worlds.fields, self.memory, actions, draws)
+        controlled = self.call(rules.control, "control", state)
+        self.check(
+            isinstance(controlled, tuple) and len(controlled) == 2,
+            f"{self.where}.control returns a {type(controlled).__name__}; it must return (controls, memory)",
+        )
+        controls, changed = controlled
+        self.shape("control's controls", controls, (_N, model.nu))
+        self.remember("control", changed, self.memory)
+        self.worlds.step(controls.to(torch.float64), task.frame_skip)
+
+        state = State(self.worlds.fields, self.memory, actions, draws)
+        outcome = self.call(rules.outcome, "outcome", state)
+        self.kind("outcome", outcome, Outcome)
+        self.shape("outcome's rewards", outcome.rewards, (_N,))
+        self.shape("outcome's terminated", outcome.terminated, (_N,), torch.bool)
+        self.remember("outcome", outcome.memory, self.memory)
+        self.shape("observe's result", self.call(rules.observe, "observe", state), (_N, task.obs_dim))
+
+    @property
+    def where(self) -> str:
+        return type(self.rules).__name__
+
+    def call(self, function: Callable[..., Result], name: str, *args: Any, **kwargs: Any) -> Result:
+        """Call the user's code; what it raises is told with its line."""
+        try:
+            return function(*args, **kwargs)
+        except EnvError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if not _inside(frame.filename)] or list(frames)
+            place = f"{own[-1].filename}:{own[-1].lineno}"
+            reason = f"{name}, {place}: {type(error).__name__}: {error}"
+            raise TaskError(self.env_id, reason) from error
+
+    def check(self, holds: bool, reason: str) -> None:
+        """Raise TaskError unless it holds."""
+        if not holds:
+            raise TaskError(self.env_id, reason)
+
+    def kind(self, name: str, given: object, wanted: type) -> None:
+        """Of what a rule returned."""
+        self.check(
+            isinstance(given, wanted),
+            f"{self.where}.{name} returns a {type(given).__name__}; it must return {wanted.__name__}(...)",
+        )
+
+    def shape(
+        self, name: str, given: object, wanted: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> None:
+        """Of a tensor; N stands for the number of worlds in messages."""
+        self.check(
+            isinstance(given, Tensor),
+            f"{self.where}: {name} is a {type(given).__name__}; it must be a tensor",
+        )
+        assert isinstance(given, Tensor)
+        self.check(
+            tuple(given.shape) == wanted,
+            f"{self.where}: {name} has the shape {_text(tuple(given.shape))}; it must be {_text(wanted)}, N worlds first",
+        )
+        right = given.dtype == dtype if dtype else given.is_floating_point()
+        self.check(right, f"{self.where}: {name} is {given.dtype}; it must be {dtype or 'of floating point'}")
+
+    def remember(self, name: str, changed: Mapping[str, Tensor], known: Memory) -> None:
+        """Take over a part of the memory: a step may only change what a start sets, in its shape."""
+        self.check(isinstance(changed, dict), f"{self.where}.{name}: its memory is not a dictionary")
+        for key, values in changed.items():
+            self.check(
+                key in known,
+                f"{self.where}.{name} changes the memory {key!r}, which start does not set",
+            )
+            self.check(
+                isinstance(values, Tensor) and values.shape[:1] == (_N,) and values.shape == known[key].shape,
+                f"{self.where}.{name}: the memory {key!r} must have the shape that start gives it, N worlds first",
+            )
+        self.memory = {**self.memory, **changed}
+
+
+def _inside(path: str) -> bool:
+    """Whether a file is of this package or of torch's, and not the user's."""
+    return Path(path).parent == _HERE or path.startswith(str(Path(torch.__file__).parent))
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    """A shape with N in place of the number of worlds."""
+    sizes = [str(size) for size in shape]
+    if shape[:1] == (_N,):
+        sizes[0] = "N"
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
