@@ -18,6 +18,7 @@ from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
 from rayagi.native.acting import compiled_acting
+from rayagi.native.denormals import flushed_denormals
 
 
 class NetworkPolicy:
@@ -40,8 +41,9 @@ class NetworkPolicy:
         return self.normaliser(obs)
 
     def outputs(self, observed: Tensor) -> Tensor:
-        """Means or logits."""
-        return self.model.policy(observed)
+        """Means or logits. Denormals are zeros meanwhile."""
+        with flushed_denormals():
+            return self.model.policy(observed)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions for the given noise."""

@@ -18,6 +18,7 @@ from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
 from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
 from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.native.denormals import flushed_denormals
 
 
 class RolloutTraining(ABC, Generic[SpecT]):
@@ -55,7 +56,11 @@ class RolloutTraining(ABC, Generic[SpecT]):
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """The update; then the observation statistics for the next rollout."""
+        """The update; then the observation statistics for the next rollout. Denormals are zeros meanwhile."""
+        with flushed_denormals():
+            return self._learn(rollout, iteration)
+
+    def _learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         self.sync_s = 0.0
         metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
         self.env_steps += rollout.num_steps * self.total_envs

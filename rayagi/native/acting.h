@@ -52,6 +52,7 @@ static void tell(const Policy *p, const Acting *a, int64_t t, int64_t first, int
 /* Step t of environments begin to end, whose observations have rows ``stride`` bytes apart. room: (2, widest, L) floats, of zeros
    or of an earlier step: the lanes of a last tile that is not full are computed, too, and told to nobody. */
 void rayagi_act(const Policy *p, const Acting *a, int64_t t, int64_t begin, int64_t end, const char *obs, int64_t stride, real *room) {
+    FLUSH_DENORMALS;
     real *other = room + widest(p) * L;
     for (int64_t first = begin; first < end; first += L) {
         int count = end - first < L ? (int)(end - first) : L;

@@ -111,4 +111,7 @@ static int64_t descend(Descent *d, Team *team, float *norm) {
     return STEPPED;
 }
 
-int64_t rayagi_descend(Descent *d, Team *team, float *norm) { return descend(d, team, norm); }
+int64_t rayagi_descend(Descent *d, Team *team, float *norm) {
+    FLUSH_DENORMALS;
+    return descend(d, team, norm);
+}

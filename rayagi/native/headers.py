@@ -18,5 +18,10 @@ def numbers(real: torch.dtype) -> str:
     """The type of reals, float32 or float64, and functions of them."""
     bits = 8 * real.itemsize
     return "\n".join(
-        [f"#define REAL_BITS {bits}", shared("real.h"), *([shared("numbers.h")] if bits == 32 else ())]
+        [
+            f"#define REAL_BITS {bits}",
+            shared("real.h"),
+            shared("denormals.h"),
+            *([shared("numbers.h")] if bits == 32 else ()),
+        ]
     )

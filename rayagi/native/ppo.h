@@ -145,6 +145,7 @@ static void estimate_tile(void *given, int64_t t) {
 
 /* (count, D) -> (count,) */
 void rayagi_ppo_values(const Learner *l, Team *team, const real *obs, int64_t count, real *values) {
+    FLUSH_DENORMALS;
     for (int64_t first = 0; first < count; first += CHUNK * L) {
         const int64_t left = count - first, some = left < CHUNK * L ? left : CHUNK * L;
         Estimate estimate = {l, obs + first * l->value.sizes[0], some, values + first};
@@ -198,6 +199,7 @@ typedef struct {
 
 /* STEPPED when all steps are made; else as ``descend``, and AGAIN now and then, for signals. */
 int64_t rayagi_ppo_update(Update *u) {
+    FLUSH_DENORMALS;
     for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {
         real *told = u->told + u->step * TOLD;
         if (!u->descends) {

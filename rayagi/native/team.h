@@ -60,6 +60,7 @@ static void share_out(Team *t, Job *job, void *given, int64_t items) {
 
 /* Help until sent home. */
 void rayagi_help(Team *t, int64_t thread) {
+    FLUSH_DENORMALS; /* as whoever it helps */
     int64_t seen = -1, looks = 0;
     while (!__atomic_load_n(&t->home, __ATOMIC_RELAXED)) {
         if (!__atomic_load_n(&t->open, __ATOMIC_RELAXED) || __atomic_load_n(&t->posted, __ATOMIC_RELAXED) == seen) {

@@ -97,20 +97,23 @@ int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps
         simulator_observe(t.x[0], t.obs[0]);
         for (int64_t k = 0; k < steps; k++) {
             int64_t at = k * f->n + begin;
-            real *seen = scratch, *other = scratch + size / sizeof(real);
-            for (int d = 0; d < D; d++)
+            { /* the policy's part; the simulator computes in the caller's mode */
+                FLUSH_DENORMALS;
+                real *seen = scratch, *other = scratch + size / sizeof(real);
+                for (int d = 0; d < D; d++)
 #pragma omp simd
-                for (int j = 0; j < L; j++) {
-                    real x = (t.obs[d][j] - (p->normalise ? p->shift[d] : 0.0f)) * (p->normalise ? p->scale[d] : 1.0f);
-                    seen[d * L + j] = p->normalise ? real_min(real_max(x, -p->clip), p->clip) : t.obs[d][j];
-                }
-            put(out->raw_obs + at * D, t.obs[0], D, count);
-            put(out->obs + at * D, seen, D, count);
-            real *outputs = infer(p, count, seen, other);
-            put(out->outputs + at * NOISE, outputs, NOISE, count);
-            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_DRAWS, drawn[0]);
-            noise(drawn[0]);
-            sample(&t, p, outputs, drawn[0], action[0]);
+                    for (int j = 0; j < L; j++) {
+                        real x = (t.obs[d][j] - (p->normalise ? p->shift[d] : 0.0f)) * (p->normalise ? p->scale[d] : 1.0f);
+                        seen[d * L + j] = p->normalise ? real_min(real_max(x, -p->clip), p->clip) : t.obs[d][j];
+                    }
+                put(out->raw_obs + at * D, t.obs[0], D, count);
+                put(out->obs + at * D, seen, D, count);
+                real *outputs = infer(p, count, seen, other);
+                put(out->outputs + at * NOISE, outputs, NOISE, count);
+                uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_DRAWS, drawn[0]);
+                noise(drawn[0]);
+                sample(&t, p, outputs, drawn[0], action[0]);
+            }
 #if CHOICES
             for (int j = 0; j < count; j++) out->choices[at + j] = (int64_t)action[0][j];
 #else

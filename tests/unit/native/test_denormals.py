@@ -1,0 +1,341 @@
+"""Where a policy computes or learns, denormals are zeros; simulators and callers keep their own mode."""
+
+import ctypes
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from actors.agent import Agent
+from actors.policy_tensors import PolicyTensors
+from actors.protocols import ActionSpec, EnvInfo
+from actors.rollout import Rollout
+from collectives.compiler import load
+from collectives.solo import SoloCommunicator
+from rayagi.algorithms import gradient_learner
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.algorithms.ppo import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.config.spec import NetworkSpec, PPOSpec
+from rayagi.envs import make_env_factory
+from rayagi.envs.fused import Box, Simulator
+from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.forms import Setting
+from rayagi.envs.fused.rollout import FusedRollout
+from rayagi.native import learning
+from rayagi.native.acting import compiled_acting
+from rayagi.native.denormals import flushed_denormals, flushes_denormals
+from rayagi.native.headers import numbers, shared
+from rayagi.native.team import Team
+
+HOST = torch.device("cpu")
+SMALL = 1e-20
+"""A float32, whose square is a denormal."""
+
+
+@pytest.fixture(params=[False, True], ids=["exact_caller", "flushing_caller"])
+def caller_flushes(request):
+    """The mode of this thread before and, as each test leaves it, after what it calls."""
+    torch.set_flush_denormal(request.param)
+    assert flushes_denormals() == request.param
+    yield request.param
+    found = flushes_denormals()
+    torch.set_flush_denormal(False)
+    with flushed_denormals():  # after which torch's workers have this thread's mode again
+        pass
+    assert found == request.param
+
+
+@pytest.fixture
+def two_torch_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+INFO = EnvInfo(
+    env_id="Some",
+    engine="none",
+    obs_dim=2,
+    action=ActionSpec(kind="continuous", dim=2),
+    max_episode_steps=None,
+)
+
+
+def policy_of():
+    """One linear map: each output is an observation times SMALL; the value, their sum times that."""
+    model = ActorCritic(INFO, NetworkSpec(hidden=(), initial_log_std=0.0))
+    with torch.no_grad():
+        model.policy[0].weight.copy_(SMALL * torch.eye(2))
+        model.value[0].weight.fill_(SMALL)
+    return NetworkPolicy(model, INFO, None, HOST)
+
+
+def small(*shape):
+    return torch.full(shape, SMALL)
+
+
+def is_zero(tensor):
+    """Bit by bit: a comparison in a flushing thread would take denormals for zeros, too."""
+    return not (tensor.view(torch.int32) & 0x7FFFFFFF).any()
+
+
+def test_these_numbers_make_denormals():
+    outputs = policy_of().model.policy(small(1, 2))
+    assert 0 < float(outputs.detach().abs().min()) < 2.0**-126
+
+
+def test_acting(caller_flushes):
+    policy, obs, noise = policy_of(), small(40, 2), torch.zeros(1, 40, 2)
+    rollout = Rollout.allocate(1, 40, INFO, HOST)
+    acting = compiled_acting(policy.tensors(), rollout, noise)
+    assert acting is not None, "no compiler"
+    obs[0, 0] = 1e-40  # what is only moved stays as it is
+    acting(0, obs)
+    assert torch.equal(rollout.raw_obs[0].view(torch.int32), obs.view(torch.int32))
+    assert is_zero(rollout.outputs)
+    assert is_zero(rollout.actions)
+
+
+def test_acting_by_torch(caller_flushes, two_torch_threads):
+    policy = policy_of()
+    torch.ones(1 << 17).mul_(2.0)  # torch has made its worker, in a mode of its own
+    _, outputs, _ = Agent(policy).act(small(1 << 16, 2), torch.zeros(1 << 16, 2))
+    assert is_zero(outputs)
+
+
+def learner_of():
+    return PPOLearner(policy_of().model, PPOSpec(value_coef=0.5), SoloCommunicator())
+
+
+def batch_of(learner, size=64):
+    """The slope by a mean is 1e-20, and so that by a weight a denormal. The same of the value."""
+    obs, zeros = small(size, 2), torch.zeros(size)
+    actions = small(size, 2)
+    log_probs = learner.model.head.log_prob(torch.zeros(size, 2), actions).detach()
+    return PPOBatch(
+        obs=obs,
+        actions=actions,
+        log_probs=log_probs,
+        values=zeros,
+        advantages=torch.ones(size),
+        targets=small(size),
+    )
+
+
+def gradients_of(learner):
+    return {name: parameter.grad for name, parameter in learner.model.named_parameters()}
+
+
+def test_updates(caller_flushes):
+    learner = learner_of()
+    assert learner._compiled is not None, "no compiler"
+    learner.update(batch_of(learner), torch.arange(64).view(1, 1, 64), 1, 0)
+    found = gradients_of(learner)
+    assert is_zero(found["policy.0.weight"])
+    assert is_zero(found["value.0.weight"])
+    assert (found["policy.0.bias"] != 0).all()  # which are not so small
+    # Of a bias's slope of 1e-20 the second moment is a denormal.
+    assert is_zero(learner.optimiser.exp_avg_sq[2:4])
+
+
+def test_values(caller_flushes):
+    assert is_zero(learner_of().values(small(100, 2)))
+
+
+def test_a_step_along_a_gradient_of_torch(caller_flushes):
+    learner = learner_of()
+    learner.step(sum(parameter.sum() for parameter in learner.model.parameters()) * SMALL)
+    assert is_zero(learner.optimiser.exp_avg_sq)
+
+
+def test_updates_by_torch(caller_flushes, monkeypatch):
+    monkeypatch.setattr(gradient_learner, "library", lambda: None)
+    policy = policy_of()
+    training = PPOTraining(
+        policy=policy,
+        spec=PPOSpec(num_epochs=1, num_minibatches=1, normalize_rewards=False, normalize_advantages=False),
+        communicator=SoloCommunicator(),
+        num_envs=4,
+        first_env_index=0,
+        total_envs=4,
+        seed=0,
+        total_env_steps=None,
+    )
+    rollout = Rollout.allocate(3, 4, INFO, HOST)
+    for name in ("raw_obs", "obs", "actions", "rewards", "last_obs"):
+        getattr(rollout, name).fill_(SMALL)
+    for name in ("outputs", "terminated", "truncated"):
+        getattr(rollout, name).zero_()
+    assert training.learner._compiled is None
+    training.learn(rollout, 0)
+    found = gradients_of(training.learner)
+    assert is_zero(found["policy.0.weight"])
+    assert is_zero(found["value.0.weight"])
+
+
+def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
+    learner, modes = learner_of(), []
+    run = learner._descent.run
+
+    def watched(program, rate):
+        def call():
+            result = program()
+            modes.append((result, flushes_denormals()))
+            return result
+
+        return run(call, rate)
+
+    learner._descent.run = watched
+    batch, many = batch_of(learner), torch.zeros((10, 400_000), dtype=torch.int64)
+    learner._compiled(batch.fields(), many, 0.0)
+    learner._descent._descent.reduces = True  # by Python, of one trainer
+    learner._descent._by_python = {**learner._descent._by_python, "reduce": lambda: None}
+    learner._compiled(batch.fields(), many[:2, :3], 0.0)
+    assert {result for result, _ in modes} == {0, 3, 4}  # REDUCE, STEPPED and AGAIN
+    assert {mode for _, mode in modes} == {caller_flushes}
+
+
+_EACH_THREAD_TAKES_ONE = """
+typedef struct { float x[8]; int64_t entered, items; } Products;
+static void product(void *given, int64_t item) {
+    Products *p = given;
+    __atomic_fetch_add(&p->entered, 1, __ATOMIC_SEQ_CST);
+    for (int64_t naps = 0; __atomic_load_n(&p->entered, __ATOMIC_SEQ_CST) < p->items && naps < 200000; naps++) rest(1 << 20);
+    p->x[item] *= p->x[item];
+}
+void multiply(Team *t, Products *p) { FLUSH_DENORMALS; share_out(t, product, p, p->items); }
+"""
+
+
+class Products(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_float * 8), ("entered", ctypes.c_int64), ("items", ctypes.c_int64))
+
+
+def test_every_thread_of_a_team():
+    library = load("\n".join([numbers(torch.float32), shared("team.h"), _EACH_THREAD_TAKES_ONE]))
+    library.multiply.argtypes, library.multiply.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+    products, team = Products((ctypes.c_float * 8)(*[SMALL] * 8), 0, 4), Team(library, 4)
+    with team.at_work():
+        library.multiply(team.address, ctypes.addressof(products))
+    assert products.entered == 4  # each waited for the others
+    assert list(products.x) == [0.0] * 4 + [ctypes.c_float(SMALL).value] * 4
+    assert not flushes_denormals()
+
+
+def test_helpers_leave_their_thread_as_it_was():
+    library, found = learning.library(), []
+    team = Team(library, 2)
+    team._team.home = 1  # help is over as soon as it begins
+
+    def help_once():
+        torch.set_flush_denormal(False)
+        library.rayagi_help(team.address, 1)
+        found.append(flushes_denormals())
+
+    thread = threading.Thread(target=help_once)
+    thread.start()
+    thread.join(20)
+    assert found == [False]
+
+
+def test_physics_keeps_the_callers_mode(caller_flushes):
+    """Acting and stepping worlds are one call."""
+    env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)
+    modes = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
+    def place(_fields):
+        modes.append(flushes_denormals())
+        return 0.0
+
+    course = env._course
+    address = ctypes.cast(place, ctypes.c_void_p).value
+    env._course = replace(course, formulas=replace(course.formulas, place=address))
+    info = env.info
+    model = ActorCritic(info, NetworkSpec(hidden=()))
+    policy = NetworkPolicy(model, info, None, HOST)
+    rollout = Rollout.allocate(3, 2, info, HOST)
+    env.reset()
+    with torch.no_grad():
+        model.policy[0].weight.fill_(1e-42)
+    env.fill(rollout, policy.tensors(), 0, torch.zeros(2, dtype=torch.float64))
+    assert set(modes) == {caller_flushes}
+    assert is_zero(rollout.outputs)
+    env.close()
+
+
+@dataclass(frozen=True)
+class Fading(Simulator):
+    """A number that halves."""
+
+    state = ("x",)
+    actions = Box((-1.0,), (1.0,))
+    num_draws = 1
+
+    def start(self, draws):
+        return (draws[0] * 0.0 + 2.0**-126,)
+
+    def step(self, s, action):
+        return (0.5 * s.x,), 0.0, False
+
+    def observe(self, s):
+        return (s.x,)
+
+
+def test_a_fused_rollout_keeps_the_simulators_numbers(caller_flushes):
+    form, info = (
+        CForm(Setting(Fading(), 3)),
+        replace(INFO, obs_dim=1, action=ActionSpec(kind="continuous", dim=1)),
+    )
+    form.start()
+    policy = PolicyTensors((torch.ones(1, 1),), (torch.zeros(1),), "elu", None, None, 0.0, torch.ones(1))
+    rollout = Rollout.allocate(4, 3, info, HOST)
+    FusedRollout(form).fill(rollout, policy, 0, torch.zeros(3, dtype=torch.float64))
+    kept = [2.0**-126, 2.0**-127, 2.0**-128, 2.0**-129]
+    expected = [2.0**-126, 0.0, 0.0, 0.0] if caller_flushes else kept
+    bits = torch.tensor(expected, dtype=torch.float64).float().view(torch.int32)  # of this thread's mode
+    assert torch.equal(rollout.raw_obs[:, :, 0].view(torch.int32), bits.unsqueeze(1).expand(4, 3))
+    assert (rollout.outputs[0] == 2.0**-126).all()
+    assert is_zero(rollout.outputs[1:])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_torch_in_all_of_its_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x, one = torch.full((1 << 18,), 1e-40), torch.ones(1 << 18)
+        assert (x * one).view(torch.int32).all()
+        with flushed_denormals(), flushed_denormals():
+            inside = x * one
+        assert is_zero(inside)
+        assert (x * one).view(torch.int32).all()  # and no longer
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_in_a_thread_that_made_its_workers_meanwhile(two_torch_threads):
+    found = []
+
+    def work():
+        x, one = torch.full((1 << 18,), 1e-40), torch.ones(1 << 18)
+        with flushed_denormals():
+            found.append(x * one)
+        found.append(x * one)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20)
+    inside, outside = found
+    assert is_zero(inside)
+    assert outside.view(torch.int32).all()
+
+
+def test_torch_after_an_error():
+    with pytest.raises(ZeroDivisionError), flushed_denormals():
+        _ = 1 / 0
+    assert not flushes_denormals()
