@@ -1,6 +1,6 @@
-"""rayagi on the peers' task, measured like the peers: environment steps per second after the first iteration.
+"""rayagi on one of the peers' tasks, measured like the peers: environment steps per second after the first iteration.
 
-    python -m experiments.throughput.ours --gmis 2 --threads 1 --seconds 20
+    python -m experiments.throughput.ours --task Ant-v5 --gmis 2 --threads 1 --seconds 20
 
 Prints one JSON line.
 """
@@ -26,11 +26,11 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def measure(
-    num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float
+    task: str, num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float
 ) -> dict[str, object]:
     """Train for ``seconds`` after the first iteration; where the time went is the mean over GMIs and iterations."""
     phases = ("simulate_s", "act_s", "update_s", "sync_s")
-    with Session(run_spec(num_gmis, threads_per_gmi, seed)) as session:
+    with Session(run_spec(num_gmis, threads_per_gmi, seed, task)) as session:
         first = session.train(1)[0]
         began = time.time()
         startup_s = began - started
@@ -52,6 +52,7 @@ def measure(
     return {
         "peer": f"rayagi-{num_gmis}x{threads_per_gmi}",
         "version": rayagi_version(),
+        "task": task,
         "gmis": num_gmis,
         "threads_per_gmi": threads_per_gmi,
         "env_steps": int(steps),
@@ -76,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--task", default="Ant-v5")
     parser.add_argument("--gmis", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="cores and threads of one GMI")
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -85,7 +87,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     print(
-        json.dumps(measure(given.gmis, given.threads, given.seconds, given.seed, given.started)), flush=True
+        json.dumps(measure(given.task, given.gmis, given.threads, given.seconds, given.seed, given.started)),
+        flush=True,
     )
 
 

@@ -1,9 +1,11 @@
-"""rayagi against its peers, one at a time, interleaved over several repeats, with the perfect-overlap limit in the same run.
+"""rayagi against its peers, one at a time, interleaved over several repeats; for Ant-v5 with the perfect-overlap limit.
 
+    experiments/peers/setup.sh PEERS
     python -m experiments.throughput.run --peers PEERS --repeats 5 --seconds 20
+    python -m experiments.throughput.run --peers PEERS --repeats 2 --seconds 8 --tasks all
 
-PEERS is a folder of runners as described in README.md beside this file; without it, only rayagi and the limit are measured.
-Writes results/<date>.json (raw lines and origin) and results/<date>.md (medians and spread).
+PEERS is a folder of the peers' virtual environments, about 4 GB; without it, only rayagi and the limit are measured. Writes
+results/<date>.json (raw lines and origin) and results/<date>.md (medians and spread).
 """
 
 from __future__ import annotations
@@ -19,12 +21,20 @@ from pathlib import Path
 
 from experiments.cores import all_seconds, not_idle_seconds
 from experiments.origin import origin
+from experiments.peers import TASKS
 from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
 OURS = ("rayagi-1x2", "rayagi-2x1")
 """One GMI with two threads, and two with one each."""
+PEERS = {
+    "sf-async": ("sf", "run_sample_factory"),
+    "sb3-envpool": ("base", "run_sb3"),
+    "pufferlib": ("puffer", "run_pufferlib"),
+    "cleanrl": ("base", "run_cleanrl"),
+}
+"""Virtual environment and runner of each, see experiments/peers."""
 CORES = 2
 """That both layouts of ours use."""
 QUIET_SHARE = 0.08
@@ -43,51 +53,43 @@ class Case:
     """Whether it takes ``--started``, the time at which it was called."""
 
 
-def our_cases(seconds: float) -> list[Case]:
-    """rayagi with two layouts, and the limit of its own work."""
-    module = (sys.executable, "-m", "experiments.throughput.ours", "--seconds", str(seconds))
-    limit = (
-        sys.executable,
-        "-m",
-        "experiments.throughput.limits",
-        "--seconds",
-        str(seconds / 3),
-        "--cores",
-        str(CORES),
-    )
+def our_cases(task: str, seconds: float) -> list[Case]:
+    """rayagi with two layouts; and, of Ant-v5, the limit of its own work."""
+    ours = ("experiments.throughput.ours", "--task", task, "--seconds", str(seconds))
+    cases = [
+        _case("rayagi-2x1", sys.executable, *ours, "--gmis", "2", "--threads", "1"),
+        _case("rayagi-1x2", sys.executable, *ours, "--gmis", "1", "--threads", "2"),
+    ]
+    if task != "Ant-v5":
+        return cases
+    limits = ("experiments.throughput.limits", "--seconds", str(seconds / 3), "--cores", str(CORES))
     return [
-        Case("rayagi-2x1", (*module, "--gmis", "2", "--threads", "1"), times_start_up=True),
-        Case("rayagi-1x2", (*module, "--gmis", "1", "--threads", "2"), times_start_up=True),
-        Case("limit", limit),
-        Case("limit, all cores busy", (*limit, "--together")),
+        *cases,
+        Case("limit", (sys.executable, "-m", *limits)),
+        Case("limit, all cores busy", (sys.executable, "-m", *limits, "--together")),
     ]
 
 
-def peer_cases(folder: Path, seconds: float, names: list[str]) -> list[Case]:
-    """Peers as the folder's compare.sh lists them: name, virtual environment, runner and flags.
+def peer_cases(folder: Path, task: str, seconds: float) -> list[Case]:
+    """Each peer, in its virtual environment.
 
     Raises:
-        SystemExit: the folder is no folder of peers, or lacks one of the names.
+        SystemExit: the folder lacks one of these.
     """
-    script = folder / "compare.sh"
-    if not script.is_file() or "PEERS'\n" not in script.read_text():
-        raise SystemExit(
-            f"--peers {folder}: there is no compare.sh that lists peers; see README.md beside this file"
-        )
-    listed = script.read_text().split("PEERS'\n")[1].split("\nPEERS")[0].splitlines()
-    missing = set(names) - {line.split()[0] for line in listed}
-    if missing:
-        raise SystemExit(f"--names {' '.join(sorted(missing))}: not in {script}")
-    (folder / "logs").mkdir(exist_ok=True)  # measure.py writes there, and only compare.sh would make it
     cases = []
-    for line in listed:
-        name, venv, *arguments = line.split()
-        if name in names:
-            python = str(folder / "venv" / "base" / "bin" / "python")
-            cases.append(
-                Case(name, (python, str(folder / "measure.py"), venv, *arguments, "--seconds", str(seconds)))
+    for name, (env, runner) in PEERS.items():
+        python = folder / env / "bin" / "python"
+        if not python.exists():
+            raise SystemExit(
+                f"--peers {folder}: no virtual environment {env}; experiments/peers/setup.sh {folder}"
             )
+        module = f"experiments.peers.{runner}"
+        cases.append(_case(name, str(python), module, "--task", task, "--seconds", str(seconds)))
     return cases
+
+
+def _case(name: str, python: str, *module: str) -> Case:
+    return Case(name, (python, "-m", *module), times_start_up=True)
 
 
 def busy_share() -> float:
@@ -190,31 +192,88 @@ def of_what_was_left(
     )
 
 
+def compare(rows: list[dict[str, object]]) -> str:
+    """A Markdown table of tasks: median steps per second, and our layouts beside the fastest peer of each repeat."""
+    names = [*OURS, *PEERS]
+    lines = [
+        f"| task | {' | '.join(names)} | {' | '.join(f'{name} / fastest peer' for name in OURS)} |",
+        f"|---|{'---|' * (len(names) + len(OURS))}",
+    ]
+    for task in dict.fromkeys(str(row["task"]) for row in rows):
+        rates: dict[str, dict[object, float]] = {name: {} for name in names}
+        for row in rows:
+            value = rate(row)
+            if row["task"] == task and row["case"] in rates and value is not None:
+                rates[str(row["case"])][row["repeat"]] = value
+        medians = (
+            f"{statistics.median(found.values()):.0f}" if (found := rates[name]) else "-" for name in names
+        )
+        ratios = (spread(_of_fastest_peer(rates, name), ".2f") or "-" for name in OURS)
+        lines.append(f"| {task} | {' | '.join((*medians, *ratios))} |")
+    return "\n".join(lines)
+
+
+def _of_fastest_peer(rates: dict[str, dict[object, float]], ours: str) -> list[float]:
+    """One for each repeat in which a peer was measured."""
+    peers = [rates[name] for name in PEERS]
+    return [
+        speed / max(peer[repeat] for peer in peers if repeat in peer)
+        for repeat, speed in rates[ours].items()
+        if any(repeat in peer for peer in peers)
+    ]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", type=Path, help="folder with the peers' runners and virtual environments")
-    parser.add_argument(
-        "--names", nargs="*", default=["sb3-envpool", "cleanrl", "sf-async", "pufferlib", "rl_games"]
-    )
+    parser.add_argument("--peers", type=Path, help="folder with the peers' virtual environments")
+    parser.add_argument("--tasks", nargs="+", default=["Ant-v5"], choices=[*TASKS, "all"])
+    parser.add_argument("--cases", nargs="+", help="only these of what is measured, by name")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
-    cases = our_cases(given.seconds)
-    if given.peers is not None:
-        cases += peer_cases(given.peers, given.seconds, given.names)
+    tasks = TASKS if "all" in given.tasks else tuple(dict.fromkeys(given.tasks))
+    peers = None if given.peers is None else given.peers.resolve()
+    cases = {task: cases_of(task, peers, given.seconds, given.cases) for task in tasks}
     header, rows = origin(), list[dict[str, object]]()
-    name = datetime.now(UTC).strftime("ant_v5_%Y-%m-%d_%H%M")
+    name = tasks[0].lower().replace("-", "_") if len(tasks) == 1 else "tasks"
+    name += datetime.now(UTC).strftime("_%Y-%m-%d_%H%M")
     for repeat in range(given.repeats):
-        for case in cases:
-            row = {"repeat": repeat, **run_case(case)}
-            rows.append(row)
-            print(repeat, case.name, rate(row), row.get("other_cores", row.get("failed")), flush=True)
-            write(given.out, name, header, rows)  # what is cut short leaves what it has measured
-    print(summarise(rows))
+        for task in tasks:
+            for case in cases[task]:
+                row = {"repeat": repeat, "task": task, **run_case(case)}
+                rows.append(row)
+                told = row.get("other_cores", row.get("failed"))
+                print(repeat, task, case.name, rate(row), told, flush=True)
+                write(given.out, name, header, rows)  # what is cut short leaves what it has measured
+    print(report(rows))
+
+
+def cases_of(task: str, peers: Path | None, seconds: float, names: list[str] | None) -> list[Case]:
+    """What is measured of a task; ``names``: only these.
+
+    Raises:
+        SystemExit: a name is of none of them.
+    """
+    cases = our_cases(task, seconds)
+    if peers is not None:
+        cases += peer_cases(peers, task, seconds)
+    unknown = set(names or ()) - {case.name for case in cases} - {"limit", "limit, all cores busy"}
+    if unknown:
+        raise SystemExit(f"--cases {' '.join(sorted(unknown))}: none of {', '.join(c.name for c in cases)}")
+    return [case for case in cases if names is None or case.name in names]
+
+
+def report(rows: list[dict[str, object]]) -> str:
+    """Of one task its table; of several a table of all, and then theirs."""
+    tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
+    if len(tasks) == 1:
+        return summarise(rows)
+    parts = (f"## {task}\n\n{summarise([row for row in rows if row['task'] == task])}" for task in tasks)
+    return "\n\n".join((compare(rows), *parts))
 
 
 def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[str, object]]) -> None:
@@ -222,7 +281,8 @@ def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[st
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
-    (folder / f"{name}.md").write_text(f"# Ant-v5, peers' settings\n\n{told}\n\n{summarise(rows)}\n")
+    title = ", ".join(dict.fromkeys(str(row["task"]) for row in rows))
+    (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{told}\n\n{report(rows)}\n")
 
 
 if __name__ == "__main__":

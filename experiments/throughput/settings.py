@@ -1,4 +1,4 @@
-"""The peers' settings as a RunSpec: Ant-v5, 64 environments x 32 steps, 4 epochs x 4 minibatches of 512."""
+"""The peers' settings as a RunSpec: 64 environments x 32 steps, 4 epochs x 4 minibatches of 512."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
 TOTAL_ENVS, ROLLOUT_LENGTH = 64, 32
 
 
-def run_spec(num_gmis: int, threads_per_gmi: int, seed: int = 1) -> RunSpec:
+def run_spec(num_gmis: int, threads_per_gmi: int, seed: int = 1, task: str = "Ant-v5") -> RunSpec:
     """64 environments spread over ``num_gmis``; everything else as in every peer."""
     return RunSpec(
-        env=EnvSpec(id="Ant-v5"),
+        env=EnvSpec(id=task),
         gmi=GmiSpec(
             backend="cpu", num_gmis=num_gmis, num_envs=TOTAL_ENVS // num_gmis, threads_per_gmi=threads_per_gmi
         ),

@@ -2,8 +2,10 @@
 
 import sys
 
+import pytest
+
 from experiments import cores
-from experiments.throughput.run import summarise
+from experiments.throughput.run import PEERS, cases_of, compare, peer_cases, summarise
 from experiments.throughput.watch import run_watched
 
 
@@ -32,6 +34,47 @@ def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_lef
 def test_without_the_limit_nothing_is_told_of_it():
     told = summarise([row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1)])
     assert "the host kept" not in told
+
+
+def test_tasks_are_compared_with_the_fastest_peer_of_each_repeat():
+    def rows(repeat, task, **rates):
+        return [row(repeat, name, task=task, steps_per_s=rate) for name, rate in rates.items()]
+
+    told = compare(
+        [
+            *rows(0, "Ant-v5", **{"rayagi-2x1": 30.0, "rayagi-1x2": 20.0, "sf-async": 10.0, "cleanrl": 15.0}),
+            *rows(1, "Ant-v5", **{"rayagi-2x1": 40.0, "sf-async": 20.0, "cleanrl": 15.0}),
+            *rows(0, "Hopper-v5", **{"rayagi-2x1": 30.0, "limit": 99.0}),
+            row(0, "pufferlib", task="Hopper-v5", failed="no room"),
+        ]
+    ).splitlines()
+    assert told[0].startswith(
+        "| task | rayagi-1x2 | rayagi-2x1 | sf-async | sb3-envpool | pufferlib | cleanrl |"
+    )
+    # 30 / 15 and 40 / 20; 20 / 15
+    assert told[2] == "| Ant-v5 | 20 | 35 | 15 | - | - | 15 | 1.33 (1.33 - 1.33) | 2.00 (2.00 - 2.00) |"
+    assert told[3] == "| Hopper-v5 | - | 30 | - | - | - | - | - | - |"
+
+
+def test_peers_run_in_their_virtual_environments(tmp_path):
+    with pytest.raises(SystemExit, match=r"no virtual environment sf; experiments/peers/setup\.sh"):
+        peer_cases(tmp_path, "Hopper-v5", 8.0)
+    for env in {env for env, _ in PEERS.values()}:
+        (tmp_path / env / "bin").mkdir(parents=True)
+        (tmp_path / env / "bin" / "python").touch()
+    (case,) = cases_of("Hopper-v5", tmp_path, 8.0, ["cleanrl", "limit"])
+    python = str(tmp_path / "base" / "bin" / "python")
+    assert case.command == (
+        python,
+        "-m",
+        "experiments.peers.run_cleanrl",
+        "--task",
+        "Hopper-v5",
+        "--seconds",
+        "8.0",
+    )
+    with pytest.raises(SystemExit, match="--cases rlib: none of rayagi-2x1"):
+        cases_of("Hopper-v5", None, 8.0, ["rlib"])
 
 
 def test_a_command_s_own_time_is_told_from_others():

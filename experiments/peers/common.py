@@ -1,0 +1,138 @@
+"""What all runners share: flags, the clock and its JSON line, EnvPool's environments as batches.
+
+Everybody trains with 64 environments x 32 steps, 4 epochs x 4 minibatches of 512, separate 256-128-64 ELU networks, gamma
+0.99, lambda 0.95, clip 0.2, Adam 3e-4, value coefficient 0.5, no entropy bonus, gradient norm 0.5, initial log std 0, and
+neither normalises observations nor rewards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import time
+
+import envpool
+import numpy as np
+import torch
+
+from experiments.peers import TASKS
+
+ENVS, STEPS, EPOCHS, MINIBATCHES = 64, 32, 4, 4
+BATCH = ENVS * STEPS
+MINIBATCH = BATCH // MINIBATCHES
+HIDDEN = (256, 128, 64)
+
+
+def flags(peer: str) -> argparse.Namespace:
+    """The command line; sets torch's threads and seed by it."""
+    parser = argparse.ArgumentParser(description=f"{peer}: PPO on a MuJoCo task of Gymnasium's")
+    parser.add_argument("--task", choices=TASKS, default="Ant-v5")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to train after the first iteration")
+    parser.add_argument("--threads", type=int, default=2, help="of torch and of EnvPool")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--started", type=float, default=time.time(), help="time.time() of the caller")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(given.seed)
+    return given
+
+
+class TimeUpError(Exception):
+    """Raised inside a library's loop by Meter.iteration."""
+
+
+class Meter:
+    """Counts what is trained after the first iteration."""
+
+    def __init__(self, peer: str, given: argparse.Namespace) -> None:
+        self._peer, self._given = peer, given
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
+        self._iterations = 0
+        self.returns: collections.deque[float] = collections.deque(maxlen=100)
+
+    def over(self, steps: int) -> bool:
+        """Told after each iteration of the environment steps so far. Whether the time is up."""
+        now = time.time()
+        self._iterations += 1
+        self._first = self._first or (now, steps)
+        self._last = (now, steps)
+        return now - self._first[0] >= self._given.seconds
+
+    def iteration(self, steps: int) -> None:
+        """As ``over``.
+
+        Raises:
+            TimeUpError: it is.
+        """
+        if self.over(steps):
+            raise TimeUpError
+
+    def report(self, version: str, notes: str) -> None:
+        """Print the JSON line. ``notes``: where the library's settings are not the common ones."""
+        if self._first is None:
+            raise SystemExit(f"{self._peer} has not finished an iteration")
+        seconds, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        line = {
+            "peer": self._peer,
+            "version": version,
+            "task": self._given.task,
+            "env_steps": steps,
+            "train_seconds": round(seconds, 2),
+            "steps_per_s": round(steps / max(seconds, 1e-9), 1),
+            "mean_return_last": round(float(np.mean(self.returns)), 2) if self.returns else None,
+            "iterations": self._iterations - 1,
+            "startup_s": round(self._first[0] - self._given.started, 2),
+            "notes": notes,
+        }
+        print(json.dumps(line), flush=True)
+
+
+class Pool:
+    """EnvPool's environments as float32 batches, reset in the step that ends an episode.
+
+    EnvPool by itself spends a step on each reset, in which the action is ignored: here all steps that count are physics.
+
+    Attributes:
+        obs_dim, action_dim: of the task
+        low, high: of each action
+        steps: so far, of all environments
+    """
+
+    def __init__(self, given: argparse.Namespace, meter: Meter | None = None) -> None:
+        self._env = envpool.make(
+            given.task, env_type="gymnasium", num_envs=ENVS, num_threads=given.threads, seed=given.seed
+        )
+        self._meter = meter
+        box = self._env.action_space
+        self.obs_dim, self.action_dim = self._env.observation_space.shape[0], box.shape[0]
+        self.low, self.high = box.low.astype(np.float32), box.high.astype(np.float32)
+        self.returns, self.lengths = np.zeros(ENVS), np.zeros(ENVS, np.int64)
+        self.steps = 0
+
+    def reset(self) -> np.ndarray:
+        """Observations, (64, obs_dim)."""
+        self.returns[:], self.lengths[:] = 0, 0
+        return self._env.reset()[0].astype(np.float32)
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Observations after resets, rewards, terminated, truncated; the observations before resets, if there was one."""
+        obs, rewards, terminated, truncated, _ = self._env.step(
+            np.clip(actions, self.low, self.high).astype(np.float64)
+        )
+        obs = obs.astype(np.float32)
+        truncated = truncated & ~terminated
+        self.steps += ENVS
+        self.returns += rewards
+        self.lengths += 1
+        done, final = np.flatnonzero(terminated | truncated), None
+        if len(done):
+            final = obs.copy()
+            obs[done] = self._env.reset(done.astype(np.int32))[0]
+            if self._meter is not None:
+                self._meter.returns.extend(self.returns[done])
+            self.returns[done], self.lengths[done] = 0, 0
+        return obs, rewards.astype(np.float32), terminated, truncated, final

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# setup.sh FOLDER: FOLDER/base, FOLDER/sf, FOLDER/puffer, virtual environments with pinned peers. Five minutes, 4 GB.
+set -euo pipefail
+mkdir -p "${1:?usage: setup.sh FOLDER}"
+folder=$(cd "$1" && pwd)
+
+constraints=$(cd "$(dirname "$0")/../.." && pwd)/constraints.txt
+
+make_env() { # NAME PACKAGE...: torch first and pinned, as the Makefile does: an unpinned one brings gigabytes of CUDA
+    local env=$folder/$1
+    shift
+    [ -d "$env" ] || { "${PYTHON:-python3.11}" -m venv "$env"; "$env/bin/pip" -q install wheel "setuptools<81"; "$env/bin/pip" -q install -c "$constraints" torch; }
+    "$env/bin/pip" -q install "$@"
+}
+
+make_env base "gymnasium[mujoco]==1.4.0" envpool==1.2.5 stable-baselines3==2.9.2
+make_env sf sample-factory==2.1.1
+make_env sf "gymnasium[mujoco]==1.4.0" envpool==1.2.5 # pip complains: run_sample_factory.py makes them work together
+
+# Without PufferLib's games in C, which it fetches while it is built. Its switch for that forgets a variable; and where nvcc is on
+# the PATH it would build for CUDA, which a torch for CPUs refuses.
+make_env puffer "numpy<2" cython "gymnasium[mujoco]==1.4.0" gym==0.23.1 pettingzoo==1.24.1 shimmy psutil pynvml rich rich_argparse \
+    imageio heavyball pyro-ppl wandb neptune envpool==1.2.5
+source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+export PATH=$folder/puffer/bin:/usr/bin:/bin NO_OCEAN=1 TMPDIR=$source
+pip install --no-clean --force-reinstall --no-deps --no-build-isolation pufferlib==3.0.0 >/dev/null 2>&1 || true # leaves its source
+cd "$source"/pip-install-*/pufferlib_*
+sed -i 's/^c_extensions = \[\]/c_extensions = []\nc_extension_paths = []/' setup.py
+pip -q install --no-deps --no-build-isolation .
