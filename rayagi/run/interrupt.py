@@ -14,15 +14,15 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SI
 class Interrupt:
     """Catches these signals while it is entered; not outside the main thread, where Python cannot.
 
-    Only Ctrl-C ends a run at once: a closing terminal or a service manager may well send two signals. A SIGHUP that is
-    ignored when this is made, as under nohup, stays ignored.
+    Only Ctrl-C ends a run at once: a closing terminal or a service manager may well send two signals. A signal that is
+    ignored when this is made stays ignored, as POSIX has it: nohup ignores SIGHUP, and a shell without job control ignores
+    SIGINT for what it starts with ``&``, so that Ctrl-C in the foreground does not reach it. SIGTERM ends those.
     """
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self._on_first = on_first
         self._previous: dict[int, object] = {}
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._caught = [number for number in _NAMES if not (ignored and number == signal.SIGHUP)]
+        self._caught = [number for number in _NAMES if signal.getsignal(number) is not signal.SIG_IGN]
         self.requested = False
         """Whether the run was asked to end."""
         self.reason = ""

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.measures import first_non_finite
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("default_signals")]
 
 TASK = "InvertedPendulum-v5"
 OWN_TASK = "rayagi/Ant-v0"
@@ -57,17 +58,27 @@ def rayagi(folder, environment, *arguments):
     return process.returncode, output, error
 
 
-def interrupt_at(process, line):
-    """Send Ctrl-C once a line of output matches."""
+def read_until(process, pattern):
+    """The output up to the first line that matches."""
+    output = ""
     for text in process.stdout:
-        if re.search(line, text):
-            process.send_signal(signal.SIGINT)
-            return
+        output += text
+        if re.search(pattern, text):
+            return output
+    raise AssertionError(f"it ended before it printed {pattern}:\n{output}")
+
+
+def end_group(process):
+    """Kill what a failed test would leave, Ray's processes included."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environment):
     process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a")
-    interrupt_at(process, r"^iteration \d+")
+    read_until(process, r"^iteration \d+")
+    process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, error
     assert "rayagi train --resume runs/a" in output
@@ -149,12 +160,48 @@ def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, 
     process.stdout.close()
     process.stderr.close()
     os.killpg(process.pid, number)
-    assert process.wait(timeout=TIMEOUT_S) == 130
+    try:
+        assert process.wait(timeout=TIMEOUT_S) == 130
+    finally:
+        end_group(process)
     record = json.loads((tmp_path / "runs/a/run.json").read_text())
     assert record["status"] == "interrupted"
     last = CheckpointStore(tmp_path / "runs/a/checkpoints").load()
     assert last.counters["iteration"] == record["counters"]["iteration"] > 0
     assert (tmp_path / "runs/a/report.html").exists()
+
+
+def test_under_nohup_in_the_background_ctrl_c_and_a_hangup_are_not_for_it_and_sigterm_saves(
+    tmp_path, environment
+):
+    run = [sys.executable, "-m", "rayagi", "train", TASK, *SMALL, "--time", "10m", "--name", "a"]
+    # A shell without job control ignores SIGINT for what it starts with &.
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'nohup "$@" & echo $!; wait $!', "sh", *run],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        pid = int(process.stdout.readline())
+        output = read_until(process, r"^iteration \d+")
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGHUP)
+        output += read_until(process, r"^iteration \d+")
+        assert "Finishing" not in output
+        os.kill(pid, signal.SIGTERM)
+        output += process.communicate(timeout=TIMEOUT_S)[0]
+        assert process.returncode == 130, output
+    finally:
+        end_group(process)
+    record = json.loads((tmp_path / "runs/a/run.json").read_text())
+    assert (record["status"], record["reason"]) == ("interrupted", "SIGTERM")
+    last = CheckpointStore(tmp_path / "runs/a/checkpoints").load()
+    assert last.counters["iteration"] == record["counters"]["iteration"] > 0
 
 
 @pytest.mark.slow

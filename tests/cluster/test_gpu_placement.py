@@ -283,8 +283,6 @@ import rayagi.coordinator.session as module
 from placement.inventory import cluster_machine
 from test_gpu_placement import Report, alone, with_gpus
 
-# A process that was started in the background ignores Ctrl-C, and so do its children.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 module.cluster_machine = lambda timeout_s: with_gpus(cluster_machine(timeout_s))
 with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
     print("carved", flush=True)
@@ -293,6 +291,7 @@ with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
 
 
 @pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.usefixtures("default_signals")
 def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machine, ending):
     address = ray.get_runtime_context().gcs_address
     with subprocess.Popen(

@@ -20,7 +20,7 @@ from rayagi import PPOConfig
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from tests.fakes.metrics import OF_OTHERS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("default_signals")]
 TIMEOUT_S = 90.0
 TASK = "InvertedPendulum-v5"
 NOT_MEASURED = {"evaluation_return_mean"}

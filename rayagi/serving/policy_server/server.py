@@ -73,6 +73,8 @@ class PolicyServer:
     async def run(self, *, signals: bool = True) -> None:
         """Serve until ``stop``; with ``signals``, until SIGTERM or Ctrl-C, and SIGHUP loads the checkpoint anew.
 
+        Where SIGINT is ignored, as for a script's background job, it stays so.
+
         Raises:
             ListenError: the socket or port cannot be had.
         """
@@ -84,8 +86,9 @@ class PolicyServer:
         runner = await self._open_http()
         door = await self._open_socket(runner)
         background: set[asyncio.Task[None]] = set()
+        ending = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         if signals:
-            for number in _SIGNALS:
+            for number in ending:
                 loop.add_signal_handler(number, self.stop)
 
             def reload() -> None:
@@ -106,7 +109,7 @@ class PolicyServer:
                 await door.close(DRAIN_S)
             if runner is not None:
                 await runner.cleanup()
-            for number in (*_SIGNALS, signal.SIGHUP) if signals else ():
+            for number in (*ending, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(number)
 
     async def reload(self) -> None:

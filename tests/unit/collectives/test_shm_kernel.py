@@ -19,6 +19,7 @@ from collectives.shares import shares
 from collectives.transports.shm import SharedMemoryTransport, kernel, waiting
 from collectives.transports.shm.memory import Segment
 from collectives.transports.shm.reduction import REDUCIBLE, Reduction
+from tests.signals import set_default_signals
 
 CHUNK_ELEMENTS = 2048
 """float32 of a chunk in kernel.c."""
@@ -140,6 +141,7 @@ def test_closing_from_another_thread_ends_a_call():
 def be_interrupted(transport):
     """Rank 0 waits for a member that does not come, and is interrupted as by Ctrl-C."""
     if transport.rank == 0:
+        set_default_signals()
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             transport.all_reduce(torch.ones(100_000))

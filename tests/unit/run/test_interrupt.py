@@ -5,6 +5,8 @@ import pytest
 
 from rayagi.run.interrupt import Interrupt, hangup_ignored
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def send(number):
     os.kill(os.getpid(), number)
@@ -38,10 +40,15 @@ def test_only_ctrl_c_ends_at_once(further):
             send(signal.SIGINT)
 
 
-def test_a_hangup_that_nohup_ignores_stays_ignored():
-    with hangup_ignored(), Interrupt() as interrupt:
-        send(signal.SIGHUP)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_shell_ignores_in_the_background_stays_ignored_and_sigterm_ends(number):
+    signal.signal(number, signal.SIG_IGN)
+    with Interrupt() as interrupt:
+        send(number)
         assert not interrupt.requested
+        send(signal.SIGTERM)
+    assert interrupt.reason == "SIGTERM"
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 def test_a_hangup_that_is_ignored_for_processes_started_meanwhile_is_still_caught():

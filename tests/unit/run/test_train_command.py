@@ -26,6 +26,7 @@ from rayagi.run.csv_log import read_rows
 from rayagi.run.folder import open_run
 
 TASK = "InvertedPendulum-v5"
+pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 class FakeOpenSession(FakeSession):

@@ -302,6 +302,7 @@ def test_a_client_loads_neither_torch_nor_ray():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_drains_on_sigterm(run):
     command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(
@@ -326,6 +327,32 @@ def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_d
         assert process.returncode == 0
     finally:
         process.kill()
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_in_a_scripts_background_ctrl_c_is_not_for_the_server_and_sigterm_ends_it(run, tmp_path):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def main():
+        reloaded = asyncio.Event()
+
+        def tell(text):
+            if text.startswith("now iteration_"):
+                reloaded.set()
+
+        server = PolicyServer(ServedPolicy(run, "best"), ServerSettings(unix=tmp_path / "s"), tell)
+        task = asyncio.create_task(server.run())
+        await server.ready.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGHUP)  # comes after it
+        await asyncio.wait_for(reloaded.wait(), 60)
+        assert not task.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(task, 60)
+
+    threads = torch.get_num_threads()
+    asyncio.run(main())
+    torch.set_num_threads(threads)
 
 
 def until(true, limit_s=60.0):
