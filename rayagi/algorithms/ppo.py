@@ -107,16 +107,16 @@ class PPOLearner(GradientLearner[PPOSpec]):
         return torch.cat((parts, norm.reshape(1)))
 
     def _compile(self) -> CompiledUpdate | None:
-        """None for choices, on a GPU, and where there is no compiler."""
+        """None on a GPU, and where there is no compiler."""
         model, spec = self.model, self.spec
-        if not isinstance(model.head, GaussianHead) or self._descent is None:
+        if self._descent is None:
             return None
         return CompiledUpdate(
             Trained(
                 policy=_linear(model.policy),
                 value=_linear(model.value),
                 activation=model.activation,
-                log_std=model.head.log_std,
+                log_std=model.head.log_std if isinstance(model.head, GaussianHead) else None,
                 clip_ratio=spec.clip_ratio,
                 value_clip=spec.value_clip,
                 value_coef=spec.value_coef,

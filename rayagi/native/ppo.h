@@ -1,4 +1,4 @@
-/* PPO's update of a Gaussian policy and a value network: minibatch after minibatch its loss's gradient, and a step along it.
+/* PPO's update of a policy, Gaussian or of choices, and a value network: minibatch after minibatch its loss's gradient, and a step along it.
 After backprop.h and descent.h.
 
 Of two threads one has the policy network and the other the value network, where neither is behind: what a thread reads it has
@@ -7,18 +7,20 @@ written itself. */
 typedef struct {
     Network policy, value;
     int64_t activation, samples;
-    const real *log_std;
+    const real *log_std; /* of a Gaussian; none of choices */
     real *log_std_gradient;
     double clip_ratio, value_clip, value_coef, entropy_coef; /* value_clip: infinite for none */
     double weight; /* of this trainer's mean in that of all */
-    double *sums; /* (CHUNK, MEASURED + action_dim): policy loss, value loss, KL, clipped, then log_std's gradient */
+    double *sums; /* (CHUNK, MEASURED + outputs): policy loss, value loss, KL, clipped, entropy of choices, then log_std's gradient */
 } Learner;
 
-enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, MEASURED };
+enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, ENTROPY, MEASURED };
 
 /* A rollout, a row a sample. */
 typedef struct {
-    const real *obs, *actions, *log_probs, *values, *advantages, *targets;
+    const real *obs;
+    const void *actions; /* of a Gaussian, reals; else choices, int64_t, each below the policy's outputs: the caller checks */
+    const real *log_probs, *values, *advantages, *targets;
 } Batch;
 
 static void gather(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
@@ -32,34 +34,40 @@ static void gather(const Learner *l, const Batch *b, const int64_t *order, int c
         for (int j = count; j < L; j++) x[d * L + j] = 0.0f; /* 0 times what was there may be NaN */
 }
 
-/* Eq. 7 of Schulman et al. 2017, and its slopes by the means and log_std. */
-static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+/* Eq. 7 of Schulman et al. 2017 for a sample of ratio r = exp(log_prob - old log_prob): adds min(r A, clip(r) A) and what else is
+   measured to the tile's sums. Returns the loss's slope by log_prob: -r A / samples, or 0 where the clipped term is the smaller. */
+ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real log_prob, double *sums) {
+    const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio, weight = l->weight;
+    const real advantage = b->advantages[sample];
+    const real log_ratio = log_prob - b->log_probs[sample], ratio = real_exp(log_ratio);
+    const real plain = ratio * advantage, kept = real_min(real_max(ratio, low), high) * advantage;
+    const int moves = (ratio >= low && ratio <= high) || !(plain >= kept);
+    sums[POLICY_LOSS] -= real_min(plain, kept);
+    sums[KL] += (ratio - 1.0f) - log_ratio;
+    sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
+    return moves ? -plain * weight / l->samples : 0.0f;
+}
+
+/* Of a diagonal Gaussian around the policy's outputs; slopes by the means, and by log_std into the sums. */
+static void gaussian_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const int64_t A = outputs(&l->policy);
     const real *mean = l->policy.seen[l->policy.layers] + t * tile(A);
     real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
     double *sums = l->sums + t * (MEASURED + A);
-    const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio, weight = l->weight;
     real precision[A], constant = 0.0f;
     for (int64_t k = 0; k < A; k++) {
         precision[k] = real_exp(-l->log_std[k]);
         constant += l->log_std[k] + 0.918938533f; /* log sqrt(2 pi) */
     }
     for (int j = 0; j < count; j++) {
-        const real *action = b->actions + order[j] * A;
-        const real advantage = b->advantages[order[j]];
+        const real *action = (const real *)b->actions + order[j] * A;
         real log_prob = -constant;
         for (int64_t k = 0; k < A; k++) {
             real off = (action[k] - mean[k * L + j]) * precision[k];
             slope[k * L + j] = off;
             log_prob -= 0.5f * off * off;
         }
-        const real log_ratio = log_prob - b->log_probs[order[j]], ratio = real_exp(log_ratio);
-        const real plain = ratio * advantage, kept = real_min(real_max(ratio, low), high) * advantage;
-        const int moves = (ratio >= low && ratio <= high) || !(plain >= kept);
-        const real by_log_prob = moves ? -plain * weight / l->samples : 0.0f;
-        sums[POLICY_LOSS] -= real_min(plain, kept);
-        sums[KL] += (ratio - 1.0f) - log_ratio;
-        sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
+        const real by_log_prob = clipped_loss(l, b, order[j], log_prob, sums);
         for (int64_t k = 0; k < A; k++) {
             real off = slope[k * L + j];
             sums[MEASURED + k] += by_log_prob * (off * off - 1.0f);
@@ -68,6 +76,53 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
     }
     for (int64_t k = 0; k < A; k++)
         for (int j = count; j < L; j++) slope[k * L + j] = 0.0f;
+}
+
+/* Of one choice out of A, whose logits z are the policy's outputs; slopes by these. */
+static void categorical_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+    const int64_t A = outputs(&l->policy);
+    const real *logit = l->policy.seen[l->policy.layers] + t * tile(A);
+    real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
+    double *sums = l->sums + t * (MEASURED + A);
+    const real entropy_slope = l->weight * l->entropy_coef / l->samples;
+    real top[L], log_total[L], entropy[L] = {0}, by_log_prob[L] = {0};
+    int64_t chosen[L] = {0};
+    /* log p_k = (z_k - max z) - log sum_i exp(z_i - max z): no exponential is above 1, one of them is. */
+    for (int j = 0; j < L; j++) top[j] = logit[j], log_total[j] = 0.0f;
+    for (int64_t k = 1; k < A; k++)
+#pragma omp simd
+        for (int j = 0; j < L; j++) top[j] = real_max(top[j], logit[k * L + j]);
+    for (int64_t k = 0; k < A; k++)
+#pragma omp simd
+        for (int j = 0; j < L; j++) log_total[j] += real_exp(logit[k * L + j] - top[j]);
+#pragma omp simd
+    for (int j = 0; j < L; j++) log_total[j] = real_log(log_total[j]);
+    /* H = -sum p log p; log p in the slopes' place until these are known. */
+    for (int64_t k = 0; k < A; k++)
+#pragma omp simd
+        for (int j = 0; j < L; j++) {
+            const real log_p = (logit[k * L + j] - top[j]) - log_total[j];
+            slope[k * L + j] = log_p;
+            entropy[j] -= real_exp(log_p) * log_p;
+        }
+    for (int j = 0; j < count; j++) {
+        chosen[j] = ((const int64_t *)b->actions)[order[j]];
+        by_log_prob[j] = clipped_loss(l, b, order[j], slope[chosen[j] * L + j], sums);
+        sums[ENTROPY] += entropy[j];
+    }
+    /* d log p_a / d z_k = [k = a] - p_k, and d H / d z_k = -p_k (log p_k + H). */
+    for (int64_t k = 0; k < A; k++) {
+#pragma omp simd
+        for (int j = 0; j < L; j++) {
+            const real log_p = slope[k * L + j], p = real_exp(log_p), is_chosen = k == chosen[j] ? 1.0f : 0.0f;
+            slope[k * L + j] = by_log_prob[j] * (is_chosen - p) + entropy_slope * p * (log_p + entropy[j]);
+        }
+        for (int j = count; j < L; j++) slope[k * L + j] = 0.0f;
+    }
+}
+
+static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
+    (l->log_std ? gaussian_loss : categorical_loss)(l, b, order, count, t);
 }
 
 static void value_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
@@ -156,10 +211,10 @@ void rayagi_ppo_values(const Learner *l, Team *team, const real *obs, int64_t co
 /* After all chunks: log_std's gradient, and what is told: policy loss, value loss, entropy, KL, share of clipped ratios. */
 static void tell(const Learner *l, real *told) {
     const int64_t A = outputs(&l->policy), row = MEASURED + A;
-    double entropy = 0.0;
     for (int64_t t = 1; t < CHUNK; t++)
         for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
-    for (int64_t k = 0; k < A; k++) {
+    double entropy = l->sums[ENTROPY] / l->samples;
+    for (int64_t k = 0; l->log_std && k < A; k++) {
         entropy += l->log_std[k] + 1.418938533204672742; /* log sqrt(2 pi e) */
         l->log_std_gradient[k] = l->sums[MEASURED + k] - l->weight * l->entropy_coef;
     }

@@ -24,8 +24,8 @@ from rayagi.native.team import Team
 
 TOLD = 6
 """Policy loss, value loss, entropy, KL, share of clipped ratios, norm of the gradient before clipping."""
-_SUMS = 4
-"""Of these, per tile; beside them log_std's gradient."""
+_SUMS = 5
+"""MEASURED of ppo.h, per tile; beside them log_std's gradient."""
 
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
@@ -75,7 +75,7 @@ class Trained:
     Attributes:
         policy, value: linear maps, each its weight (out, in) and bias (out,); float32
         activation: between them
-        log_std: (action_dim,)
+        log_std: of a Gaussian, (action_dim,); None: the policy's outputs are logits of choices
         clip_ratio, value_clip, value_coef, entropy_coef: as in PPOSpec
         weight: of this trainer's mean in that of all
     """
@@ -83,7 +83,7 @@ class Trained:
     policy: Sequence[tuple[Tensor, Tensor]]
     value: Sequence[tuple[Tensor, Tensor]]
     activation: ActivationName
-    log_std: Tensor
+    log_std: Tensor | None
     clip_ratio: float
     value_clip: float | None
     value_coef: float
@@ -92,7 +92,7 @@ class Trained:
 
 
 class CompiledUpdate:
-    """All minibatches of PPO by ``rayagi.algorithms.losses`` and a Gaussian head, each with its step.
+    """All minibatches of PPO by ``rayagi.algorithms.losses`` and either head, each with its step.
 
     Gradients do not depend on threads.
     """
@@ -100,18 +100,18 @@ class CompiledUpdate:
     def __init__(self, trained: Trained, descent: CompiledDescent) -> None:
         self._trained, self._descent = trained, descent  # while their addresses are used
         self._kept: list[object] = []
-        action_dim = len(trained.log_std)
         self._obs = self._tiles(trained.policy[0][0].shape[1])
-        self._sums = torch.zeros((CHUNK, _SUMS + action_dim), dtype=torch.float64)
+        self._sums = torch.zeros((CHUNK, _SUMS + len(trained.policy[-1][1])), dtype=torch.float64)
         self._team = Team(descent.library, torch.get_num_threads())
-        assert trained.log_std.grad is not None
+        log_std = trained.log_std
+        slope = None if log_std is None else log_std.grad
         self._learner = _Learner(
             self._network(trained.policy),
             self._network(trained.value),
             ACTIVATIONS[trained.activation],
             0,
-            pointer(trained.log_std),
-            pointer(trained.log_std.grad),
+            None if log_std is None else pointer(log_std),
+            None if slope is None else pointer(slope),
             trained.clip_ratio,
             math.inf if trained.value_clip is None else trained.value_clip,
             trained.value_coef,
@@ -126,7 +126,8 @@ class CompiledUpdate:
         """Make a step on each minibatch. The parameters' ``grad`` is then the last one's, before clipping.
 
         Args:
-            fields: obs (B, obs_dim), actions (B, dim), log_probs, values, advantages and targets (B,) of a rollout
+            fields: obs (B, obs_dim), actions (B, dim) or (B,) int64, log_probs, values, advantages and targets (B,)
+                of a rollout
             orders: the samples of each minibatch   (steps, S) int64
             learning_rate: of all steps
 
@@ -134,10 +135,14 @@ class CompiledUpdate:
             TOLD of each step, (steps, 6) float32; and seconds in operations of all trainers.
 
         Raises:
+            ValueError: an action is none of the policy's choices.
             CommunicatorError: other trainers are lost.
         """
-        team = self._current_team()
-        plain, orders = [field.to(torch.float32).contiguous() for field in fields], orders.contiguous()
+        team, orders = self._current_team(), orders.contiguous()
+        obs, actions, *others = fields
+        taken = self._choices(actions) if self._trained.log_std is None else actions.to(torch.float32)
+        plain = [obs.to(torch.float32), taken, *(field.to(torch.float32) for field in others)]
+        plain = [field.contiguous() for field in plain]
         told = torch.empty(len(orders), TOLD)
         self._learner.samples = orders.shape[1]
         update = _Update(
@@ -163,6 +168,25 @@ class CompiledUpdate:
         with team.at_work():
             self._descent.library.rayagi_ppo_values(*at)
         return values
+
+    def _choices(self, choices: Tensor) -> Tensor:
+        """That a program may look up, (B,) int64.
+
+        Raises:
+            ValueError: one is none of the policy's.
+        """
+        count = len(self._trained.policy[-1][1])
+        if choices.ndim != 1 or choices.is_floating_point():
+            raise ValueError(
+                f"choices must be whole numbers (B,), not {choices.dtype} {tuple(choices.shape)}"
+            )
+        wrong = ((choices < 0) | (choices >= count)).nonzero()
+        if len(wrong):
+            sample = int(wrong[0])
+            raise ValueError(
+                f"sample {sample} holds choice {int(choices[sample])}: the policy has 0 to {count - 1}"
+            )
+        return choices.to(torch.int64)
 
     def _current_team(self) -> Team:
         if torch.get_num_threads() != self._team.threads:

@@ -17,14 +17,17 @@ from rayagi.algorithms.ppo import PPOBatch, PPOLearner
 from rayagi.config.spec import NetworkSpec, PPOSpec
 
 
-def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, **options):
-    """One whose networks are random, outputs included, and not alike."""
+def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, choices=None, **options):
+    """One whose networks are random, outputs included, and not alike. ``choices``: how many, in place of ``action_dim``."""
     generator = torch.Generator().manual_seed(seed)
+    action = ActionSpec(kind="continuous", dim=action_dim)
+    if choices is not None:
+        action = ActionSpec(kind="discrete", dim=1, num_choices=choices)
     info = EnvInfo(
         env_id="Some",
         engine="none",
         obs_dim=obs_dim,
-        action=ActionSpec(kind="continuous", dim=action_dim),
+        action=action,
         max_episode_steps=None,
     )
     model = ActorCritic(info, NetworkSpec(hidden=hidden, activation=activation))
@@ -45,7 +48,8 @@ def batch_of(learner, size, seed=0):
     obs = normal(size, model.policy[0].in_features)
     with torch.no_grad():
         means, values = model.policy(obs), model.values(obs)
-        actions = model.head.sample(means, normal(*means.shape))
+        noise = exploration(means.shape, generator, gumbel=model.head.gumbel_noise)
+        actions = model.head.sample(means, noise)
         log_probs = model.head.log_prob(means, actions) + 0.3 * normal(size)
     return PPOBatch(
         obs=obs,
@@ -57,11 +61,17 @@ def batch_of(learner, size, seed=0):
     )
 
 
+def exploration(shape, generator, *, gumbel):
+    if not gumbel:
+        return torch.randn(shape, generator=generator)
+    return -(-torch.rand(shape, generator=generator).clamp_min(1e-20).log()).log()
+
+
 def by_torch(learner, batch, order):
     """The flat gradient and the five parts in float64."""
     exact = PPOLearner.__new__(PPOLearner)
     exact.spec, exact.model = learner.spec, copy.deepcopy(learner.model).double()
-    doubles = PPOBatch(*(field.double() for field in batch.fields()))
+    doubles = PPOBatch(*(field.double() if field.is_floating_point() else field for field in batch.fields()))
     total, parts = exact.loss(doubles, order)
     parameters = list(exact.model.parameters())
     gradients = torch.autograd.grad(total, parameters)
@@ -79,21 +89,24 @@ def compiled(learner, batch, order):
     return gradient, told[0, :5]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=120)
 @given(
     st.integers(1, 40),
     st.lists(st.integers(1, 40), min_size=0, max_size=3),
     st.sampled_from(["elu", "relu", "tanh", "silu"]),
     st.sampled_from([1, 31, 32, 33, 511, 512, 700, 1100]),
-    st.integers(1, 9),
+    st.one_of(
+        st.builds(lambda dim: {"action_dim": dim}, st.integers(1, 9)),
+        st.builds(lambda count: {"choices": count}, st.integers(1, 20)),
+    ),
     st.sampled_from([None, 0.2]),
     st.integers(0, 2**31),
 )
 def test_gradient_and_parts_are_those_of_the_losses(
-    obs_dim, hidden, activation, samples, action_dim, value_clip, seed
+    obs_dim, hidden, activation, samples, actions, value_clip, seed
 ):
     options = {"value_clip": value_clip, "entropy_coef": 0.01, "value_coef": 0.7}
-    learner = learner_of(obs_dim, tuple(hidden), activation, seed, action_dim=action_dim, **options)
+    learner = learner_of(obs_dim, tuple(hidden), activation, seed, **actions, **options)
     batch = batch_of(learner, 1200, seed)
     order = torch.randperm(1200, generator=torch.Generator().manual_seed(seed))[:samples]
     gradient, parts = compiled(learner, batch, order)
@@ -126,9 +139,114 @@ def test_a_hand_worked_sample():
     assert parts.tolist() == pytest.approx([-2.2, 1.0, entropy, 0.1 - math.log(1.1), 0.0], abs=1e-5)
 
 
+def chooser_of(num_choices, bias=None, **options):
+    """One linear map of one number that is 0: its logits are its biases. The value is 4."""
+    learner = learner_of(1, (), choices=num_choices, **options)
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            parameter.fill_(4.0 if name == "value.0.bias" else 0.0)
+        if bias is not None:
+            learner.model.policy[0].bias.copy_(torch.tensor(bias))
+    return learner
+
+
+def choices_of(actions, log_probs, advantages):
+    size = len(actions)
+    return PPOBatch(
+        obs=torch.zeros(size, 1),
+        actions=torch.tensor(actions),
+        log_probs=torch.tensor(log_probs),
+        values=torch.full((size,), 4.0),
+        advantages=torch.tensor(advantages),
+        targets=torch.full((size,), 3.0),
+    )
+
+
+def gradient_by_logits(learner, gradient):
+    sizes = [parameter.numel() for parameter in learner.model.parameters()]
+    names = [name for name, _ in learner.model.named_parameters()]
+    return dict(zip(names, gradient.split(sizes), strict=True))["policy.0.bias"]
+
+
+def test_a_hand_worked_choice():
+    # p = (1/4, 1/4, 1/2), the last one chosen; the ratio is 1.1, within the clip.
+    learner = chooser_of(3, [0.0, 0.0, math.log(2)], value_coef=0.5, entropy_coef=0.1)
+    batch = choices_of([2], [math.log(0.5 / 1.1)], [2.0])
+    gradient, parts = compiled(learner, batch, torch.tensor([0]))
+    # d loss / d log p = -2.2, times (-1/4, -1/4, 1/2); H = 1.5 log 2, -d H / d z = p (log p + H) = log 2 (-1/8, -1/8, 1/4)
+    slope = 0.1 * math.log(2)
+    assert gradient_by_logits(learner, gradient).tolist() == pytest.approx(
+        [0.55 - slope / 8, 0.55 - slope / 8, -1.1 + slope / 4], abs=1e-5
+    )
+    expected = [-2.2, 1.0, 1.5 * math.log(2), 0.1 - math.log(1.1), 0.0]
+    assert parts.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "probabilities"),
+    [
+        ([1e30, 1e30, 1e30], [1 / 3, 1 / 3, 1 / 3]),
+        ([-1e30, -1e30, -1e30], [1 / 3, 1 / 3, 1 / 3]),
+        ([1e30, -1e30, 1e30], [1 / 2, 0.0, 1 / 2]),
+        ([-1e30, 0.0, -1e30], [0.0, 1.0, 0.0]),
+        ([100.0, 0.0, -100.0], [1.0, 0.0, 0.0]),  # e^-100 is a denormal
+        ([7.0, 7.0, 7.0], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_extreme_logits(logits, probabilities):
+    learner, size = chooser_of(3, logits, entropy_coef=0.1), 40
+    likely = [k for k, p in enumerate(probabilities) if p > 0]
+    actions = [likely[j % len(likely)] for j in range(size)]
+    advantages = torch.linspace(-1, 2, size).tolist()
+    batch = choices_of(actions, [math.log(probabilities[a]) for a in actions], advantages)
+    gradient, parts = compiled(learner, batch, torch.arange(size))
+    assert gradient.isfinite().all()
+    expected, wanted = by_torch(learner, batch, torch.arange(size))
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(parts.double(), wanted, rtol=1e-5, atol=1e-6)
+    entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
+    assert float(parts[2]) == pytest.approx(entropy, abs=1e-5)
+
+
+def test_an_impossible_choice_is_none():
+    # Its ratio is 0: beyond the clip with an advantage that would lower it further, within reach of the slope otherwise.
+    learner = chooser_of(3, [1e30, -1e30, 1e30])
+    gradient, parts = compiled(learner, choices_of([1], [-1.0], [-1.0]), torch.tensor([0]))
+    assert gradient.isfinite().all()
+    assert not gradient_by_logits(learner, gradient).any()
+    assert float(parts[4]) == 1.0
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf])
+def test_choices_of_logits_that_are_not_finite_are_found(logit):
+    learner = chooser_of(3, [0.0, logit, 0.0])
+    batch = choices_of([0] * 4, [-1.0] * 4, [1.0] * 4)
+    with pytest.raises(NonFiniteError):
+        learner.update(batch, torch.arange(4).view(1, 1, 4), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([0, 1, 3, 0], "sample 2 holds choice 3: the policy has 0 to 2"),
+        ([0, -1, 2, 0], "sample 1 holds choice -1: the policy has 0 to 2"),
+        ([2**40, 0, 0, 0], f"sample 0 holds choice {2**40}: the policy has 0 to 2"),
+        ([0.0, 1.0, 0.0, 0.0], r"whole numbers \(B,\), not torch.float32 \(4,\)"),
+        ([[0], [0], [0], [0]], r"whole numbers \(B,\), not torch.int64 \(4, 1\)"),
+    ],
+)
+def test_choices_that_the_policy_does_not_have_are_refused(actions, message):
+    learner = chooser_of(3)
+    before = learner.flat.parameters.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        learner.update(choices_of(actions, [-1.0] * 4, [1.0] * 4), torch.arange(4).view(1, 1, 4), 1, 0)
+    assert torch.equal(learner.flat.parameters, before)
+
+
+@pytest.mark.parametrize("choices", [None, 5])
 @pytest.mark.parametrize("samples", [33, 700])
-def test_numbers_do_not_depend_on_threads(samples):
-    learner = learner_of(11, (37, 18))
+def test_numbers_do_not_depend_on_threads(samples, choices):
+    learner = learner_of(11, (37, 18), choices=choices)
     batch, order = batch_of(learner, 800), torch.arange(samples)
     before = torch.get_num_threads()
     found, stepped = [], []
@@ -136,7 +254,7 @@ def test_numbers_do_not_depend_on_threads(samples):
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
             found.append(compiled(learner, batch, order))
-            stepping = learner_of(11, (37, 18))
+            stepping = learner_of(11, (37, 18), choices=choices)
             orders = torch.randperm(800, generator=torch.Generator().manual_seed(0)).view(1, 8, 100)
             stepping.update(batch, orders, 1, 0)
             stepped.append((stepping.flat.parameters.detach().clone(), learner.values(batch.obs)))
@@ -183,8 +301,9 @@ def test_observations_that_were_not_finite_leave_nothing():
     assert torch.equal(alone[0], again[0])
 
 
-def test_what_was_computed_before_leaves_nothing():
-    learner = learner_of()
+@pytest.mark.parametrize("choices", [None, 5])
+def test_what_was_computed_before_leaves_nothing(choices):
+    learner = learner_of(choices=choices)
     batch, few = batch_of(learner, 600), torch.arange(40)
     alone = compiled(learner, batch, few)
     compiled(learner, batch, torch.arange(600))
@@ -206,12 +325,13 @@ def test_nan_is_found(place, activation):
         learner.update(batch, torch.arange(64).view(1, 2, 32), 1, 0)
 
 
-def test_updates_are_those_of_torch(monkeypatch):
+@pytest.mark.parametrize("choices", [None, 5])
+def test_updates_are_those_of_torch(monkeypatch, choices):
     found = {}
     for name in ("compiled", "torch"):
         if name == "torch":
             monkeypatch.setattr(gradient_learner, "library", lambda: None)
-        learner = learner_of(seed=3)
+        learner = learner_of(seed=3, choices=choices)
         batch = batch_of(learner, 256, 3)
         orders = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 4, 64)
         assert (learner._compiled is None) == (name == "torch")
