@@ -27,10 +27,17 @@ NOT_MEASURED = {"evaluation_return_mean"}
 """Without evaluations."""
 
 
-@pytest.fixture
-def local_ray():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray.nodes()[0]
+@pytest.fixture(scope="module")
+def metrics_port():
+    """Where a local Ray exports metrics; it asks its workers for them twice a second, by default every ten seconds."""
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        _system_config={"metrics_report_interval_ms": 500},
+    )
+    yield ray.nodes()[0]["MetricsExportPort"]
     ray.shutdown()
 
 
@@ -50,8 +57,8 @@ def rayagi(folder, *arguments):
     )
 
 
-def exported(port, wanted):
-    """Tags by name and GMI of what the node exports, once every (name, GMI) that is ``wanted`` is among them."""
+def exported(port, run, wanted):
+    """Tags by name and GMI of what the node exports of a run, once every (name, GMI) that is ``wanted`` is among them."""
     deadline = time.monotonic() + TIMEOUT_S
     pause = threading.Event()
     found = {}
@@ -64,14 +71,15 @@ def exported(port, wanted):
         for line in lines:
             if line.startswith("ray_rayagi_"):
                 tags = dict(re.findall(r'(\w+)="([^"]*)"', line))
-                found[line.partition("{")[0], tags["gmi"]] = tags
+                if tags["run"] == run:
+                    found[line.partition("{")[0], tags["gmi"]] = tags
         if wanted <= found.keys():
             return found
         pause.wait(0.5)
     raise AssertionError(f"not exported within {TIMEOUT_S:.0f} s: {sorted(wanted - found.keys())}")
 
 
-def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(local_ray, tmp_path):
+def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(metrics_port, tmp_path):
     suffix = {"counter": "_total", "gauge": ""}
     wanted = {
         (f"ray_rayagi_{metric.name}{suffix[metric.kind]}", gmi)
@@ -85,7 +93,7 @@ def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(local_ray, tmp
     options = ["--gmis", "2", "--num-envs", "8", "--time", "10m", "--name", "exported"]
     process = rayagi(tmp_path, "train", TASK, *options)
     try:
-        found = exported(local_ray["MetricsExportPort"], wanted)
+        found = exported(metrics_port, "exported", wanted)
     finally:
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=TIMEOUT_S)
@@ -95,8 +103,7 @@ def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(local_ray, tmp
     assert {tags["slice"] for (_, gmi), tags in found.items() if gmi == "all"} == {"all"}
 
 
-@pytest.mark.slow
-def test_rllibs_face_exports_each_gmi_and_the_run_too(local_ray, capsys):
+def test_rllibs_face_exports_each_gmi_and_the_run_too(metrics_port, capsys):
     config = (
         PPOConfig()
         .environment(TASK)
@@ -110,7 +117,7 @@ def test_rllibs_face_exports_each_gmi_and_the_run_too(local_ray, capsys):
     try:
         for _ in range(3):
             row = algo.train()["rayagi"]
-        found = exported(local_ray["MetricsExportPort"], wanted | {("ray_rayagi_value_loss", "0")})
+        found = exported(metrics_port, TASK, wanted | {("ray_rayagi_value_loss", "0")})
     finally:
         algo.stop()
     assert wanted <= found.keys()
@@ -121,7 +128,7 @@ def test_rllibs_face_exports_each_gmi_and_the_run_too(local_ray, capsys):
 
 
 @pytest.mark.slow
-def test_a_plan_is_the_clusters_where_there_is_one(local_ray, tmp_path):
+def test_a_plan_is_the_clusters_where_there_is_one(metrics_port, tmp_path):
     output, _ = rayagi(tmp_path, "plan", TASK, "--gmis", "3").communicate(timeout=TIMEOUT_S)
     assert "num_gmis=3" in output
     ray.shutdown()

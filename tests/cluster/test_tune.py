@@ -10,7 +10,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 
 from rayagi import PPO, PPOConfig
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,14 +27,13 @@ def local_ray():
     ray.shutdown()
 
 
-def test_a_grid_of_two_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, capfd):
+@pytest.mark.parametrize("rates", [[1e-3], pytest.param([1e-4, 1e-3], marks=pytest.mark.slow)])
+def test_a_grid_of_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, capfd, rates):
     config = (
         PPOConfig()
         .environment("CartPole-v1")
         .gmi(num_gmis=1, num_envs=4, threads_per_gmi=1)
-        .training(
-            lr=tune.grid_search([1e-3, 1e-4]), rollout_length=16, num_minibatches=4, lr_schedule="constant"
-        )
+        .training(lr=tune.grid_search(rates), rollout_length=16, num_minibatches=4, lr_schedule="constant")
         .rl_module(model_config={"fcnet_hiddens": [16, 16]})
     )
     results = tune.Tuner(
@@ -50,7 +49,7 @@ def test_a_grid_of_two_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, c
         ),
     ).fit()
     assert not results.errors
-    assert sorted(result.config["lr"] for result in results) == [1e-4, 1e-3]
+    assert sorted(result.config["lr"] for result in results) == rates
     for result in results:
         assert result.metrics["training_iteration"] == 2
         assert result.metrics["num_env_steps_sampled_lifetime"] == 2 * 4 * 16
