@@ -16,6 +16,9 @@ from torch import Tensor
 
 from rayagi.envs.errors import ModelError
 
+MODELS = Path(__file__).parent / "models"
+"""Of the tasks of GMI-DRL Table 4."""
+
 Columns = slice | Tensor
 """Columns of a field: a slice where they lie one after the other, which needs no copy, else their indices."""
 Memory = dict[str, Tensor]
