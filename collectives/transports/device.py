@@ -1,8 +1,9 @@
-"""Collectives among GMIs of one GPU without a copy to the host: members read and write each other's device memory.
+"""Collectives among GMIs of one GPU without a copy to the host: members read each other's device memory.
 
 Every registered buffer is opened by all members through an interprocess handle (CUDA IPC, which works between MPS clients
-of one GPU). A member reduces its share of the elements over all members' buffers, in rank order, and writes the result
-into all buffers; so each reads and writes as many bytes as its own buffer has, which is what one memcpy of it moves.
+of one GPU). A member reduces its share of the elements over all members' buffers, in rank order, into its own buffer, and
+then copies the other shares out of the others' buffers. Nobody writes into another's memory: a member that is suspended in
+the middle, and given up, cannot change what the others do next.
 
 Order between processes: each waits for its own stream, then for the others at a barrier on the host. The barrier is that of
 a control transport among the same members (shared memory), which also carries the handles, notices a member's death and
@@ -60,24 +61,21 @@ class DeviceTransport:
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place, on every member."""
         with self._operation("all_reduce", tensor, op) as views:
-            self._reduce_share(views, op, targets=views)
-            self._meet()
-            self._copy_out(views[self.rank], tensor)
+            self._reduce_share(views, op)
+            self._gather_shares(views, tensor)
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
         with self._operation("reduce", tensor, op) as views:
-            self._reduce_share(views, op, targets=views[:1])
-            self._meet()
-            if self.rank == 0:
-                self._copy_out(views[0], tensor)
+            self._reduce_share(views, op)
+            self._gather_shares(views, tensor if self.rank == 0 else None)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         with self._operation("reduce_scatter", tensor, op) as views:
             own = views[self.rank]
-            self._reduce_share(views, op, targets=(own,))
+            self._reduce_share(views, op)
             self._meet()
             self._copy_out(own[begin:end], tensor[begin:end])
         return begin, end
@@ -177,10 +175,10 @@ class DeviceTransport:
         self._meet()
         return views
 
-    def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp, targets: Sequence[Tensor]) -> None:
-        """Reduce this member's share over all views in rank order, and write it to the targets.
+    def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp) -> None:
+        """Reduce this member's share over all views in rank order, into its own view.
 
-        Nobody else reads or writes these elements before the next barrier, so results may go where contributions were.
+        Nobody else reads or writes these elements before the next barrier, so the result may go where a contribution was.
         """
         begin, end = shares(views[0].numel(), self.world_size)[self.rank]
         parts = [view[begin:end] for view in views]
@@ -191,8 +189,17 @@ class DeviceTransport:
             combine(total, part, out=total)
         if op == "mean":
             total.div_(self.world_size)
-        for target in targets:
-            target[begin:end].copy_(total)
+        views[self.rank][begin:end].copy_(total)
+
+    def _gather_shares(self, views: Sequence[Tensor], tensor: Tensor | None) -> None:
+        """Once all have reduced their shares, copy them to where the result is asked for; None: nowhere."""
+        self._meet()
+        if tensor is not None:
+            result = tensor.detach().view(-1)
+            for view, (begin, end) in zip(views, shares(len(result), self.world_size), strict=True):
+                if view.data_ptr() != result.data_ptr():
+                    result[begin:end].copy_(view[begin:end])
+        self._meet()  # before anybody writes anew what the others read
 
     def _sum(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Memory for a share's sum, reused."""

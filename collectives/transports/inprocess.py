@@ -41,19 +41,18 @@ class InProcessGroup:
         with self._changed:
             meeting = self._meetings
             self._present.add(rank)
-            if len(self._present) == self.world_size:
+            if not self._left and len(self._present) == self.world_size:
                 self._meetings += 1
                 self._present.clear()
                 self._changed.notify_all()
                 return
-            self._changed.wait_for(
-                lambda: self._meetings > meeting or self._left - self._present or rank in self._left,
-                self.timeout_s,
-            )
+            self._changed.wait_for(lambda: self._meetings > meeting or self._left, self.timeout_s)
             if self._meetings > meeting:
                 return
             absent = sorted(set(range(self.world_size)) - self._present)
-            gone = sorted(self._left & {rank, *absent})
+            gone = sorted(self._left)
+            self._left.add(rank)  # who comes later does not complete what this one gave up
+            self._changed.notify_all()
         detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
         raise CommunicatorError(operation, rank, f"ranks {absent}", time.monotonic() - begin, detail)
 

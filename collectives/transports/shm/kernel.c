@@ -15,10 +15,22 @@
 #include <unistd.h>
 
 enum { LINE = 64, MOST_MEMBERS = 256 };
-enum { COMPLETE, LOOK, DIFFERENT };             /* what a call returns */
+enum { COMPLETE, LOOK, DIFFERENT, ABORTED };    /* what a call returns */
 enum { ARRIVE, AWAIT_ALL, AWAIT_RESULT };       /* what a member does next */
 enum { FOR_NOTHING, FOR_ALL, FOR_RESULT };      /* what a member sleeps for */
 enum { MEETING, ALONE, TOGETHER };              /* kinds of operations */
+
+/* What is the group's, before the members' words; also in memory.py. */
+struct header {
+    uint64_t protocol; /* of whoever made the memory */
+    /* How the latest operation ended, for all members alike: 2 * (number of the last complete operation) + (whether the one
+       after it was aborted). Operations are counted as arrivals are. Every write is a compare-and-swap, and nothing follows
+       an abort: a member that gives an operation up and a late one that would complete it cannot both succeed. */
+    _Alignas(LINE) _Atomic uint64_t outcome;
+    _Alignas(LINE) char rest[2 * LINE];
+};
+_Static_assert(sizeof(struct header) == 4 * LINE, "HEADER_BYTES of memory.py");
+enum { ABORT_BIT = 1 };
 
 /* A member's words, also those of waiting.py. What is written at different times has lines of its own. */
 struct station {
@@ -183,12 +195,40 @@ void reduce_share(const struct operation *o, int size, int rank) {
     for (uint64_t chunk = 0; chunk < num_chunks(o, size, rank); chunk++) reduce_chunk(o, size, rank, chunk);
 }
 
+/* -- outcome -- */
+static _Atomic uint64_t *outcome_of(const struct member *m) { return &((struct header *)m->stations - 1)->outcome; }
+
+/* Say that the operation of this arrival is complete, unless somebody did. Whether it is: else it was aborted. */
+static int complete(const struct member *m) {
+    _Atomic uint64_t *outcome = outcome_of(m);
+    uint64_t found = atomic_load(outcome);
+    while (found >> 1 < m->arrivals && !(found & ABORT_BIT))
+        if (atomic_compare_exchange_weak(outcome, &found, m->arrivals << 1)) return 1;
+    return found >> 1 >= m->arrivals;
+}
+
+static int is_aborted(const struct member *m) {
+    uint64_t found = atomic_load(outcome_of(m));
+    return found & ABORT_BIT && found >> 1 < m->arrivals;
+}
+
+/* Give up the operation that this member has begun. 0: another member completed it, and run() completes it here, too.
+   After an abort a suspended member may still finish a chunk that it had begun, in memory that the others let go of before
+   they return an error (Segment.close); it claims no other chunk, and completes nothing. */
+int abort_operation(const struct member *m) {
+    _Atomic uint64_t *outcome = outcome_of(m);
+    uint64_t found = atomic_load(outcome);
+    while (found >> 1 < m->arrivals && !(found & ABORT_BIT))
+        if (atomic_compare_exchange_weak(outcome, &found, found | ABORT_BIT)) return 1;
+    return found >> 1 < m->arrivals;
+}
+
 /* Whatever of a member's share nobody has begun. */
 static void help(const struct member *m, const struct operation *o, int rank) {
     struct station *s = m->stations + rank;
     int turn = m->reductions & 1;
     uint64_t chunk, done = 0, count = num_chunks(o, m->size, rank);
-    while (atomic_load_explicit(&s->claimed[turn], memory_order_relaxed) < count &&
+    while (!is_aborted(m) && atomic_load_explicit(&s->claimed[turn], memory_order_relaxed) < count &&
            (chunk = atomic_fetch_add_explicit(&s->claimed[turn], 1, memory_order_relaxed)) < count) {
         reduce_chunk(o, m->size, rank, chunk);
         done++;
@@ -310,7 +350,8 @@ static void work_together(const struct member *m, const struct operation *o) {
     if (all_finished(m, o)) wake(m, FOR_RESULT);
 }
 
-/* Take part in an operation. LOOK: the limit has passed in sleep, or a signal came; call again with the same. */
+/* Take part in an operation. LOOK: the limit has passed in sleep, or a signal came; call again with the same. DIFFERENT: members
+   came for different operations. ABORTED: another member gave it up. Neither of these two changes by another call. */
 int run(struct member *m, const struct operation *o) {
     if (m->next == ARRIVE) {
         begin(m, o);
@@ -319,11 +360,12 @@ int run(struct member *m, const struct operation *o) {
     if (m->next == AWAIT_ALL) {
         if (!await(m, o, FOR_ALL)) return LOOK;
         if (!all_called(m, o->call)) return DIFFERENT;
-        if (o->kind == ALONE) work_alone(m, o);
         if (o->kind == TOGETHER) work_together(m, o);
         m->next = AWAIT_RESULT;
     }
-    if (o->kind == TOGETHER && !await(m, o, FOR_RESULT)) return LOOK;
+    if (o->kind == TOGETHER && !await(m, o, FOR_RESULT)) return is_aborted(m) ? ABORTED : LOOK;
+    if (!complete(m)) return ABORTED;
+    if (o->kind == ALONE) work_alone(m, o); /* into its own tensor, from what all have staged */
     m->next = ARRIVE;
     if (m->crowded) {
         atomic_store_explicit(&m->stations[m->rank].departures, m->arrivals, memory_order_relaxed);

@@ -31,7 +31,9 @@ _logger = logging.getLogger(__name__)
 
 _SLEEPS, _KERNEL = 4, CACHE_LINE_BYTES // WORD_BYTES + 1
 """Words of a member's station beside those of ``waiting.py``."""
-_COMPLETE, _LOOK = 0, 1
+_COMPLETE, _LOOK, _DIFFERENT, _ABORTED = range(4)
+_NOT_BEGUN = 0
+"""``next`` of a member that is in no operation: ARRIVE of ``kernel.c``."""
 _KINDS = ("meeting", "alone", "together")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 _SLEEP_NS = 50_000_000
@@ -111,6 +113,7 @@ class KernelBarrier(Barrier):
         vars(self).update(vars(barrier))
         self._run = library.run
         self._reduce_share = library.reduce_share
+        self._abort_operation = library.abort_operation
         size = len(self._members)
         crowded = size > _num_cores(self._members)
         self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0, _SLEEP_NS, None)
@@ -153,8 +156,10 @@ class KernelBarrier(Barrier):
         self._reduce_share(operation.at, self._side.size, self._rank)
 
     def leave(self) -> None:
-        """As ``Barrier.leave``."""
+        """As ``Barrier.leave``. An operation that this member has begun and not completed is aborted for all."""
         words = self._words
+        if len(words) and self._side.next != _NOT_BEGUN:
+            self._abort_operation(self._side_at)
         super().leave()
         if len(words):
             for other in self._others:
@@ -172,9 +177,13 @@ class KernelBarrier(Barrier):
             # Who left or ended may have done its part before, and this side was not yet awake to see it.
             self._side.limit_ns = _SLEEP_NS if loss is None else 0
             state = self._run(self._side_at, operation.at)
-            if state == _LOOK and loss is not None:
+            if state == _LOOK and loss is not None and self._abort_operation(self._side_at):
                 self._fail(operation.call, loss[0], waited_s, loss[1])
-        if state != _COMPLETE:
+        if state == _ABORTED:
+            left = self._loss(words, self._processes.ended(), self._others, 0.0)
+            member, reason = left or (self._members[self._others[0] // STRIDE], "a member gave it up")
+            self._fail(operation.call, member, time.monotonic() - begin, reason)
+        if state == _DIFFERENT:
             call_at = CALL + (self._side.arrivals & 1)
             other = next(line for line in self._others if words[line + call_at] != operation.call)
             self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])

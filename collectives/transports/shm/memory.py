@@ -6,12 +6,15 @@ it through rank 0's descriptor in /proc. A region is one piece of equal size per
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import logging
 import mmap
 import os
 import platform
 import sys
-from typing import Self
+import weakref
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,14 +22,26 @@ from torch import Tensor
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import PROTOCOL
 
+_logger = logging.getLogger(__name__)
+
 CACHE_LINE_BYTES = 64
 LINES_PER_MEMBER = 4
 """What a member says at barriers, its goodbye, and the two counters of its share (``kernel.c``)."""
 HEADER_BYTES = LINES_PER_MEMBER * CACHE_LINE_BYTES
-"""What rank 0 says of the segment, before the members' words: its first word is the protocol's version."""
+"""``struct header`` of ``kernel.c``, before the members' words: its first word is the protocol's version."""
 HALVES = 2
 HALF_BYTES = 2**19
 """A member's staging memory is two halves of this size: one is filled while the other is read."""
+
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MOVE_THERE = 1 | 2
+"""MREMAP_MAYMOVE and MREMAP_FIXED of Linux, which Python does not name: what is mapped there gives way, in one step."""
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
 def is_supported() -> bool:
@@ -53,6 +68,11 @@ class Region:
         """The beginning of every member's piece as (numel,) of this type, by rank."""
         return tuple(piece[: numel * dtype.itemsize].view(dtype) for piece in self.pieces)
 
+    @property
+    def address(self) -> int:
+        """Where its first piece begins."""
+        return self._all.data_ptr()
+
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
         """All pieces as one: its beginning as (numel,) of this type."""
         return self._all[: numel * dtype.itemsize].view(dtype)
@@ -66,6 +86,7 @@ class Segment:
         self.world_size = world_size
         self._descriptor: int | None = descriptor
         self._end = _segment_bytes(world_size)
+        self._handed_out: list[_HandedOut] = []
         memory = mmap.mmap(descriptor, self._end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         words_end = _words_end(world_size)
         self.header = memoryview(memory)[:HEADER_BYTES].cast("Q")
@@ -129,8 +150,12 @@ class Segment:
         """
         back_with_memory(self._open(), self._end, self.world_size * piece_bytes)
 
-    def map_region(self, piece_bytes: int) -> Region:
+    def map_region(self, piece_bytes: int, handed_out: int | None) -> Region:
         """Map the next region; every member asks for the same sizes in the same order.
+
+        Args:
+            piece_bytes: of each member, whole pages
+            handed_out: the rank whose piece the caller may keep after ``close``; None: all of it
 
         Raises:
             OSError: there is no room for it among the addresses of this process.
@@ -138,10 +163,21 @@ class Segment:
         size = self.world_size * piece_bytes
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)
         self._end += size
-        return Region(memory, 0, piece_bytes, self.world_size)
+        region = Region(memory, 0, piece_bytes, self.world_size)
+        begin = 0 if handed_out is None else handed_out * piece_bytes
+        kept_bytes = size if handed_out is None else piece_bytes
+        self._handed_out.append(_HandedOut(weakref.ref(memory), region.address, size, begin, kept_bytes))
+        return region
 
     def close(self) -> None:
-        """Close the file and let go of words and staging memory. Safe to call twice."""
+        """Close the file and let go of words and staging memory. Safe to call twice.
+
+        Regions that the caller keeps become memory of this process alone, with the same addresses and contents: a member
+        that was suspended in the middle of an operation goes on some time, and writes to memory that nobody looks at.
+        """
+        for handed_out in self._handed_out:
+            handed_out.make_private()
+        self._handed_out.clear()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -152,6 +188,32 @@ class Segment:
         if self._descriptor is None:
             raise ValueError("this segment is closed")
         return self._descriptor
+
+
+class _HandedOut(NamedTuple):
+    """A mapping of which users may keep a part after the segment is closed. Sizes in bytes, whole pages."""
+
+    memory: weakref.ref[mmap.mmap]
+    address: int
+    size: int
+    begin: int
+    kept_size: int
+
+    def make_private(self) -> None:
+        """Put private memory where the mapping is, in one step, with a copy of what users may keep."""
+        memory = self.memory()  # stays mapped while this name refers to it
+        if memory is None:
+            return
+        private = _libc.mmap(None, self.size, _READ_WRITE, _PRIVATE, -1, 0)
+        if private != _MAP_FAILED:
+            ctypes.memmove(private + self.begin, self.address + self.begin, self.kept_size)
+            if _libc.mremap(private, self.size, self.size, _MOVE_THERE, self.address) != _MAP_FAILED:
+                return
+        _logger.error(
+            "%d bytes that were shared cannot be made private (%s): a suspended member may yet write to them",
+            self.kept_size,
+            os.strerror(ctypes.get_errno()),
+        )
 
 
 def page_aligned(size: int) -> int:

@@ -154,7 +154,7 @@ class SharedMemoryTransport:
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
 
-        Views that begin at its start count as it. ``close`` lets go of it; it lives on while the caller keeps it.
+        Views that begin at its start count as it. It lives on while the caller keeps it, after ``close`` as private memory.
 
         Raises:
             CommunicatorError: there is no memory for it, or a member asked for something else.
@@ -163,7 +163,7 @@ class SharedMemoryTransport:
         if len(self._regions) == HALVES + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
         with self._lock:
-            region = self._map("buffer", numel, dtype, numel * dtype.itemsize)
+            region = self._map("buffer", numel, dtype, numel * dtype.itemsize, self.rank)
             self._regions.append(region)
             own = region.views(numel, dtype)[self.rank]
             self._numbers[own.data_ptr()] = len(self._regions) - HALVES
@@ -172,15 +172,14 @@ class SharedMemoryTransport:
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), that all members read and write. All members ask alike, in the same order.
 
-        Operations take it as any other tensor. It lives on while the caller keeps it.
+        Operations take it as any other tensor. It lives on while the caller keeps it, after ``close`` as a private copy.
 
         Raises:
             CommunicatorError: there is no memory for it, or a member asked for something else.
         """
         with self._lock:
-            return self._map("common", numel, dtype, -(-numel * dtype.itemsize // self.world_size)).common(
-                numel, dtype
-            )
+            bytes_each = -(-numel * dtype.itemsize // self.world_size)
+            return self._map("common", numel, dtype, bytes_each, None).common(numel, dtype)
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """For a program in C that reduces a tensor in registered memory; None, for all members, without the kernel.
@@ -212,8 +211,10 @@ class SharedMemoryTransport:
             self._plans.clear()
             self._segment.close()
 
-    def _map(self, call: str, numel: int, dtype: torch.dtype, bytes_each: int) -> Region:
-        """The next region, of at least so many bytes a member. All members call it alike."""
+    def _map(
+        self, call: str, numel: int, dtype: torch.dtype, bytes_each: int, handed_out: int | None
+    ) -> Region:
+        """The next region, of at least so many bytes a member: see ``Segment.map_region``. All members call it alike."""
         if numel < 0:
             raise ValueError(f"memory cannot have {numel} elements")
         piece_bytes = page_aligned(bytes_each)
@@ -222,7 +223,7 @@ class SharedMemoryTransport:
             if self.rank == 0:
                 self._segment.reserve(piece_bytes)  # whose failure the others notice by this one's leaving
             self._arrive(calls.encoded(call, 0, dtype, numel))
-            return self._segment.map_region(piece_bytes)
+            return self._segment.map_region(piece_bytes, handed_out)
         except OSError as error:
             self.close()
             size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
@@ -234,7 +235,7 @@ class SharedMemoryTransport:
         """A barrier; closes if it fails, for nothing can follow."""
         try:
             self._barrier.arrive(word)
-        except CommunicatorError:
+        except BaseException:  # Ctrl-C, too: the others may be in the middle of it
             self.close()
             raise
 
@@ -276,7 +277,7 @@ class SharedMemoryTransport:
         """A whole operation in one call; closes if it fails."""
         try:
             kernel.run(operation, own)
-        except CommunicatorError:
+        except BaseException:
             self.close()
             raise
 

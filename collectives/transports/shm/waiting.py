@@ -23,7 +23,8 @@ from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 WORD_BYTES = 8
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
 ARRIVALS, CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
-"""A member's words. Two for calls, by turns: a fast member's next does not overwrite the one that a slow one compares."""
+"""A member's words. Its goodbye is 0, or the number of the first operation that it does not complete. Two for calls, by
+turns: a fast member's next does not overwrite the one that a slow one compares."""
 
 _SPINS = 10
 """Looks at a counter before anything else: what a member needs that is about to store it."""
@@ -55,7 +56,7 @@ class Barrier:
         self._rank = rank
         self._timeout_s = timeout_s
         self._others_lost = check
-        self._count = 0
+        self._count = self._num_complete = 0
         self._own = rank * STRIDE
         self._others = [index * STRIDE for index in range(len(members)) if index != rank]
         self._fence = threading.Lock()
@@ -88,6 +89,10 @@ class Barrier:
                 self._wait(words, other, count, call)
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // STRIDE], words[other + call_at])
+        for other in self._others:
+            if 0 < words[other + _GOODBYE] <= count:
+                self._fail(call, self._members[other // STRIDE], 0.0, "it left the group")
+        self._num_complete = count
 
     def check_open(self, operation: str) -> None:
         """Raise CommunicatorError if an earlier operation failed, or this side is closed."""
@@ -99,7 +104,7 @@ class Barrier:
         self.broken = self.broken or "this communicator is closed"
         words, self._words = self._words, memoryview(b"").cast("Q")
         if len(words):
-            words[self._own + _GOODBYE] = 1
+            words[self._own + _GOODBYE] = self._num_complete + 1
             futex.wake(self._address + self._own * WORD_BYTES)
         self._processes.close()
 

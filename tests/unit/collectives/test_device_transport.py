@@ -1,5 +1,7 @@
 """The transport of GMIs that share a GPU, on CPU memory that processes share: the same code with other handles."""
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -111,6 +113,30 @@ def keep_the_pace(communicator, done):
 def test_no_member_reads_what_another_already_writes_anew():
     # max over (x, x + 1, x + 2) is x + 2: after turn t everyone has 1 + 2 (t + 1).
     assert run_group("shm", 3, keep_the_pace) == [[], [], []]
+
+
+def write_only_what_is_ones_own(communicator, done):
+    """The others' memory can only be read here: to write there ends this process."""
+    transport = connected(communicator)
+    buffer = transport.buffer(50_000, torch.float32)
+    for rank, view in enumerate(transport._registered[buffer.data_ptr()].views):
+        if rank != transport.rank:
+            protect(view)
+    for operation in (transport.all_reduce, transport.reduce, transport.reduce_scatter, transport.broadcast):
+        operation(buffer)
+    return buffer.sum().item()
+
+
+def protect(tensor):
+    """Make the pages of a tensor read-only."""
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.numel() * tensor.element_size() - begin
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.PROT_READ) == 0
+
+
+def test_nobody_writes_into_anothers_memory():
+    """Else a member that is suspended, and given up, would do so when it goes on."""
+    assert run_group("shm", 3, write_only_what_is_ones_own) == [0.0, 0.0, 0.0]
 
 
 def call_differently(communicator, done):

@@ -1,0 +1,245 @@
+"""Suspends a member inside an operation until the others have given it up, and looks at what it does when it goes on.
+
+    python -m experiments.collectives.suspension --rounds 280
+    python -m experiments.collectives.suspension --rounds 140 --without-compiler
+
+A round: three processes repeat an operation: on a registered buffer, a list of tensors, a tensor of their own, memory in
+common, a compiled program's, or all of these by turns. One is suspended (SIGSTOP) at a random moment. The others time out,
+and fill what they keep with other numbers. Then it goes on (SIGCONT). A round fails if a member completed another number of
+operations than the others, or if anything that the others had filled has changed. Writes results/suspension.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.collective import Collective
+from collectives import wires
+from collectives.communicator import Communicator
+from collectives.connect import connect
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import this_member
+from experiments.origin import origin
+
+HERE = Path(__file__).parent
+WORLD_SIZE = 3
+SIZES = (1_216, 30_000, 440_000, 4_000_000)
+"""Elements of float32."""
+KINDS = ("registered", "mixed", "program", "list", "own", "common", "broadcast")
+"""Of operations."""
+TIMEOUT_S = 0.3
+"""After which the others give up."""
+LIMIT_S = 60.0
+LONGEST_DELAY_S = 0.1
+"""Within which the member is suspended, after all have begun."""
+NO_COMPILER = "no-such-compiler"
+
+
+class _Host(BaseManager):
+    """Hosts the rendezvous in a process of its own."""
+
+
+_Host.register("Collective", Collective)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found."""
+
+    number: int
+    kind: str
+    numel: int
+    victim: int
+    error: str
+    """What the suspended member was told."""
+    num_complete: tuple[int, ...]
+    """Operations that each member completed, by rank."""
+    num_changed: tuple[int, ...]
+    """Elements that changed after a member had filled them, by rank; none of the suspended member's are counted."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong; empty if nothing is."""
+        found = []
+        if len(set(self.num_complete)) > 1:
+            found.append(f"round {self.number}: members completed {self.num_complete} operations")
+        if any(self.num_changed):
+            found.append(
+                f"round {self.number}: {self.num_changed} elements changed after they had been filled"
+            )
+        return found
+
+
+def run(
+    num_rounds: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    kinds: Sequence[str] = KINDS,
+    without_compiler: bool = False,
+    seed: int = 0,
+) -> list[Round]:
+    """Play so many rounds; kinds and sizes take turns."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "actors.collective", __name__])
+    generator = random.Random(seed)
+    with _Host(ctx=context) as host:
+        pipes, processes = [], []
+        for rank in range(WORLD_SIZE):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_live, args=(rank, theirs, without_compiler), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(mine)
+            processes.append(process)
+        try:
+            rounds = []
+            for number in range(num_rounds):
+                kind = kinds[number % len(kinds)]
+                numel = sizes[number // len(kinds) % len(sizes)]
+                rendezvous = host.Collective(WORLD_SIZE)  # type: ignore[attr-defined]
+                for pipe in pipes:
+                    pipe.send((rendezvous, kind, numel))
+                victim = generator.randrange(WORLD_SIZE)
+                delay_s = generator.uniform(0.0, LONGEST_DELAY_S)
+                rounds.append(
+                    Round(number, kind, numel, victim, *_suspend(victim, delay_s, processes, pipes))
+                )
+            return rounds
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _suspend(
+    victim: int, delay_s: float, processes: Sequence[Any], pipes: Sequence[Any]
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Suspend a member while all are at work. Returns the last three of a ``Round``."""
+    others = [rank for rank in range(WORLD_SIZE) if rank != victim]
+    for pipe in pipes:
+        _receive(pipe)
+    time.sleep(delay_s)  # into the middle of whatever they do
+    os.kill(processes[victim].pid, signal.SIGSTOP)
+    ended = {rank: _receive(pipes[rank]) for rank in others}  # and have filled their tensors
+    os.kill(processes[victim].pid, signal.SIGCONT)
+    ended[victim] = _receive(pipes[victim])
+    for pipe in pipes:
+        pipe.send("look")
+    changed = [_receive(pipe) for pipe in pipes]
+    num_complete = tuple(ended[rank][0] for rank in range(WORLD_SIZE))
+    return (
+        ended[victim][1],
+        num_complete,
+        tuple(changed[rank] * (rank != victim) for rank in range(WORLD_SIZE)),
+    )
+
+
+def _receive(pipe: Any) -> Any:
+    if not pipe.poll(LIMIT_S):
+        raise TimeoutError(f"a member has not answered for {LIMIT_S} s")
+    return pipe.recv()
+
+
+def _live(rank: int, pipe: Any, without_compiler: bool) -> None:
+    """One member, round after round."""
+    torch.set_num_threads(1)
+    wires._LOSS_NEWS_S = 0.0  # nobody is lost here, so no error has to wait for such news
+    if without_compiler:
+        os.environ["CC"] = NO_COMPILER
+    while True:
+        rendezvous, kind, numel = pipe.recv()
+        communicator = connect(
+            rendezvous, this_member(rank), world_size=WORLD_SIZE, timeout_s=LIMIT_S, transport="shm"
+        )
+        kept, operations = _operations(communicator, numel)
+        communicator._whole._barrier._timeout_s = TIMEOUT_S  # type: ignore[attr-defined]
+        repeated = list(operations.values()) if kind == "mixed" else [operations[kind]]
+        pipe.send("connected")
+        ended = _repeat(repeated)
+        for tensor in kept:
+            tensor.fill_(rank + 7)
+        pipe.send(ended)
+        pipe.recv()
+        pipe.send(sum(int((tensor != rank + 7).sum()) for tensor in kept))
+
+
+def _operations(
+    communicator: Communicator, numel: int
+) -> tuple[list[Tensor], dict[str, Callable[[], object]]]:
+    """What a member keeps after an error, and what it does with it, by kind."""
+    buffer = communicator.buffer(numel, torch.float32)
+    common = communicator.common(numel, torch.float32)
+    assert common is not None
+    tensors = [torch.ones(numel - numel // 3), torch.ones(numel // 3)]
+    own = torch.ones(numel)
+    programs = communicator.compiled(buffer)
+
+    def run_program() -> None:
+        """What a compiled program leaves to Python; without a compiler, the same operations."""
+        if programs is None:
+            communicator.reduce_scatter(buffer, "mean")
+            return
+        addresses = iter((programs.reduce_scatter, programs.barrier, None))
+        programs.attend(lambda: next(addresses))
+
+    return [buffer, common, own, *tensors], {
+        "registered": lambda: communicator.all_reduce(buffer),
+        "list": lambda: communicator.all_reduce(tensors),
+        "own": lambda: communicator.all_reduce(own),
+        "common": lambda: communicator.all_reduce(common),
+        "broadcast": lambda: communicator.broadcast(buffer, 1),
+        "program": run_program,
+    }
+
+
+def _repeat(operations: Sequence[Callable[[], object]]) -> tuple[int, str]:
+    """How many operations were completed before the error, and its text."""
+    num_complete = 0
+    while True:
+        try:
+            operations[num_complete % len(operations)]()
+        except CommunicatorError as error:
+            return num_complete, str(error)
+        num_complete += 1
+
+
+def main() -> int:
+    """Play the rounds, print what went wrong, write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=280)
+    parser.add_argument("--without-compiler", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "suspension.json")
+    asked = parser.parse_args()
+    rounds = run(asked.rounds, without_compiler=asked.without_compiler, seed=asked.seed)
+    problems = [problem for one in rounds for problem in one.problems]
+    print("\n".join(problems) or "no problem")
+    print(f"{len(rounds)} rounds, {len({problem.split(':')[0] for problem in problems})} with problems")
+    found = {
+        **origin(),
+        "without_compiler": asked.without_compiler,
+        "rounds": [asdict(one) for one in rounds],
+    }
+    asked.output.write_text(json.dumps(found, indent=1) + "\n")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A member that is suspended, given up, and goes on. ``experiments.collectives.suspension`` runs the long version."""
+
+import pytest
+import torch
+from test_shm_kernel import close, group
+from test_shm_waiting import in_threads
+
+from collectives.errors import CommunicatorError
+from collectives.transports.inprocess import InProcessGroup
+from collectives.transports.shm import calls, kernel, memory
+from experiments.collectives.suspension import run
+
+
+@pytest.mark.parametrize("without_compiler", [False, True], ids=["compiled", "python"])
+def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_nothing(without_compiler):
+    rounds = run(
+        4, sizes=(440_000, 1_216), kinds=("registered", "mixed"), without_compiler=without_compiler, seed=1
+    )
+    assert [problem for one in rounds for problem in one.problems] == []
+
+
+def test_what_others_write_after_a_close_is_not_seen():
+    transports = group(3)
+    buffers, commons = [None] * 3, [None] * 3
+
+    def ask(rank):
+        buffers[rank] = transports[rank].buffer(5000, torch.float32)
+        commons[rank] = transports[rank].common(5000, torch.float32)
+
+    in_threads([lambda rank=rank: ask(rank) for rank in range(3)])
+    theirs = (
+        transports[2]._regions[-1].views(5000, torch.float32)
+    )  # as one that is in the middle of a chunk sees them
+    buffers[0].fill_(1.0)
+    addresses = buffers[0].data_ptr(), commons[0].data_ptr()
+    transports[0].close()
+    for view in (*theirs, commons[2]):
+        view.fill_(9.0)
+    assert (buffers[0].data_ptr(), commons[0].data_ptr()) == addresses
+    assert buffers[0].eq(1.0).all()
+    assert commons[0].eq(0.0).all()
+    assert buffers[1].eq(9.0).all()  # not closed
+    buffers[0].fill_(2.0)
+    assert theirs[0].eq(9.0).all()
+    close(transports)
+
+
+def test_memory_that_cannot_be_made_private_is_named(monkeypatch, caplog):
+    transports = group(2)
+    buffers = [None, None]
+
+    def ask(rank):
+        buffers[rank] = transports[rank].buffer(5000, torch.float32)
+
+    in_threads([lambda rank=rank: ask(rank) for rank in range(2)])
+    monkeypatch.setattr(memory._libc, "mmap", lambda *arguments: memory._MAP_FAILED)
+    transports[0].close()
+    assert "20480 bytes that were shared cannot be made private" in caplog.text
+    assert buffers[0].eq(0.0).all()
+    monkeypatch.undo()
+    close(transports)
+
+
+@pytest.mark.parametrize("kind", ["barrier", "alone", "together"])
+@pytest.mark.parametrize("gives_up_first", [True, False])
+def test_an_operation_is_completed_by_all_or_by_none(gives_up_first, kind):
+    """Rank 0 has come and waits; then it gives up, and rank 1 comes; or the other way around."""
+    transports = group(2)
+    kernels = [transport._kernel for transport in transports]
+    tensors = [torch.ones(20_000) for _ in transports]
+    if kind == "together":
+        in_threads(
+            [lambda rank=rank: tensors.__setitem__(rank, ones_in(transports[rank])) for rank in range(2)]
+        )
+    operations = [
+        operation_of(transport, kind, tensor) for transport, tensor in zip(transports, tensors, strict=True)
+    ]
+    for member, tensor in zip(kernels, tensors, strict=True):
+        member._side.limit_ns, member._side.own = 0, tensor.data_ptr()
+
+    def run_once(rank):
+        return kernels[rank]._run(kernels[rank]._side_at, operations[rank].at)
+
+    assert run_once(0) == kernel._LOOK
+    if gives_up_first:
+        assert kernels[0]._abort_operation(kernels[0]._side_at)
+        assert [run_once(1), run_once(1)] == [kernel._ABORTED] * 2
+        assert kernels[1]._abort_operation(kernels[1]._side_at)
+        assert all(tensor.eq(1.0).all() for tensor in tensors)
+    else:
+        assert run_once(1) == kernel._COMPLETE
+        assert not kernels[0]._abort_operation(kernels[0]._side_at)
+        assert run_once(0) == kernel._COMPLETE
+        assert all(tensor.eq(1.0 if kind == "barrier" else 2.0).all() for tensor in tensors)
+    close(transports)
+
+
+def ones_in(transport):
+    return transport.buffer(20_000, torch.float32).fill_(1.0)
+
+
+def operation_of(transport, kind, tensor):
+    if kind == "barrier":
+        return transport._kernel.meeting(calls.encoded("barrier"))
+    place = transport._place("all_reduce", tensor)
+    return transport._plans.reduction("all_reduce", "sum", tensor.dtype, tensor.numel(), place).compiled[0]
+
+
+def test_threads_do_not_complete_what_another_gave_up():
+    group_of_threads = InProcessGroup(2, timeout_s=0.01)
+    early, late = group_of_threads.transport(0), group_of_threads.transport(1)
+    with pytest.raises(CommunicatorError, match="the time limit passed"):
+        early.barrier()
+    with pytest.raises(CommunicatorError, match="rank 0 left the group"):
+        late.barrier()
