@@ -123,7 +123,7 @@ def bytes_per_world(model: mujoco.MjModel, names: Sequence[str]) -> int:
     """Of the state's row and the bound fields, and as much again for what the task computes from them."""
     data = mujoco.MjData(model)
     row = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION)
-    return 2 * 8 * (row + sum(getattr(data, name).size for name in names))
+    return 2 * 8 * (row + sum(np.size(getattr(data, name)) for name in names))
 
 
 def _shared(view: NDArray[np.float64]) -> Tensor:

@@ -15,6 +15,8 @@ from rayagi.envs.families import Place, time_limit
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
 from rayagi.envs.tasks.catalogue import TASKS, find, make_task, task_class_of
 from rayagi.envs.tasks.compiled.program import compile_rules
+from rayagi.envs.tasks.compiled.tensors import UntraceableError
+from rayagi.envs.tasks.compiled.trace import trace_rules
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.engines import ENGINES, check_installed, make_worlds
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv, MaskedWorlds
@@ -42,10 +44,15 @@ class OwnTasks:
         return task_class_of(env_id).description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Make the task; a user's is also tried out."""
+        """Make the task; a user's is also tried out, and whether it can be compiled is said here, where a user sees it."""
         task = make_task(env_id, options_of(env_id, kwargs)[1])
-        if env_id not in TASKS:
-            validate_task(env_id, task)
+        if env_id in TASKS:
+            return
+        rules, fields = validate_task(env_id, task)
+        try:
+            trace_rules(rules, fields)
+        except UntraceableError as error:
+            _warn_once(_runs_on_torch(env_id, error))
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """From the task's declaration; says what is not installed, and what a user's model lacks, before anything starts."""
@@ -73,8 +80,10 @@ class OwnTasks:
                 program = compile_rules(rules, worlds.fields)
             except CompilerError as error:
                 _tell_once(f"the tasks' rules run on torch, and steps are slower: {error}")
-            except Exception as error:
-                _warn_once(f"{env_id}: its rules run on torch, and steps are slower: {error}")
+            except UntraceableError as error:
+                _tell_once(
+                    _runs_on_torch(env_id, error)
+                )  # who asked for the environments was warned by check
             else:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
         return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
@@ -83,6 +92,10 @@ class OwnTasks:
 def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
     """The time limit, usual or asked for, and the task's own options."""
     return time_limit(env_id, kwargs, task_class_of(env_id).max_episode_steps)
+
+
+def _runs_on_torch(env_id: str, error: UntraceableError) -> str:
+    return f"{env_id}: on mujoco_cpu its rules run on torch, and steps are slower, since they cannot be compiled: {error}"
 
 
 @cache

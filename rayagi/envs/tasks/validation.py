@@ -21,8 +21,8 @@ _HERE = Path(__file__).parent
 Result = TypeVar("Result")
 
 
-def validate_task(env_id: str, task: Task) -> None:
-    """Bind a task to its model and step three worlds once, on torch.
+def validate_task(env_id: str, task: Task) -> tuple[Rules[Any], Mapping[str, Tensor]]:
+    """Bind a task to its model and step three worlds once, on torch. Returns its rules and the worlds' fields.
 
     Raises:
         ModelError: there is no model file, MuJoCo refuses it, or a part that the task names is missing.
@@ -35,7 +35,9 @@ def validate_task(env_id: str, task: Task) -> None:
             raise TaskError(env_id, f"{name}.{attribute} is {size!r}; it must be a positive integer")
     if not task.xml_file and not task.model_file:
         raise TaskError(env_id, f"{name}.model_file is empty; it must name an MJCF file beside the module")
-    _Trial(env_id, task).run()
+    trial = _Trial(env_id, task)
+    trial.run()
+    return trial.rules, trial.worlds.fields
 
 
 class _Trial:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import mujoco
 import numpy as np
 import pytest
@@ -11,14 +9,11 @@ import torch
 from mujoco.batch import Batch
 
 from rayagi.envs.families import Place
-from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
 from rayagi.envs.tasks import family
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.compiled.tensors import RulesGraph
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.family import OwnTasks
-from rayagi.envs.tasks.rotations import angle_between, matrix, multiply, rotate_back
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 SEED = 2**63 + 5
@@ -124,48 +119,3 @@ def test_without_a_compiler_rules_run_on_torch_and_that_is_said_once(monkeypatch
     (message,) = [record.message for record in caplog.records]
     assert "rules run on torch" in message
     assert "no C compiler (looked for no-such-compiler)" in message
-
-
-OPERATIONS = {
-    "arithmetic": lambda a, b: (2.0 - a * b) / (b + 3.0) - (-a) + 1.0 / b,
-    "comparisons": lambda a, b: ((a < b) | (a > 0.5)) & (b <= 2.0) & (b >= -1.0),
-    "truth values count": lambda a, b: 250.0 * (a > b) + (a > 0.0).sum(-1, dtype=a.dtype).unsqueeze(-1),
-    "where": lambda a, b: torch.where(a > b, -1.0, b).masked_fill(b > 0.4, 7.0),
-    "bounds": lambda a, b: torch.clamp(a, b, b + 0.1) + a.clamp(max=0.2) + b.clamp(min=-0.1) + a.clamp_min(0.0),
-    "least and most": lambda a, b: torch.minimum(a, b) * torch.maximum(a, b).amin(0),
-    "functions": lambda a, b: torch.exp(a) + torch.cos(b) - torch.sin(a) + torch.atan2(a, b) + a.abs().square(),
-    "folds": lambda a, b: torch.linalg.vector_norm(a - b, dim=-1) + (a > 0.9).any(-1).to(a.dtype),
-    "shapes": lambda a, b: torch.stack(torch.cat((a, b), -1).chunk(2, -1), 1).flatten(0, 1).T.unflatten(0, (2, 2)),
-    "places": lambda a, b: a[:, 1:3].unsqueeze(1).expand(2, 3, 2).movedim(-1, 0).contiguous().unbind(1)[0],
-    "turned": lambda a, b: rotate_back(a, b[:, :3]) + matrix(a)[:, 1],
-    "quaternions": lambda a, b: multiply(a, b) * angle_between(a, b).unsqueeze(-1),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_of_traced_tensors_is_that_of_torch(name):
-    generator = torch.Generator().manual_seed(7)
-    a, b = (torch.randn((2, 4), generator=generator, dtype=torch.float64) for _ in range(2))
-    graph = RulesGraph("a test")
-    # Operations of constants are worked out while they are traced.
-    traced = OPERATIONS[name](graph.tensor(a.tolist()), graph.tensor(b.tolist()))
-    want = OPERATIONS[name](a, b)
-    assert traced.shape == want.shape
-    got = [value.node.value for value in traced.values.flat]
-    np.testing.assert_allclose(np.array(got, dtype=float), want.double().flatten().numpy(), rtol=1e-14)
-
-
-def test_assigning_to_a_view_changes_what_it_is_a_view_of():
-    graph = RulesGraph("a test")
-    row = graph.tensor([[1.0, 2.0, 3.0, 4.0]])
-    whole = row.repeat(1, 1)
-    whole[:, torch.tensor([0, 3])] = graph.tensor([[8.0, 9.0]])
-    whole[:, 1:3][:, 0] = -math.pi
-    assert [value.node.value for value in whole.values.flat] == [8.0, -math.pi, 3.0, 9.0]
-    assert [value.node.value for value in row.values.flat] == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_what_cannot_be_compiled_is_named():
-    graph = RulesGraph("a test")
-    with pytest.raises(SimulatorError, match="torch's cumsum cannot be compiled yet"):
-        torch.cumsum(graph.tensor([[1.0]]), -1)

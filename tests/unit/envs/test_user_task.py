@@ -15,6 +15,10 @@ import rayagi.envs as envs
 from rayagi.cli import main
 from rayagi.config.presets import PRESETS, preset
 from rayagi.envs.errors import EnvironmentOptionError, ModelError, TaskError
+from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.tasks import family
+from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
+from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 MODEL = """<mujoco><option timestep="0.01"/><worldbody><body name="cart">
   <joint name="slide" type="slide" axis="1 0 0"/><geom size="0.1" mass="1"/></body></worldbody>
@@ -246,6 +250,110 @@ def test_a_model_that_does_not_fit_is_named(folder, change, words):
 def test_an_option_that_it_lacks_is_refused(folder):
     with pytest.raises(EnvironmentOptionError, match=r"there is no option gaol; it has .*goal"):
         envs.make_env_factory("cart_task:Cart", kwargs={"gaol": 1.0})
+
+
+def made(env_id, **options):
+    place = {"num_envs": 6, "first_env_index": 0, "seed": 3, "num_threads": 1}
+    return envs.make_env_factory(env_id, kwargs=options)(**place)
+
+
+UNCOMPILED = {
+    "a branch": (
+        "off = (",
+        "if state.actions.sum() < -2.0:\n            pass\n        off = (",
+        34,
+        "a value that Python asks for",
+    ),
+    "what the tracer does not know": (
+        "        return torch.cat(",
+        "        torch.sort(state.actions)\n        return torch.cat(",
+        38,
+        "torch's sort",
+    ),
+    "worlds that look at each other": (
+        "Outcome(1.0 - off,",
+        "Outcome(off.mean() - off,",
+        None,
+        r"results that depend on qpos\[0\] of other worlds",
+    ),
+    "the number of worlds": (
+        "Outcome(1.0 - off,",
+        "Outcome(len(off) - off,",
+        None,
+        "results that depend on the number of worlds",
+    ),
+    "memory outside the memory": (
+        "off = (",
+        "self.last = state.actions\n        off = (",
+        None,
+        "its functions change its attribute last",
+    ),
+    "whole numbers in memory": (
+        "torch.zeros_like(draws))",
+        "torch.zeros_like(draws), {'n': torch.zeros(len(draws))})",
+        None,
+        "memory 'n': it is torch.float32; .*new_zeros",
+    ),
+    "a NumPy function": (
+        "        return torch.cat(",
+        "        state.actions.numpy()\n        return torch.cat(",
+        38,
+        "numpy",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNCOMPILED)
+def test_what_cannot_be_compiled_runs_on_torch_with_one_warning(folder, caplog, case):
+    old, new, line, reason = UNCOMPILED[case]
+    env_id = rewritten(folder, old, new)
+    family._warn_once.cache_clear()
+    first, second = made(env_id), made(env_id)
+    assert [type(env) for env in (first, second)] == [TaskVecEnv, TaskVecEnv]
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    place = rf"cart_task\.py:{line}: " if line else ""
+    assert re.search(
+        rf"cart_task:Cart: on mujoco_cpu its rules run on torch, .*: .*{place}.*{reason}", warning
+    )
+    first.reset()
+    step = first.step(torch.ones(6, 1))
+    own = torch.tensor([1.0 if case != "the number of worlds" else 6.0])
+    off = (step.obs[:, 0] - 1.0).abs()
+    own = off.mean() if case == "worlds that look at each other" else own
+    torch.testing.assert_close(step.rewards, own - off)
+
+
+def test_what_can_be_compiled_is_and_says_nothing(folder, caplog):
+    compiled = made("cart_task:Cart", goal=0.25)
+    assert isinstance(compiled, CompiledTaskVecEnv)
+    assert not caplog.records
+    worlds = CpuWorlds(compiled._rules.model, 6, 1, ())
+    torches = TaskVecEnv(compiled.info, compiled._rules, worlds, seed=3)
+    torch.testing.assert_close(compiled.reset(), torches.reset())
+    for number in range(25):
+        actions = torch.full((6, 1), float(number % 3 - 1))
+        got, want = compiled.step(actions), torches.step(actions)
+        torch.testing.assert_close(got.obs, want.obs)
+        torch.testing.assert_close(got.rewards, want.rewards)
+
+
+def test_fields_of_any_shape_are_traced(folder):
+    """As xpos, a place for every body, and time, one number."""
+    rewritten(
+        folder,
+        'state.fields["qpos"][:, 0] - self.task.goal',
+        'state.fields["xpos"][:, 1, 0] + 0 * state.fields["time"]',
+    )
+    text = (folder / "cart_task.py").read_text()
+    (folder / "cart_task.py").write_text(
+        text.replace("    obs_dim", '    fields: ClassVar[tuple] = ("xpos", "time")\n    obs_dim')
+    )
+    env = made("cart_task:Cart")
+    assert isinstance(env, CompiledTaskVecEnv)
+    env.reset()
+    step = env.step(torch.ones(6, 1))
+    # What derives from the state is of the one before the last substep.
+    torch.testing.assert_close(step.rewards, 1.0 - env.fields["xpos"][:, 1, 0].abs().float())
 
 
 def test_a_gymnasium_id_of_a_module_is_listed_and_made(folder, capsys):

@@ -53,11 +53,11 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     """Trace and compile a task's rules for worlds with these fields, unless that was done before.
 
     Raises:
-        SimulatorError: a rule cannot be traced.
+        UntraceableError: a rule does something that cannot be compiled.
         CompilerError: there is no compiler here, or it refuses the program.
     """
     task = rules.task
-    traced = trace_rules(rules, {name: values.shape[1] for name, values in fields.items()})
+    traced = trace_rules(rules, fields)
     sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim}
     library = load(source(traced, sizes), _FLAGS)
     count, address = ctypes.c_int64, ctypes.c_void_p

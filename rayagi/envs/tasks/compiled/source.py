@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from rayagi.envs.fused.printing import INFIX, Language, print_function
+from rayagi.envs.tasks.compiled.expressions import C_FUNCTIONS
 from rayagi.envs.tasks.compiled.trace import Assignments, TracedRules, memory_name
 
 C = Language(
@@ -12,7 +13,8 @@ C = Language(
     operations={
         **INFIX,
         **{name: f"{name}({{0}})" for name in ("sqrt", "floor", "exp", "log", "sin", "cos", "tan", "tanh")},
-        "abs": "fabs({0})", "atan2": "atan2({0}, {1})", "minimum": "least({0}, {1})", "maximum": "most({0}, {1})",
+        **{name: text for name, (text, _) in C_FUNCTIONS.items()},
+        "abs": "fabs({0})", "minimum": "least({0}, {1})", "maximum": "most({0}, {1})",
         "and": "{0} & {1}", "or": "{0} | {1}", "not": "!{0}", "where": "{0} ? {1} : {2}",
     },
     declare={"real": "const double {name} = {value};", "truth": "const int {name} = {value};"},

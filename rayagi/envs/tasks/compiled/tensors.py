@@ -1,296 +1,655 @@
-"""Tensors of one world's values as expressions: given to a task's rules in place of tensors, they become a graph.
+"""Tensors of a few worlds' values as expressions: given to a task's rules in place of tensors, they become a graph.
 
-The world is a batch of one. What rules do to tensors is done to arrays of expressions: shapes and indices are numpy's, and
-every operation of reals becomes a node for each value. The operations are those that rules use; others raise.
+torch itself does the tracing: its dispatcher hands every operation to ``Tracing`` after it has resolved overloads, methods,
+operators and composite functions; what is not in the table below, torch's decompositions take apart into what is.
+
+Why not make_fx or torch.export: they record the same operations into a graph, for which this table would be needed all the
+same; they would save some 60 lines here, and every GMI traces when it starts. ShadowHand's four functions are traced here in
+0.2-0.5 s. For its outcome and observation alone make_fx took 1.1-4.4 s in a fresh process and 0.1-0.5 s again, export
+4.3-4.6 s and 0.5-1.6 s (torch 2.13, two busy cores of an AMD EPYC, November 2026). torch.fx.symbolic_trace sees the names of
+methods only: each would need a rule of its own.
+
+Shapes and indices are numpy's: a tensor is an array of expressions, whose views share memory as a tensor's do.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
-from typing import Any
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial, reduce
+from itertools import accumulate
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayagi.envs.fused.errors import SimulatorError
-from rayagi.envs.fused.expressions import Expr, Graph, Node
+from rayagi.envs.fused.expressions import Expr
+from rayagi.envs.tasks.compiled import expressions
+from rayagi.envs.tasks.compiled.expressions import RulesGraph, power
 
-Values = NDArray[np.object_]
+Values = NDArray[Any]
 
-
-class RulesGraph(Graph):
-    """The dialect's graph and what rules need beside it."""
-
-    def atan2(self, y: Expr, x: Expr) -> Expr:
-        """The angle of (x, y), rad."""
-        given = (y.node, x.node)
-        if all(node.op == "constant" for node in given):
-            return self.constant(math.atan2(*(float(node.value) for node in given)))
-        return self._add(Node("atan2", (y.index, x.index)))
-
-    def tensor(self, values: Any) -> TracedTensor:
-        """Numbers or expressions of any shape."""
-        return TracedTensor(self, _each(self.value, np.asarray(values, dtype=object)))
-
-    def inputs(self, name: str, size: int) -> TracedTensor:
-        """A row of inputs ``name[0]``, ..., (1, size)."""
-        return self.tensor([[self.input(f"{name}[{k}]") for k in range(size)]])
+_FLOATS = (torch.float64, torch.float32)
+_DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.bool)
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(np.__file__).parent))
 
 
-class TracedTensor:
-    """What a rule sees. ``values``: an array of expressions, whose views share memory as a tensor's do."""
+class UntraceableError(SimulatorError):
+    """Rules do what cannot be compiled. ``place``: the user's file and line; ``reason`` names the operation."""
 
-    def __init__(self, graph: RulesGraph, values: Values) -> None:
-        self.graph, self.values = graph, values
+
+def untraceable(reason: str) -> UntraceableError:
+    """What to raise; it finds the line: the innermost that is neither torch's nor of this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return UntraceableError(f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "its rules", reason)
+
+
+def users_line(error: BaseException) -> str:
+    """Where an error comes from: the innermost line that is neither torch's nor of this package."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its rules"
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith((*_LIBRARIES, "<"))
+
+
+class TracedTensor(Tensor):
+    """What a rule sees.
+
+    Attributes:
+        exprs: one for each value, read-only where the rules must not write
+        twin: a tensor of torch's own that went through the same operations from zeros and constants: by it torch tells
+            shapes, types and mistakes. Its values mean nothing unless those here are constants.
+    """
+
+    exprs: Values
+    twin: Tensor
+
+    @staticmethod
+    def __new__(cls: type[TracedTensor], exprs: Values, twin: Tensor) -> TracedTensor:
+        """``exprs`` has the shape of ``twin``."""
+        made: Any = Tensor._make_wrapper_subclass(
+            cls, twin.shape, strides=twin.stride(), dtype=twin.dtype, device=twin.device
+        )
+        made.exprs, made.twin = exprs, twin
+        return cast("TracedTensor", made)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """For errors, and for rules that print."""
+        return f"traced tensor of shape {tuple(self.shape)}"
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Only ``Tracing`` knows what to do with it."""
+        raise untraceable("a tensor is used after its function has returned; keep none in attributes")
+
+
+class Tracing(TorchDispatchMode):
+    """Within it, what torch does becomes expressions of ``graph``.
+
+    Raises:
+        UntraceableError: an operation that is not known, or one whose result has to be known now.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes 2 s, to keep it away from here
+
+    def __init__(self, graph: RulesGraph) -> None:
+        super().__init__()
+        self.graph = graph
+        self._lifted: dict[int, tuple[Tensor, TracedTensor]] = {}
+
+    def inputs(self, names: Sequence[str], shape: tuple[int, ...]) -> TracedTensor:
+        """Named inputs of float64 in the order of memory, not to be written."""
+        values = np.empty(len(names), dtype=object)
+        values[:] = [self.graph.input(name) for name in names]
+        values.flags.writeable = False
+        return TracedTensor(values.reshape(shape), torch.zeros(shape, dtype=torch.float64))
+
+    def lifted(self, given: Any) -> Any:
+        """A tensor of the rules' own as constants, not to be written; what is no tensor as it is."""
+        if not isinstance(given, Tensor) or isinstance(given, TracedTensor):
+            return given
+        if id(given) not in self._lifted:
+            made = self.constant(given)
+            made.exprs.flags.writeable = False
+            self._lifted[id(given)] = given, made  # kept alive, so that its id stays its own
+        return self._lifted[id(given)][1]
+
+    def constant(self, tensor: Tensor) -> TracedTensor:
+        """Numbers that are known now."""
+        values = np.empty(tensor.numel(), dtype=object)
+        values[:] = [self.graph.constant(number) for number in tensor.flatten().tolist()]
+        return _made(values.reshape(tensor.shape), tensor.detach())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function not in _FUNCTIONS:
-            raise SimulatorError("a task's rules", f"torch's {function.__name__} cannot be compiled yet")
-        return _FUNCTIONS[function](*args, **(kwargs or {}))
+        """One operation of torch's."""
+        name = func._schema.name.rpartition("::")[2]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise untraceable(f"torch's {name} (random numbers are the function's draws)")
+        given = _mapped(self.lifted, args)
+        named = {key: self.lifted(value) for key, value in (kwargs or {}).items()}
+        constant = all(map(_is_constant, _tensors((*given, *named.values()))))
+        if name in ("_local_scalar_dense", "is_nonzero", "item"):
+            if not constant:
+                raise untraceable("a value that Python asks for (if, and, or, not, float(), item())")
+            return func(_known(given[0]))
+        if func._schema.is_mutable:
+            return self._write(func, name, given, named)
+        if constant and not func.is_view:
+            result = func(*_mapped(_known, given), **{key: _known(value) for key, value in named.items()})
+            return self.constant(result) if isinstance(result, Tensor) else _mapped(self.constant, result)
+        if name in OPERATIONS:
+            return self._apply(func, name, given, named)
+        decomposition = _decompositions().get(func, func.decompose)
+        with self:
+            result = decomposition(*given, **named)
+        if result is NotImplemented:
+            raise untraceable(f"torch's {name}")
+        return result
+
+    def _apply(self, func: Any, name: str, given: Any, named: Any) -> Any:
+        """Torch says shape and type of the result, and what is wrong with the arguments; the table its values."""
+        out = func(*_mapped(_twin, given), **{key: _twin(value) for key, value in named.items()})
+        values = OPERATIONS[name](self.graph, out, *given, **named)
+        return _made(values, out) if isinstance(out, Tensor) else list(map(_made, values, out))
+
+    def _write(self, func: Any, name: str, given: Any, named: Any) -> Any:
+        """x.add_(y) as x[...] = x.add(y)."""
+        packet = getattr(torch.ops.aten, name[:-1], None)
+        if not name.endswith("_") or packet is None:
+            raise untraceable(f"torch's {name}")
+        target = given[0]
+        with self:
+            result = packet(*given, **named)
+        if not target.exprs.flags.writeable:
+            raise untraceable(f"torch's {name} (into a tensor that is not the function's own)")
+        target.exprs[...] = _cast(result, target.dtype)
+        return target
+
+
+@cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    from torch._decomp import (
+        decomposition_table,  # imports torch's compiler, which takes 2 s, and few rules need it
+    )
+
+    return decomposition_table
+
+
+def _mapped(function: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
+    """Of each argument, and of each part of one that is a list of tensors."""
+    return [_mapped(function, one) if isinstance(one, list | tuple) else function(one) for one in given]
+
+
+def _tensors(given: Sequence[Any]) -> list[TracedTensor]:
+    parts = (part for one in given for part in (one if isinstance(one, list | tuple) else (one,)))
+    return [part for part in parts if isinstance(part, TracedTensor)]
 
-    def _new(self, values: Any) -> TracedTensor:
-        return TracedTensor(self.graph, np.asarray(values, dtype=object))
 
-    def _apply(self, op: str, *others: Any) -> TracedTensor:
-        """An operation of the graph on every value; truth values count as 0 and 1 where it takes reals."""
-        given = [_values(other) for other in (self, *others)]
-        if op not in ("and", "or", "not", "where"):
-            given = [_each(_real, values) for values in given]
-        return self._new(_each(lambda *args: self.graph.apply(op, *args), *given))
+def _twin(given: Any) -> Any:
+    return given.twin if isinstance(given, TracedTensor) else given
 
-    def __add__(self, other: Any) -> TracedTensor:
-        return self._apply("add", other)
 
-    def __radd__(self, other: Any) -> TracedTensor:
-        return self._new(other)._apply("add", self)
+def _made(values: Any, twin: Tensor) -> TracedTensor:
+    if twin.dtype not in _DTYPES:
+        raise untraceable(f"a tensor of {twin.dtype}")
+    values = np.asarray(values, dtype=object)
+    assert values.shape == tuple(twin.shape), (values.shape, twin.shape)
+    return TracedTensor(values, twin)
 
-    def __sub__(self, other: Any) -> TracedTensor:
-        return self._apply("sub", other)
 
-    def __rsub__(self, other: Any) -> TracedTensor:
-        return self._new(other)._apply("sub", self)
+def _is_constant(tensor: TracedTensor) -> bool:
+    return all(value.node.op == "constant" for value in tensor.exprs.flat)
 
-    def __mul__(self, other: Any) -> TracedTensor:
-        return self._apply("mul", other)
 
-    def __rmul__(self, other: Any) -> TracedTensor:
-        return self._new(other)._apply("mul", self)
+def _known(given: Any) -> Any:
+    """A tensor of constants as one of torch's; what is no tensor as it is."""
+    if not isinstance(given, TracedTensor):
+        return given
+    numbers = [value.node.value for value in given.exprs.flat]
+    return torch.tensor(numbers, dtype=given.dtype).reshape(given.shape)
 
-    def __truediv__(self, other: Any) -> TracedTensor:
-        return self._apply("div", other)
 
-    def __rtruediv__(self, other: Any) -> TracedTensor:
-        return self._new(other)._apply("div", self)
+def _each(function: Callable[..., Any], *arrays: Any) -> Values:
+    """``function`` of each value, broadcast. A single one stays an array."""
+    with np.errstate(
+        all="ignore"
+    ):  # numpy asks the processor whether something was invalid, which constants may be
+        return np.asarray(np.frompyfunc(function, len(arrays), 1)(*arrays), dtype=object)
 
-    def __neg__(self) -> TracedTensor:
-        return self._apply("neg")
 
-    def __lt__(self, other: Any) -> TracedTensor:
-        return self._apply("lt", other)
+def _cast(given: Any, dtype: torch.dtype) -> Any:
+    """Values of a tensor, or a number, converted as torch does."""
+    if not isinstance(given, TracedTensor):
+        if dtype == torch.bool:
+            return bool(given)
+        return float(np.float32(given)) if dtype == torch.float32 else float(given)
+    source, values = given.dtype, given.exprs
+    if dtype == torch.bool:
+        return _each(lambda value: value.graph.truth(value), values)
+    if source == torch.bool:
+        return _each(lambda value: value.graph.real(value), values)
+    if source in _FLOATS and dtype not in _FLOATS:
+        return _each(lambda value: value.graph.apply("whole", value), values)
+    return values if source == dtype else _rounded(values, dtype)
 
-    def __le__(self, other: Any) -> TracedTensor:
-        return self._apply("le", other)
 
-    def __gt__(self, other: Any) -> TracedTensor:
-        return self._apply("gt", other)
+def _rounded(values: Values, dtype: torch.dtype) -> Values:
+    """To float32, where the type is that."""
+    if dtype != torch.float32:
+        return values
+    return _each(lambda value: value.graph.apply("single", value), values)
 
-    def __ge__(self, other: Any) -> TracedTensor:
-        return self._apply("ge", other)
 
-    def __and__(self, other: Any) -> TracedTensor:
-        return self._apply("and", other)
+# The table: what an operation makes of values. Each function takes the graph, the twin of its result, and torch's arguments.
 
-    def __or__(self, other: Any) -> TracedTensor:
-        return self._apply("or", other)
+Operation = Callable[..., Any]
 
-    def abs(self) -> TracedTensor:
-        """As torch's, like all that follow."""
-        return self._apply("abs")
 
-    def square(self) -> TracedTensor:
-        """x x."""
-        return self * self
+def _elementwise(name: str, function: Callable[..., Expr], *, integers: bool = False) -> Operation:
+    """A function of expressions; arguments are converted to the result's type first.
 
-    def clamp(self, min: float | None = None, max: float | None = None) -> TracedTensor:  # noqa: A002
-        """Between numbers."""
-        low = self if min is None else self._apply("maximum", min)
-        return low if max is None else low._apply("minimum", max)
+    ``integers``: of integers below 2^53 the result is below it too, so that float64 holds it.
+    """
 
-    clamp_min = clamp
+    def operation(graph: RulesGraph, out: Tensor, *given: Any, **options: Any) -> Values:
+        if out.dtype not in _FLOATS and not (integers and out.dtype != torch.bool):
+            raise untraceable(f"torch's {name} of {out.dtype}")
+        args = [_each(graph.value, _cast(one, out.dtype)) for one in given]
+        return _rounded(_each(lambda *values: function(*values, **options), *args), out.dtype)
 
-    def masked_fill(self, mask: TracedTensor, value: float) -> TracedTensor:
-        """``value`` where the mask is set."""
-        return mask._apply("where", value, self)
+    return operation
 
-    def sum(self, dim: int, dtype: torch.dtype | None = None) -> TracedTensor:
-        """From the first to the last."""
-        return self._folded("add", dim)
 
-    def amin(self, dim: int) -> TracedTensor:
-        """The least."""
-        return self._folded("minimum", dim)
+def _compared(op: str) -> Operation:
+    def operation(graph: RulesGraph, out: Tensor, x: Any, y: Any) -> Values:
+        dtype = torch.result_type(*(_twin(one) for one in (x, y)))
+        pair = (_cast(one, dtype) for one in (x, y))
+        return _each(lambda a, b: graph.apply(op, graph.real(a), graph.real(b)), *pair)
 
-    def any(self, dim: int) -> TracedTensor:
-        """Of truth values."""
-        return self._folded("or", dim)
+    return operation
 
-    def _folded(self, op: str, dim: int) -> TracedTensor:
-        return reduce(lambda one, other: one._apply(op, other), self.unbind(dim))
 
-    def to(self, dtype: torch.dtype) -> TracedTensor:
-        """All reals are of one type here; truth values become 0 and 1."""
-        return self._new(_each(_real, self.values)) if dtype.is_floating_point else self
+def _logical(name: str, function: Callable[..., Any]) -> Operation:
+    def operation(graph: RulesGraph, out: Tensor, *given: Any) -> Values:
+        if out.dtype != torch.bool:
+            raise untraceable(f"torch's {name} of {out.dtype}")
+        return _each(function, *(_each(graph.value, _cast(one, torch.bool)) for one in given))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all reals."""
-        return torch.float64
+    return operation
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """With the batch of one."""
-        return self.values.shape
 
-    @property
-    def T(self) -> TracedTensor:  # noqa: N802 - torch's name
-        """Transposed."""
-        return self._new(self.values.T)
+def _tested(function: Callable[[Expr], Expr]) -> Operation:
+    """Of reals, a truth value."""
+    return lambda graph, out, x: _each(lambda value: function(graph.real(value)), x.exprs)
 
-    def __len__(self) -> int:
-        return len(self.values)
 
-    def __iter__(self) -> Iterator[TracedTensor]:
-        return iter(self.unbind(0))
+def _where(graph: RulesGraph, out: Tensor, condition: TracedTensor, x: Any, y: Any) -> Values:
+    chosen = (_cast(one, out.dtype) for one in (x, y))
+    return _each(lambda *values: graph.apply("where", *values), _cast(condition, torch.bool), *chosen)
 
-    def __getitem__(self, index: Any) -> TracedTensor:
-        return self._new(self.values[_index(index)])
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.values[_index(index)] = _each(self.graph.value, _values(value))
+def _clamp(graph: RulesGraph, out: Tensor, x: TracedTensor, min: Any = None, max: Any = None) -> Values:  # noqa: A002
+    values = _cast(x, out.dtype)
+    for op, bound in (("maximum", min), ("minimum", max)):
+        if bound is not None:
+            values = _each(partial(graph.apply, op), values, _cast(bound, out.dtype))
+    return values
 
-    def new_zeros(self, shape: tuple[int, ...]) -> TracedTensor:
-        """Zeros."""
-        return self.graph.tensor(np.zeros(shape))
 
-    def unbind(self, dim: int = 0) -> tuple[TracedTensor, ...]:
-        """Its parts along a dimension."""
-        return tuple(self._new(part) for part in np.moveaxis(self.values, dim, 0))
+def _divide(graph: RulesGraph, out: Tensor, x: Any, y: Any, rounding_mode: str | None = None) -> Values:
+    if out.dtype not in _FLOATS:
+        raise untraceable(f"torch's div of {out.dtype}")
+    functions: Mapping[str | None, Callable[[Expr, Expr], Expr]] = {
+        None: lambda a, b: a / b,
+        "trunc": lambda a, b: graph.apply("trunc", a / b),
+        "floor": expressions.floor_divide,
+    }
+    return _elementwise("div", functions[rounding_mode])(graph, out, x, y)
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
-        """Parts of one size."""
-        return tuple(self._new(part) for part in np.split(self.values, chunks, dim))
 
-    def unsqueeze(self, dim: int) -> TracedTensor:
-        """A dimension of one more."""
-        return self._new(np.expand_dims(self.values, dim))
+def _multiply(graph: RulesGraph, out: Tensor, x: Any, y: Any) -> Values:
+    if out.dtype == torch.bool:
+        return _logical("mul", operator.and_)(graph, out, x, y)
+    return _elementwise("mul", operator.mul)(graph, out, x, y)
 
-    def squeeze(self, dim: int) -> TracedTensor:
-        """A dimension of one less."""
-        return self._new(np.squeeze(self.values, dim))
 
-    def movedim(self, source: int, destination: int) -> TracedTensor:
-        """A dimension elsewhere."""
-        return self._new(np.moveaxis(self.values, source, destination))
+def _power(graph: RulesGraph, out: Tensor, x: Any, exponent: Any) -> Values:
+    if isinstance(exponent, TracedTensor) or out.dtype not in _FLOATS:
+        return _elementwise("pow", partial(graph.apply, "pow"))(graph, out, x, exponent)
+    return _elementwise("pow", partial(power, exponent=exponent))(graph, out, x)
 
-    def flatten(self, start: int, end: int) -> TracedTensor:
-        """Dimensions as one."""
-        shape = self.shape
-        return self._new(self.values.reshape(*shape[:start], -1, *shape[end + 1 :]))
 
-    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> TracedTensor:
-        """A dimension as several."""
-        shape, dim = self.shape, dim % self.values.ndim
-        return self._new(self.values.reshape(*shape[:dim], *sizes, *shape[dim + 1 :]))
+def _folded(values: Values, dims: Any, keepdim: bool, fold: Callable[[Any, Any], Any], empty: Any) -> Values:
+    """Values along dimensions (None: all) as one, from the first to the last; ``empty`` where there are none."""
+    if dims is None or (isinstance(dims, Sequence) and not dims):
+        dims = range(values.ndim)
+    axes = [dim % values.ndim for dim in ([dims] if isinstance(dims, int) else dims)] if values.ndim else []
+    rest = [size for axis, size in enumerate(values.shape) if axis not in axes]
+    parts = list(np.moveaxis(values, axes, range(len(axes))).reshape(-1, *rest)) if values.size else []
+    arrays = [np.asarray(part, dtype=object) for part in parts]
+    whole = reduce(partial(_each, fold), arrays) if arrays else np.full(rest, empty, dtype=object)
+    return np.expand_dims(whole, sorted(axes)) if keepdim else whole
 
-    def reshape(self, *sizes: int) -> TracedTensor:
-        """The same values in another shape."""
-        return self._new(self.values.reshape(sizes))
 
-    def expand(self, *sizes: int) -> TracedTensor:
-        """Repeated, not to be written."""
-        return self._new(np.broadcast_to(self.values, sizes))
+def _reduced(fold: Callable[[Any, Any], Any], empty: float | None) -> Operation:
+    """To reals: the sum, the product, the least, the most."""
 
-    def repeat(self, *times: int) -> TracedTensor:
-        """Repeated, in memory of its own."""
-        return self._new(np.tile(self.values, times))
+    def operation(
+        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
+    ) -> Values:
+        start = None if empty is None else graph.constant(empty)
+        return _rounded(_folded(_cast(x, out.dtype), dim, keepdim, fold, start), out.dtype)
 
-    def clone(self) -> TracedTensor:
-        """In memory of its own."""
-        return self._new(self.values.copy())
+    return operation
 
-    def contiguous(self) -> TracedTensor:
-        """Order in memory means nothing here."""
-        return self
 
+def _quantified(fold: Callable[[Any, Any], Any], empty: bool) -> Operation:
+    """Any and all."""
 
-def _each(function: Callable[..., Any], *arrays: Values) -> Values:
-    return np.asarray(np.frompyfunc(function, len(arrays), 1)(*arrays), dtype=object)
+    def operation(
+        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False
+    ) -> Values:
+        return _folded(_cast(x, torch.bool), dim, keepdim, fold, graph.constant(empty))
 
+    return operation
 
-def _values(given: Any) -> Values:
-    if isinstance(given, TracedTensor):
-        return given.values
-    return np.asarray(given.tolist() if isinstance(given, Tensor) else given, dtype=object)
 
+def _mean(
+    graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
+) -> Values:
+    total = _folded(_cast(x, out.dtype), dim, keepdim, operator.add, graph.constant(0.0))
+    count = x.numel() // max(out.numel(), 1)
+    return _rounded(_each(lambda value: value / float(count), total), out.dtype)
 
-def _real(value: Any) -> Any:
-    if isinstance(value, Expr) and value.node.kind == "truth":
-        return value.graph.apply("where", value, 1.0, 0.0)
-    return value
 
+def _variance(
+    graph: RulesGraph,
+    out: Tensor,
+    x: TracedTensor,
+    dim: Any = None,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> Values:
+    count = x.numel() // max(out.numel(), 1)
+    total = _folded(x.exprs, dim, True, operator.add, graph.constant(0.0))
+    squares = _each(lambda value, whole: power(value - whole / float(count), 2), x.exprs, total)
+    squared = _folded(squares, dim, keepdim, operator.add, graph.constant(0.0))
+    return _rounded(_each(lambda value: value / max(float(count - correction), 0.0), squared), out.dtype)
 
-def _index(index: Any) -> Any:
-    parts = index if isinstance(index, tuple) else (index,)
-    return tuple(part.numpy() if isinstance(part, Tensor) else part for part in parts)
 
+def _norm(
+    graph: RulesGraph,
+    out: Tensor,
+    x: TracedTensor,
+    ord: Any = 2,  # noqa: A002
+    dim: Any = None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Values:
+    if ord not in (1, 2, float("inf")):
+        raise untraceable(f"torch's vector_norm of order {ord}")
+    part = _each(lambda value: value * value if ord == 2 else abs(value), _cast(x, out.dtype))
+    fold = operator.add if ord != float("inf") else partial(graph.apply, "maximum")
+    total = _folded(part, dim, keepdim, fold, graph.constant(0.0))
+    return _rounded(_each(partial(graph.apply, "sqrt"), total) if ord == 2 else total, out.dtype)
 
-def _unary(op: str) -> Callable[[TracedTensor], TracedTensor]:
-    return lambda x: x._apply(op)
 
+def _extreme(
+    graph: RulesGraph, op: str, values: Values, dim: int | None, keepdim: bool
+) -> tuple[Values, Values]:
+    """The most or the least, and the first place of it; NaN is both."""
+    if dim is None:
+        found = _extreme(graph, op, values.reshape(-1), 0, False)
+        return found if not keepdim else tuple(one.reshape((1,) * values.ndim) for one in found)  # type: ignore[return-value]
 
-def _binary(op: str) -> Callable[[TracedTensor, Any], TracedTensor]:
-    return lambda x, y: x._apply(op, y)
+    def beats(other: Expr, best: Expr) -> Expr:
+        return graph.apply(op, other, best) | ((other != other) & (best == best))
 
+    parts = [_at(values, dim, place) for place in range(values.shape[dim])] if values.ndim else [values]
+    choose = partial(graph.apply, "where")
+    best, at = parts[0], _each(lambda _: graph.constant(0.0), parts[0])
+    for place, part in enumerate(parts[1:], 1):
+        better = _each(beats, part, best)
+        best, at = _each(choose, better, part, best), _each(choose, better, float(place), at)
+    return (np.expand_dims(best, dim), np.expand_dims(at, dim)) if keepdim and values.ndim else (best, at)
 
-def _atan2(y: TracedTensor, x: TracedTensor) -> TracedTensor:
-    return y._new(_each(y.graph.atan2, y.values, x.values))
 
+def _most(op: str, fold: Callable[[Any, Any], Any]) -> Operation:
+    """Of all values; or of a dimension, with its place."""
 
-def _vector_norm(x: TracedTensor, *, dim: int) -> TracedTensor:
-    return x.square().sum(dim)._apply("sqrt")
+    def operation(
+        graph: RulesGraph, out: Any, x: TracedTensor, dim: int | None = None, keepdim: bool = False
+    ) -> Any:
+        if isinstance(out, Tensor):
+            return _folded(_cast(x, out.dtype), None, False, fold, None)
+        return _extreme(graph, op, _cast(x, out[0].dtype), dim, keepdim)
 
+    return operation
 
-def _cross(a: TracedTensor, b: TracedTensor, *, dim: int) -> TracedTensor:
-    (ax, ay, az), (bx, by, bz) = a.unbind(dim), b.unbind(dim)
-    return _stack((ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx), dim)
 
+def _place_of_extreme(op: str) -> Operation:
+    def operation(
+        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: int | None = None, keepdim: bool = False
+    ) -> Values:
+        return _extreme(graph, op, _each(graph.real, x.exprs), dim, keepdim)[1]
 
-def _stack(parts: Sequence[TracedTensor], dim: int = 0) -> TracedTensor:
-    return parts[0]._new(np.stack([part.values for part in parts], dim))
+    return operation
 
 
-def _cat(parts: Sequence[TracedTensor], dim: int = 0) -> TracedTensor:
-    return parts[0]._new(np.concatenate([part.values for part in parts], dim))
+def _running_sum(graph: RulesGraph, out: Tensor, x: TracedTensor, dim: int, **_: Any) -> Values:
+    parts = np.moveaxis(_cast(x, out.dtype), dim, 0)
+    sums = list(accumulate((np.asarray(part, dtype=object) for part in parts), partial(_each, operator.add)))
+    return _rounded(np.moveaxis(np.stack(sums), 0, dim), out.dtype) if sums else parts
 
 
-_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    torch.exp: _unary("exp"),
-    torch.sin: _unary("sin"),
-    torch.cos: _unary("cos"),
-    torch.minimum: _binary("minimum"),
-    torch.maximum: _binary("maximum"),
-    torch.atan2: _atan2,
-    torch.clamp: lambda x, low, high: x._apply("maximum", low)._apply("minimum", high),
-    torch.where: lambda condition, x, y: condition._apply("where", x, y),
-    torch.stack: _stack,
-    torch.cat: _cat,
-    torch.linalg.vector_norm: _vector_norm,
-    torch.linalg.cross: _cross,
-}
+def _product(graph: RulesGraph, out: Tensor, *given: TracedTensor) -> Values:
+    """Of matrices and vectors."""
+    if out.dtype not in _FLOATS:
+        raise untraceable(f"a matrix product of {out.dtype}")
+    return _rounded(np.asarray(np.matmul(*(_cast(one, out.dtype) for one in given)), dtype=object), out.dtype)
+
+
+def _cross(graph: RulesGraph, out: Tensor, x: TracedTensor, y: TracedTensor, *, dim: int = -1) -> Values:
+    a, b = (np.moveaxis(np.broadcast_to(_cast(one, out.dtype), out.shape), dim, 0) for one in (x, y))
+    parts = [a[(k + 1) % 3] * b[(k + 2) % 3] - a[(k + 2) % 3] * b[(k + 1) % 3] for k in range(3)]
+    return _rounded(np.stack([np.asarray(part, dtype=object) for part in parts], dim), out.dtype)
+
+
+def _reshaped(graph: RulesGraph, out: Tensor, x: TracedTensor, *_: Any, **__: Any) -> Values:
+    values = x.exprs.reshape(tuple(out.shape))
+    if not np.shares_memory(values, x.exprs):
+        values.flags.writeable = False  # torch's would be a view
+    return values
+
+
+def _sliced(
+    graph: RulesGraph,
+    out: Tensor,
+    x: TracedTensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Values:
+    return x.exprs[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+def _at(values: Values, dim: int, place: int) -> Values:
+    """A part along a dimension: a view, of a single value too."""
+    return np.moveaxis(values, dim, 0)[place, ...]
+
+
+def _split(graph: RulesGraph, out: Any, x: TracedTensor, sizes: Any, dim: int = 0) -> list[Values]:
+    ends = np.cumsum([part.shape[dim] for part in out])[:-1]
+    return np.split(x.exprs, ends, dim)
+
+
+def _places(indices: Sequence[TracedTensor | None]) -> tuple[Any, ...]:
+    """Indices as numpy has them."""
+    for index in indices:
+        if index is not None and not _is_constant(index):
+            raise untraceable("an index that depends on values (a mask or a traced integer); use torch.where")
+    return tuple(slice(None) if index is None else _known(index).numpy() for index in indices)
+
+
+def _index_put(
+    graph: RulesGraph,
+    out: Tensor,
+    x: TracedTensor,
+    indices: Any,
+    values: TracedTensor,
+    accumulate: bool = False,
+) -> Values:
+    if accumulate:
+        raise untraceable("torch's index_put with accumulate")
+    changed = x.exprs.copy()
+    changed[_places(indices)] = _cast(values, x.dtype)
+    return changed
+
+
+def _filled(number: float | None) -> Operation:
+    """``number``, or the last argument."""
+
+    def operation(graph: RulesGraph, out: Tensor, *given: Any, **_: Any) -> Values:
+        value = given[-1] if number is None else number
+        return _each(
+            graph.value, np.broadcast_to(np.asarray(_cast(value, out.dtype), dtype=object), out.shape)
+        )
+
+    return operation
+
+
+def _copied(graph: RulesGraph, out: Tensor, x: TracedTensor, source: Any, *_: Any, **__: Any) -> Values:
+    return _each(graph.value, np.broadcast_to(np.asarray(_cast(source, out.dtype), dtype=object), out.shape))
+
+
+def _moved(function: Callable[..., Any]) -> Operation:
+    """Of an array and torch's own further arguments."""
+    return lambda graph, out, x, *rest, **named: function(x.exprs, *rest, **named)
+
+
+def _joined(function: Callable[..., Values]) -> Operation:
+    """Of several tensors, of which torch leaves out empty ones."""
+    return lambda graph, out, parts, dim=0: function(
+        [_cast(part, out.dtype) for part in parts if part.shape != (0,) or out.shape == (0,)], dim
+    )
+
+
+_UNARY = (
+    *(
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sqrt",
+        "floor",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+    ),
+    *("ceil", "cosh", "erf", "exp2", "expm1", "log10", "log1p", "log2", "round", "sinh", "trunc"),
+)
+
+
+def _op(name: str) -> Callable[..., Expr]:
+    return lambda x, *others: x.graph.apply(name, x, *others)
+
+
+_LOGIC: Mapping[str, Callable[..., Any]] = {
+    "and": operator.and_, "or": operator.or_, "not": operator.invert, "xor": expressions.exclusive_or,
+}  # fmt: skip
+OPERATIONS: Mapping[str, Operation] = {
+    **{name: _elementwise(name, _op(name)) for name in _UNARY},
+    **{name: _elementwise(name, _op(name)) for name in ("atan2", "fmax", "fmin", "fmod", "hypot", "copysign")},
+    **{name: _elementwise(name, _op(name), integers=True) for name in ("neg", "abs", "minimum", "maximum")},
+    "add": _elementwise("add", lambda x, y, alpha=1: x + (y if alpha == 1 else y * alpha), integers=True),
+    "sub": _elementwise("sub", lambda x, y, alpha=1: x - (y if alpha == 1 else y * alpha), integers=True),
+    "rsub": _elementwise("rsub", lambda x, y, alpha=1: y - (x if alpha == 1 else x * alpha), integers=True),
+    "mul": _multiply,
+    "div": _divide,
+    "floor_divide": _elementwise("floor_divide", expressions.floor_divide),
+    "remainder": _elementwise("remainder", expressions.remainder),
+    "reciprocal": _elementwise("reciprocal", lambda x: 1.0 / x),
+    "rsqrt": _elementwise("rsqrt", lambda x: 1.0 / x.graph.apply("sqrt", x)),
+    "pow": _power,
+    "sigmoid": _elementwise("sigmoid", lambda x: 1.0 / (1.0 + x.graph.apply("exp", -x))),
+    "relu": _elementwise("relu", lambda x: x.graph.apply("maximum", x, 0.0), integers=True),
+    "sign": _elementwise("sign", expressions.sign, integers=True),
+    **{name: _compared(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    **{f"{kind}_{name}": _logical(f"{kind}_{name}", function)
+       for kind in ("logical", "bitwise") for name, function in _LOGIC.items()},
+    "isnan": _tested(lambda x: x != x),
+    "isinf": _tested(lambda x: abs(x) == float("inf")),
+    "where": _where,
+    "clamp": _clamp,
+    "clamp_min": lambda graph, out, x, bound: _clamp(graph, out, x, min=bound),
+    "clamp_max": lambda graph, out, x, bound: _clamp(graph, out, x, max=bound),
+    "masked_fill": lambda graph, out, x, mask, value: _where(graph, out, mask, value, x),
+    "sum": _reduced(operator.add, 0.0),
+    "prod": _reduced(operator.mul, 1.0),
+    "amax": _reduced(_op("maximum"), None),
+    "amin": _reduced(_op("minimum"), None),
+    "mean": _mean,
+    "var": _variance,
+    "std": lambda graph, out, *given, **named: _each(_op("sqrt"), _variance(graph, out, *given, **named)),
+    "any": _quantified(operator.or_, False),
+    "all": _quantified(operator.and_, True),
+    "linalg_vector_norm": _norm,
+    "linalg_cross": _cross,
+    "argmax": _place_of_extreme("gt"),
+    "argmin": _place_of_extreme("lt"),
+    "max": _most("gt", _op("maximum")),
+    "min": _most("lt", _op("minimum")),
+    "cumsum": _running_sum,
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _product),
+    "_to_copy": lambda graph, out, x, **_: np.array(_cast(x, out.dtype)),
+    **dict.fromkeys(("clone", "lift_fresh", "lift_fresh_copy"), _moved(lambda values, **_: values.copy())),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _reshaped),
+    **dict.fromkeys(("alias", "detach"), _moved(lambda values: values)),
+    "expand": lambda graph, out, x, *_, **__: np.broadcast_to(x.exprs, tuple(out.shape)),
+    "permute": _moved(np.transpose),
+    "transpose": _moved(np.swapaxes),
+    "t": _moved(np.transpose),
+    "unsqueeze": _moved(np.expand_dims),
+    "squeeze": _reshaped,
+    "select": _moved(_at),
+    "slice": _sliced,
+    "unbind": _moved(lambda values, dim=0: [_at(values, dim, place) for place in range(values.shape[dim])]),
+    **dict.fromkeys(("split", "split_with_sizes"), _split),
+    "diagonal": _moved(lambda values, offset=0, dim1=0, dim2=1: values.diagonal(offset, dim1, dim2)),
+    "flip": _moved(lambda values, dims: np.flip(values, tuple(dims))),
+    "repeat": _moved(np.tile),
+    "cat": _joined(np.concatenate),
+    "stack": _joined(np.stack),
+    "index": lambda graph, out, x, indices: x.exprs[_places(indices)],
+    "index_select": lambda graph, out, x, dim, index: np.take(x.exprs, _places([index])[0], dim),
+    "index_put": _index_put,
+    "copy": _copied,
+    "fill": _filled(None),
+    **dict.fromkeys(("zeros_like", "new_zeros", "empty_like", "new_empty", "zero"), _filled(0.0)),
+    **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
+    **dict.fromkeys(("full_like", "new_full"), _filled(None)),
+}  # fmt: skip
+"""By torch's name of the operation, for all of its overloads."""

@@ -1,19 +1,23 @@
-"""A task's rules as functions of one world's reals: each is called once with expressions instead of tensors."""
+"""A task's rules as functions of one world's reals: each is called with expressions of a few worlds instead of tensors."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from rayagi.envs.fused.expressions import Expr
-from rayagi.envs.fused.trace import Function, needed
-from rayagi.envs.tasks.compiled.tensors import RulesGraph, TracedTensor
+from rayagi.envs.fused.expressions import Node
+from rayagi.envs.fused.trace import MAX_NODES, Function
+from rayagi.envs.tasks.compiled.expressions import RulesGraph
+from rayagi.envs.tasks.compiled.tensors import TracedTensor, Tracing, UntraceableError, users_line
 from rayagi.envs.tasks.task import Memory, Rules, State
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,76 +52,146 @@ class TracedRules:
     start: Assignments
 
 
-def trace_rules(rules: Rules[Any], fields: Mapping[str, int]) -> TracedRules:
-    """Trace a task's rules.
+def trace_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> TracedRules:
+    """Trace a task's rules, and make sure that what holds for the traced worlds holds for any number of them.
 
     Args:
-        fields: sizes of the fields' rows by name
+        fields: the worlds' fields by name, (N, ...)
 
     Raises:
-        SimulatorError: a rule does something that cannot be traced.
+        UntraceableError: a rule does something that cannot be compiled; it is named, with its line.
     """
-    task = rules.task
-    begun = _Tracing(rules, fields, {})
-    draws: Any = begun.graph.inputs("draws", task.num_start_draws)
-    start = begun.rules.start(draws)
-    memory = {name: tuple(value.shape[1:]) for name, value in start.memory.items()}
-    started = begun.assignments({"qpos": start.qpos, "qvel": start.qvel}, start.memory)
+    few, more = (_traced(rules, fields, num_worlds) for num_worlds in (2, 3))
+    if few != more:
+        raise UntraceableError(type(rules).__name__, "results that depend on the number of worlds")
+    return few
 
-    controlling = _Tracing(rules, fields, memory)
-    controls, changed = controlling.rules.control(controlling.state)
+
+def _traced(rules: Rules[Any], fields: Mapping[str, Tensor], num_worlds: int) -> TracedRules:
+    """From so many worlds."""
+    task, given = rules.task, rules
+    rules = copy.copy(given)
+    shapes = {name: _shape_of_field(name, values) for name, values in fields.items()}
+
+    starting = _Tracing(rules, num_worlds)
+    start = starting.call(rules.start, starting.inputs("draws", (task.num_start_draws,)))
+    memory = {name: _shape_of_memory(name, value) for name, value in start.memory.items()}
+    started = starting.assignments({"qpos": start.qpos, "qvel": start.qvel}, start.memory)
+
+    controlling = _Tracing(rules, num_worlds)
+    controls, changed = controlling.call(rules.control, controlling.state(shapes, memory))
     controlled = controlling.assignments({"controls": controls}, changed)
 
-    arriving = _Tracing(rules, fields, memory)
-    outcome = arriving.rules.outcome(arriving.state)
-    arriving.state.memory |= outcome.memory
-    results = {
-        "reward": outcome.rewards,
-        "terminated": outcome.terminated,
-        "obs": arriving.rules.observe(arriving.state),
-    }
-    arrived = arriving.assignments(results, outcome.memory)
+    arriving = _Tracing(rules, num_worlds)
+    state = arriving.state(shapes, memory)
+    outcome = arriving.call(rules.outcome, state)
+    state.memory |= outcome.memory
+    results = {"reward": outcome.rewards, "terminated": outcome.terminated}
+    obs = arriving.call(rules.observe, state)
+    arrived = arriving.assignments({**results, "obs": obs}, outcome.memory)
 
-    observing = _Tracing(rules, fields, memory)
-    observed = observing.assignments({"obs": observing.rules.observe(observing.state)}, {})
+    observing = _Tracing(rules, num_worlds)
+    obs = observing.call(rules.observe, observing.state(shapes, memory))
+    observed = observing.assignments({"obs": obs}, {})
+
+    kept = [name for name, value in vars(rules).items() if vars(given).get(name) is not value]
+    if kept:
+        reason = f"its functions change its attribute {kept[0]}; what is to be remembered is memory"
+        raise UntraceableError(type(rules).__name__, reason)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return TracedRules(
-        fields, memory, task.num_start_draws, task.num_step_draws, controlled, arrived, observed, started
+        sizes, memory, task.num_start_draws, task.num_step_draws, controlled, arrived, observed, started
     )
 
 
+def _shape_of_field(name: str, values: Tensor) -> tuple[int, ...]:
+    if values.dtype != torch.float64:
+        raise UntraceableError(f"the field {name}", f"its values are {values.dtype}")
+    return tuple(values.shape[1:])
+
+
+def _shape_of_memory(name: str, values: Tensor) -> tuple[int, ...]:
+    if values.dtype != torch.float64:
+        raise UntraceableError(
+            f"the memory {name!r}",
+            f"it is {values.dtype}; make it of the draws' type, such as draws.new_zeros(...)",
+        )
+    return tuple(values.shape[1:])
+
+
 class _Tracing:
-    """A graph, the rules bound to it, and the state of a world in it."""
+    """A graph, and what is given to a rule in it: some worlds, each with inputs of its own."""
 
-    def __init__(
-        self, rules: Rules[Any], fields: Mapping[str, int], memory: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        task = rules.task
-        self.graph = graph = RulesGraph(type(rules).__name__)
-        self.rules = copy.copy(rules)
-        for name, value in vars(rules).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(self.rules, name, graph.tensor(value.tolist()))
-        parts: Any = {
-            name: graph.inputs(memory_name(name), math.prod(shape)).reshape(1, *shape)
-            for name, shape in memory.items()
-        }
-        rows: Any = {name: graph.inputs(name, size) for name, size in fields.items()}
-        actions: Any = graph.inputs("actions", task.action_dim)
-        draws: Any = graph.inputs("draws", task.num_step_draws)
-        self.state = State(rows, parts, actions, draws)
+    def __init__(self, rules: Rules[Any], num_worlds: int) -> None:
+        self.task, self.num_worlds = rules.task, num_worlds
+        self.graph = RulesGraph(type(rules).__name__)
+        self.mode = Tracing(self.graph)
 
-    def assignments(self, results: Mapping[str, Any], memory: Memory) -> Assignments:
-        """The results and the memory's parts as targets and their values."""
+    def inputs(self, name: str, shape: tuple[int, ...]) -> TracedTensor:
+        """A row of each world, (num_worlds, *shape)."""
+        size = math.prod(shape)
+        names = [f"{world} {name}[{k}]" for world in range(self.num_worlds) for k in range(size)]
+        return self.mode.inputs(names, (self.num_worlds, *shape))
+
+    def state(self, fields: Mapping[str, tuple[int, ...]], memory: Mapping[str, tuple[int, ...]]) -> State:
+        """What a step's rules see."""
+        return State(
+            {name: self.inputs(name, shape) for name, shape in fields.items()},
+            {name: self.inputs(memory_name(name), shape) for name, shape in memory.items()},
+            self.inputs("actions", (self.task.action_dim,)),
+            self.inputs("draws", (self.task.num_step_draws,)),
+        )
+
+    def call(self, function: Callable[[Any], Result], given: Any) -> Result:
+        """Call a rule; whatever it raises on traced tensors is a reason not to compile it."""
+        try:
+            with torch.no_grad(), self.mode:
+                return function(given)
+        except UntraceableError:
+            raise
+        except Exception as error:
+            raise UntraceableError(users_line(error), f"{type(error).__name__}: {error}") from error
+
+    def assignments(self, results: Mapping[str, Tensor], memory: Memory) -> Assignments:
+        """The results and the memory's parts as targets and their values, of any world."""
         named = {**results, **{memory_name(name): value for name, value in memory.items()}}
-        targets: list[str] = []
-        values: list[Expr] = []
-        for name, tensor in named.items():
-            assert isinstance(tensor, TracedTensor)
-            flat = tensor.values.reshape(-1)
-            targets += [f"{name}[{k}]" for k in range(len(flat))]
-            values += [self.graph.value(value) for value in flat]
-        inputs = tuple(str(node.value) for node in self.graph.nodes if node.op == "input")
-        return Assignments(needed(self.graph, inputs, [value.index for value in values]), tuple(targets))
+        arrays = {name: self.mode.lifted(tensor).exprs for name, tensor in named.items()}
+        rows = {name: values.reshape(self.num_worlds, -1) for name, values in arrays.items()}
+        targets = tuple(f"{name}[{k}]" for name, row in rows.items() for k in range(row.shape[1]))
+        flat = [
+            [value.index for row in rows.values() for value in row[world]] for world in range(self.num_worlds)
+        ]
+        functions = [self._function_of(world, values) for world, values in enumerate(flat)]
+        if any(function != functions[0] for function in functions):
+            raise UntraceableError(self.graph.place, "results that depend on a world's number")
+        return Assignments(functions[0], targets)
+
+    def _function_of(self, world: int, outputs: Sequence[int]) -> Function:
+        """What one world's outputs need, in an order that is the same for all worlds."""
+        nodes, own = self.graph.nodes, RulesGraph(self.graph.place)
+        copies: dict[int, int] = {}
+        waiting = list(reversed(outputs))
+        while waiting:
+            index = waiting[-1]
+            node = nodes[index]
+            missing = [arg for arg in reversed(node.args) if arg not in copies]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            value = node.value
+            if node.op == "input":
+                whose, _, value = str(value).partition(" ")
+                if int(whose) != world:
+                    raise UntraceableError(
+                        self.graph.place, f"results that depend on {value} of other worlds"
+                    )
+            args = tuple(copies[arg] for arg in node.args)
+            copies[index] = own.add(Node(node.op, args, value, node.kind))
+        if len(own.nodes) > MAX_NODES:
+            raise UntraceableError(self.graph.place, f"{len(own.nodes)} operations; at most {MAX_NODES}")
+        inputs = tuple(str(node.value) for node in own.nodes if node.op == "input")
+        return Function(inputs, tuple(own.nodes), tuple(copies[index] for index in outputs))
 
 
 def memory_name(name: str) -> str:

@@ -21,6 +21,12 @@ typedef struct {
 static inline double least(double a, double b) { return a < b || a != a ? a : b; }
 static inline double most(double a, double b) { return a > b || a != a ? a : b; }
 
+/* The nearest float32. Volatile, since gcc 12 with -fno-trapping-math makes a plain copy of four conversions there and back. */
+static inline double single(double a) {
+    volatile float rounded = (float)a;
+    return rounded;
+}
+
 /* draws.py's SplitMix64. */
 #define WEYL 0x9E3779B97F4A7C15ull
 
