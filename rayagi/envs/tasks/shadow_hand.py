@@ -23,16 +23,21 @@ goal, rad:
     -10 d                                       dist_reward_scale -10
     1 / (e + 0.1)                               rot_reward_scale 1, rot_eps 0.1
     -0.0002 sum of squared actions              action_penalty_scale -0.0002
-    250 where e <= 0.1, and a new goal is drawn reach_goal_bonus 250, success_tolerance 0.1
+    250 where e <= tolerance, and a new goal    reach_goal_bonus 250, success_tolerance 0.1
     ==========================================  =======================================================================
+
+The tolerance is a curriculum within the episode: ``first_tolerance`` for the first goal, and after each goal 0.8 of what it
+was, down to ``last_tolerance`` (0.4, 0.32, 0.26, 0.20, 0.16, 0.13, 0.10 rad). Each world narrows its own, so nothing has to
+be agreed among GMIs. For one tolerance throughout, set both to it.
 
 An episode ends where d >= 0.24 m (the cube is dropped), and is cut off after 600 steps. An action is where the 20
 driven joints shall go, between their limits; the fingers' distal joints follow the middle ones.
 
-Differences from IsaacGymEnvs. Quaternions there are x, y, z, w. The hand is our own model, of capsules that touch the
-cube and not each other; its distal joints are coupled by equality, there by a tendon of little play; it carries its own
-weight, which is switched off there. The cube starts above this hand's palm. Torques at the joints are those of drives,
-contacts, limits and coupling. A new goal is observed at once, there one step later. 1/60 s is two substeps of MuJoCo.
+Differences from IsaacGymEnvs. The tolerance narrows, there it is 0.1 rad throughout. Quaternions there are x, y, z, w.
+The hand is our own model, of capsules that touch the cube and not each other; its distal joints are coupled by
+equality, there by a tendon of little play; it carries its own weight, which is switched off there. The cube starts
+above this hand's palm. Torques at the joints are those of drives, contacts, limits and coupling. A new goal is
+observed at once, there one step later. 1/60 s is two substeps of MuJoCo.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ _SENSORS = (
 )
 _GOAL_BENEATH_START = 0.04
 _DROPPED = 0.24
-_REACHED = 0.1
+_NARROWING = 0.8
+"""The next goal's tolerance over that of the goal just reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,10 @@ class ShadowHand(Task):
     """Half width of the uniform noise on the cube's first place, m."""
     joint_noise: float = 0.2
     """How far the joints start from straight, as a share of their ranges."""
+    first_tolerance: float = 0.4
+    """Angle to an episode's first goal at which it counts as reached, rad."""
+    last_tolerance: float = 0.1
+    """The narrowest, rad."""
 
     description: ClassVar[str] = "a hand turns a cube to one orientation after the other"
     model_file: ClassVar[str] = "models/shadow_hand.xml"
@@ -102,7 +112,7 @@ class ShadowHand(Task):
 
 
 class ShadowHandRules(Rules[ShadowHand]):
-    """Its functions. Memory: ``goal``, the orientation to reach, (N, 4)."""
+    """Its functions. Memory: ``goal``, the orientation to reach, (N, 4); ``tolerance`` of it, rad, (N,)."""
 
     def __init__(
         self, task: ShadowHand, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
@@ -140,9 +150,9 @@ class ShadowHandRules(Rules[ShadowHand]):
         qpos[:, self.positions] = spread[:, self.drawn]
         qpos[:, self.cube : self.cube + 3] += self.task.place_noise * (2.0 * draws[:, 24:27] - 1.0)
         qpos[:, self.cube + 3 : self.cube + 7] = self._turn(draws[:, 27:29])
-        return Start(
-            qpos, draws.new_zeros((len(draws), self.model.nv)), {"goal": self._turn(draws[:, 29:31])}
-        )
+        tolerance = draws.new_zeros((len(draws),)) + self.task.first_tolerance
+        memory = {"goal": self._turn(draws[:, 29:31]), "tolerance": tolerance}
+        return Start(qpos, draws.new_zeros((len(draws), self.model.nv)), memory)
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Positions for the drives to go to."""
@@ -175,11 +185,13 @@ class ShadowHandRules(Rules[ShadowHand]):
 
     def outcome(self, state: State) -> Outcome:
         """See the module."""
-        pose, goal = self._pose(state), state.memory["goal"]
+        pose, goal, tolerance = self._pose(state), state.memory["goal"], state.memory["tolerance"]
         away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
         error = angle_between(pose[:, 3:], goal)
-        reached = error <= _REACHED
+        reached = error <= tolerance
         effort = 0.0002 * state.actions.square().sum(-1)
         rewards = 1.0 / (error + 0.1) - 10.0 * away - effort + 250.0 * reached
         goal = torch.where(reached.unsqueeze(-1), self._turn(state.draws), goal)
-        return Outcome(rewards, away >= _DROPPED, {"goal": goal})
+        narrower = (_NARROWING * tolerance).clamp(min=self.task.last_tolerance)
+        tolerance = torch.where(reached, narrower, tolerance)
+        return Outcome(rewards, away >= _DROPPED, {"goal": goal, "tolerance": tolerance})

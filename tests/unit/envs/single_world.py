@@ -44,7 +44,7 @@ def random_actions(num_envs: int, dim: int, seed: int) -> torch.Tensor:
 
 def without(tmp_path: Path, task: type[Task], line: str) -> str:
     """The task's model less the lines that hold ``line``, as a file of a user's."""
-    lines = task.path.read_text().splitlines()
+    lines = task().path.read_text().splitlines()
     kept = [text for text in lines if line not in text]
     assert len(kept) < len(lines)
     path = tmp_path / "model.xml"

@@ -31,7 +31,9 @@ def rules():
     return bound(ShadowHand())
 
 
-def state_with(rules, *, place=PLACE, turn=IDENTITY, goal=IDENTITY, actions=0.0, draws=(0.5, 0.5)) -> State:
+def state_with(
+    rules, *, place=PLACE, turn=IDENTITY, goal=IDENTITY, actions=0.0, draws=(0.5, 0.5), tolerance=0.1
+) -> State:
     """One world whose cube is there."""
     model = rules.model
     qpos = torch.from_numpy(model.qpos0.copy()).unsqueeze(0)
@@ -42,6 +44,7 @@ def state_with(rules, *, place=PLACE, turn=IDENTITY, goal=IDENTITY, actions=0.0,
     }
     fields["sensordata"] = torch.zeros((1, model.nsensordata), dtype=torch.float64)
     memory = {"goal": torch.tensor([goal], dtype=torch.float64)}
+    memory["tolerance"] = torch.tensor([tolerance], dtype=torch.float64)
     action = torch.full((1, 20), actions, dtype=torch.float64)
     return State(fields, memory, action, torch.tensor([draws], dtype=torch.float64))
 
@@ -81,6 +84,29 @@ def test_a_reached_goal_pays_and_another_is_drawn(rules):
     np.testing.assert_allclose(outcome.memory["goal"][0], [HALF, HALF, 0.0, 0.0], atol=1e-12)
     beside = [math.cos(0.055), 0.0, 0.0, math.sin(0.055)]
     assert rules.outcome(state_with(rules, turn=beside)).rewards.item() == pytest.approx(1 / 0.21)
+
+
+@pytest.mark.parametrize(
+    ("angle", "tolerance", "pays", "following"),
+    [
+        (0.39, 0.4, True, 0.32),  # 0.8 of 0.4
+        (0.41, 0.4, False, 0.4),
+        (0.11, 0.12, True, 0.1),  # 0.096 is narrower than the narrowest
+        (0.11, 0.1, False, 0.1),
+    ],
+)
+def test_each_goal_narrows_the_tolerance_of_the_next(rules, angle, tolerance, pays, following):
+    turn = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
+    outcome = rules.outcome(state_with(rules, turn=turn, tolerance=tolerance))
+    assert outcome.rewards.item() == pytest.approx(250.0 * pays + 1 / (angle + 0.1))
+    assert outcome.memory["tolerance"].item() == pytest.approx(following)
+
+
+def test_an_episode_begins_with_the_first_tolerance():
+    draws = torch.zeros((2, 31), dtype=torch.float64)
+    assert bound(ShadowHand()).start(draws).memory["tolerance"].tolist() == [0.4, 0.4]
+    fixed = ShadowHand(first_tolerance=0.2, last_tolerance=0.2)
+    assert bound(fixed).start(draws).memory["tolerance"].tolist() == [0.2, 0.2]
 
 
 def test_the_sign_of_a_quaternion_does_not_matter(rules):
@@ -158,7 +184,7 @@ class Reference:
     """One world stepped with MuJoCo and numpy alone, from the definition in the module's docstring."""
 
     def __init__(self, model, data, goal) -> None:
-        self.model, self.data, self.goal = model, data, goal
+        self.model, self.data, self.goal, self.tolerance = model, data, goal, 0.4
         self.ranges = np.array([model.joint(name).range for name in JOINTS])
 
     def step(self, action, draws):
@@ -181,8 +207,9 @@ class Reference:
         away = np.linalg.norm(self.data.joint("object").qpos[:3] - PLACE)
         error = 2 * math.asin(min(np.linalg.norm(self.relative()[1:]), 1.0))
         reward = -10 * away + 1 / (error + 0.1) - 2e-4 * (action**2).sum()
-        if error <= 0.1:
+        if error <= self.tolerance:
             reward += 250
+            self.tolerance = max(0.1, 0.8 * self.tolerance)
             around, goal = np.zeros((2, 4)), np.zeros(4)
             for turn, axis, u in zip(around, ([1.0, 0, 0], [0, 1.0, 0]), draws, strict=True):
                 mujoco.mju_axisAngle2Quat(turn, np.array(axis), math.pi * (2 * u - 1))
