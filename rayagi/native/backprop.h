@@ -161,9 +161,9 @@ static void activate(int64_t kind, int64_t units, real *restrict x, real *restri
     case ELU:
 #pragma omp simd
         for (int64_t j = 0; j < count; j++) {
-            real e = real_exp(real_min(x[j], 0.0f));
-            slope[j] = x[j] > 0.0f ? 1.0f : e;
-            x[j] = x[j] > 0.0f ? x[j] : e - 1.0f;
+            real below = real_min(x[j], 0.0f);
+            slope[j] = real_exp(below); /* 1 above 0 */
+            x[j] = x[j] > 0.0f ? x[j] : real_expm1(below);
         }
         break;
     case RELU:

@@ -37,17 +37,25 @@ ALWAYS float real_tan(float x) {
     int odd = (q == 1.0f) | (q == 3.0f);
     return (odd ? -c : s) / (odd ? s : c);
 }
-/* exp of c within +-104 as y * 2^n with y near 1. */
-ALWAYS float exp_part(float c, float *n) {
+/* exp of c within +-104 as (1 + y) * 2^n with y near 0. */
+ALWAYS float exp_rest(float c, float *n) {
     *n = floorf(fmaf(c, 1.44269504f, 0.5f));
     float r = fmaf(*n, -1.42860677e-06f, fmaf(*n, -0.693145752f, c));
     float p = fmaf(r, fmaf(r, fmaf(r, fmaf(r, 0.00138145f, 0.00836878f), 0.04166839f), 0.1666652f), 0.49999993f);
-    return fmaf(r * r, p, r) + 1.0f;
+    return fmaf(r * r, p, r);
 }
+ALWAYS float exp_part(float c, float *n) { return exp_rest(c, n) + 1.0f; }
 ALWAYS float real_exp(float x) {
     float n, y = exp_part(real_min(real_max(x, -104.0f), 89.0f), &n);
     int32_t e = (int32_t)n, half = e >> 1; /* 2^n is no float where y * 2^n may be one */
     return y * real_of((half + 127) << 23) * real_of((e - half + 127) << 23);
+}
+/* exp(x) - 1 to all digits, near 0 too: y 2^n + (2^n - 1). */
+ALWAYS float real_expm1(float x) {
+    float n, y = exp_rest(real_min(real_max(x, -104.0f), 89.0f), &n);
+    int32_t e = (int32_t)n, half = e >> 1;
+    float power = real_of((half + 127) << 23) * real_of((e - half + 127) << 23);
+    return fmaf(power, y, power - 1.0f);
 }
 ALWAYS float real_log(float x) {
     int32_t bits = bits_of(x);

@@ -83,7 +83,7 @@ static void activate(int64_t kind, int64_t units, int count, real *restrict x) {
             break;
         case ELU:
 #pragma omp simd
-            for (int j = 0; j < lanes; j++) x[j] = x[j] > 0.0f ? x[j] : real_exp(x[j]) - 1.0f;
+            for (int j = 0; j < lanes; j++) x[j] = x[j] > 0.0f ? x[j] : real_expm1(x[j]);
             break;
         case RELU:
 #pragma omp simd

@@ -13,6 +13,7 @@ typedef double real;
 #define real_floor floor
 #define real_fma(a, b, c) ((a) * (b) + (c))
 #define real_exp exp /* and the C library's other functions, where numbers.h has those of float32 */
+#define real_expm1 expm1
 #define real_log log
 #define real_sin sin
 #define real_cos cos

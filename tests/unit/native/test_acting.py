@@ -175,3 +175,18 @@ def test_the_program_fits_any_tile_that_is_not_full():
         expected, _ = filled(ActingByOperations, agent, info, obs, noise)
         found, _ = filled(compiled, agent, info, obs, noise)
         assert found["outputs"] == pytest.approx(expected["outputs"], abs=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["elu", "relu", "tanh"])
+def test_activations_to_all_digits_of_numbers_of_any_size(activation):
+    """The mean is the activation of the observation: near 0 an exponential less 1 has few digits left."""
+    info = info_of(1, ActionSpec(kind="continuous", dim=1))
+    policy = policy_of(info, (1,), activation, normalised=False)
+    with torch.no_grad():
+        for name, parameter in policy.model.policy.named_parameters():
+            parameter.fill_(1.0 if "weight" in name else 0.0)
+    sizes = torch.logspace(-37, 37, 500, dtype=torch.float64).float()
+    obs = torch.cat([sizes, -sizes, torch.zeros(1)]).view(1, -1, 1)
+    found, _ = filled(compiled, Agent(policy), info, obs, torch.zeros_like(obs))
+    expected = policy.model.policy[1](obs.double())
+    torch.testing.assert_close(found["outputs"].double(), expected, rtol=1e-6, atol=1e-37)
