@@ -1,6 +1,8 @@
 """Where a policy computes or learns, denormals are zeros; simulators and callers keep their own mode."""
 
 import ctypes
+import shutil
+import subprocess
 import threading
 from dataclasses import dataclass, replace
 
@@ -266,6 +268,45 @@ def test_physics_keeps_the_callers_mode(caller_flushes):
     assert set(modes) == {caller_flushes}
     assert is_zero(rollout.outputs)
     env.close()
+
+
+_MODE_PROGRAM = """
+#include <stdio.h>
+__attribute__((noinline)) static float product(const volatile float *x, int early) {
+    FLUSH_DENORMALS;
+    if (early) return x[0] * x[1];
+    return x[0] * x[1] + x[2];
+}
+int main(void) {
+    const volatile float x[] = {1e-20f, 1e-20f, 1e-40f}; /* whose product, and which, are denormals */
+    const float early = product(x, 1), late = product(x, 0);
+    printf("%d %d %d\\n", early == 0.0f, late == 0.0f, x[0] * x[1] > 0.0f);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("compiler", "emulator"),
+    [
+        pytest.param(["cc"], [], id="here"),
+        pytest.param(
+            ["aarch64-linux-gnu-gcc", "-static"],
+            ["qemu-aarch64"],
+            id="aarch64",
+            marks=pytest.mark.skipif(
+                not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")),
+                reason="NOT TESTED FOR AARCH64: apt-get install gcc-aarch64-linux-gnu qemu-user",
+            ),
+        ),
+    ],
+)
+def test_the_processors_modes(compiler, emulator, tmp_path):
+    program = tmp_path / "program.c"
+    program.write_text("\n".join([numbers(torch.float32), _MODE_PROGRAM]))
+    binary = str(tmp_path / "program")
+    subprocess.run([*compiler, "-O3", str(program), "-o", binary, "-lm"], check=True, timeout=60)
+    done = subprocess.run([*emulator, binary], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["1", "1", "1"]  # zeros inside, whichever return ended it; none outside
 
 
 @dataclass(frozen=True)
