@@ -51,6 +51,8 @@ class EnvInfo:
     action: ActionSpec
     max_episode_steps: int | None
     """Registered time limit; None where the environment has none."""
+    reward_terms: tuple[str, ...] = ()
+    """Names of what its rewards are made of; empty where it does not tell."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class StepResult:
         truncated: the time limit cut the episode (bootstrap from final_obs)             (N,) bool
         final_ids: environments whose episode ended on this step                         (K,) int64
         final_obs: their true last observation, before the reset                         (K, obs_dim) float32
+        reward_terms: what the rewards are made of, by ``EnvInfo.reward_terms``; None where there are no terms  (N, terms)
     """
 
     obs: Tensor
@@ -72,6 +75,7 @@ class StepResult:
     truncated: Tensor
     final_ids: Tensor
     final_obs: Tensor
+    reward_terms: Tensor | None = None
 
 
 class VecEnv(Protocol):
@@ -157,6 +161,8 @@ class IterationResult:
     metrics: dict[str, float]
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
+    reward_terms: dict[str, list[float]] = field(default_factory=dict)
+    """Sums over each of these episodes, by the names of ``EnvInfo.reward_terms``."""
 
 
 @dataclass(slots=True)

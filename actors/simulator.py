@@ -23,6 +23,10 @@ class Simulator:
         self._lengths = torch.zeros(env.num_envs, dtype=torch.int64)
         self.finished_returns: list[float] = []
         self.finished_lengths: list[int] = []
+        terms = env.info.reward_terms
+        self._terms = torch.zeros((env.num_envs, len(terms)), dtype=torch.float64)
+        """Sums of the rewards' terms over the running episodes."""
+        self._finished_terms: dict[str, list[float]] = {name: [] for name in terms}
         self._faults: dict[str, int] = {}
 
     @property
@@ -42,12 +46,26 @@ class Simulator:
         """Advance every environment; ``actions`` on the host."""
         result = self.env.step(actions)
         self.obs = result.obs
-        self.count(result.rewards, result.final_ids)
+        self.count(result.rewards, result.final_ids, result.reward_terms)
         return result
 
-    def count(self, rewards: Tensor, ended: Tensor) -> None:
-        """Keep the books of a step: its rewards (N,), and the environments whose episodes ended, (K,) int64."""
+    def count(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None = None) -> None:
+        """Add up a step.
+
+        Args:
+            rewards: of the step                                   (N,)
+            ended: environments whose episodes ended               (K,) int64
+            reward_terms: of the step, by ``EnvInfo.reward_terms``   (N, terms)
+        """
         self._returns += rewards
+        if reward_terms is not None:
+            self._terms += reward_terms
+            if len(ended):
+                for finished, sums in zip(
+                    self._finished_terms.values(), self._terms[ended].T.tolist(), strict=True
+                ):
+                    finished.extend(sums)
+                self._terms[ended] = 0.0
         self._lengths += 1
         if len(ended):
             self.finished_returns += self._returns[ended].tolist()
@@ -72,6 +90,12 @@ class Simulator:
         self.finished_returns, self.finished_lengths = [], []
         return finished
 
+    def take_reward_terms(self) -> dict[str, list[float]]:
+        """Sums of the rewards' terms over the episodes that ended since the last call, by name."""
+        finished = self._finished_terms
+        self._finished_terms = {name: [] for name in finished}
+        return finished
+
     def take_faults(self) -> dict[str, float]:
         """What went wrong in simulations since the last call, by metric; nothing where the environments do not count it."""
         counted = dict(getattr(self.env, "faults", {}))
@@ -89,6 +113,7 @@ class Simulator:
             "env": self.env.state_dict(),
             "returns": self._returns.clone(),
             "lengths": self._lengths.clone(),
+            "reward_terms": self._terms.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -100,3 +125,8 @@ class Simulator:
         else:
             self._returns.zero_()
             self._lengths.zero_()
+        saved = state.get("reward_terms") if self.env.resumes_episodes else None
+        if saved is not None and saved.shape == self._terms.shape:  # the task may tell other terms by now
+            self._terms = saved.clone()
+        else:
+            self._terms.zero_()

@@ -255,6 +255,10 @@ class RemoteSimulators:
         """Nothing: the simulators' GMIs report the episodes that ended."""
         return [], []
 
+    def take_reward_terms(self) -> dict[str, list[float]]:
+        """Nothing, likewise."""
+        return {}
+
     def take_faults(self) -> dict[str, float]:
         """Nothing, likewise."""
         return {}

@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from actors.protocols import EvaluationResult, IterationResult, StateDict
-from rayagi.monitoring.catalogue import CATALOGUE
+from rayagi.monitoring.catalogue import CATALOGUE, reward_column
 
 
 class ResultLog:
@@ -22,6 +22,7 @@ class ResultLog:
     def __init__(self, num_episodes: int) -> None:
         self.returns: deque[float] = deque(maxlen=num_episodes)
         self.lengths: deque[int] = deque(maxlen=num_episodes)
+        self.reward_terms: dict[str, deque[float]] = {}
         self._gauges: dict[str, float] = {}
         self._totals = {"env_steps_total": 0.0, "train_s": 0.0, "episodes_total": 0.0}
         self._evaluation_return: float | None = None
@@ -46,6 +47,11 @@ class ResultLog:
         self.lengths.extend(result.episode_lengths)
         for name, value in episode_metrics(self.returns, self.lengths).items():
             metrics.log_value(("env_runners", name), value, reduce="item")
+        for name, sums in result.reward_terms.items():
+            self.reward_terms.setdefault(name, deque(maxlen=self.returns.maxlen)).extend(sums)
+        for name, known in self.reward_terms.items():
+            if known:
+                metrics.log_value(("rayagi", reward_column(name)), sum(known) / len(known), reduce="item")
         for metric in CATALOGUE:
             reading = result.metrics.get(metric.name, self._gauges.get(metric.name))
             if reading is not None:
@@ -90,6 +96,7 @@ class ResultLog:
         return {
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "reward_terms": {name: list(sums) for name, sums in self.reward_terms.items()},
             "totals": dict(self._totals),
             "evaluation_return": self._evaluation_return,
         }
@@ -100,6 +107,10 @@ class ResultLog:
         self.lengths.clear()
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.reward_terms = {
+            name: deque(sums, maxlen=self.returns.maxlen)
+            for name, sums in state.get("reward_terms", {}).items()
+        }
         self._totals, self._evaluation_return = dict(state["totals"]), state["evaluation_return"]
 
 

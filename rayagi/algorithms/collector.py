@@ -139,6 +139,7 @@ class CollectorProgram:
             },
             episode_returns=returns,
             episode_lengths=lengths,
+            reward_terms=self.simulator.take_reward_terms(),
         )
 
     @torch.inference_mode()

@@ -29,6 +29,9 @@ class DeviceRollouts:
         self.simulator = Simulator(env)
         """Keeps the episodes' books, on the host."""
         self.rollout = Rollout.allocate(num_steps, env.num_envs, env.info, env.device, all_there=True)
+        shape = (num_steps, env.num_envs, len(env.info.reward_terms))
+        self.reward_terms = torch.zeros(shape, device=env.device)
+        """What the rewards of the rollout are made of, (T, N, terms)."""
         self.iteration = torch.zeros((), dtype=torch.int64, device=env.device)
         """Of the rollout, as the graph reads it."""
         self._replay = Replay(
@@ -43,9 +46,8 @@ class DeviceRollouts:
         noise = normal_noise(
             self._seed, env.world_indices, self.iteration, rollout.num_steps, env.info.action.dim
         )
-        for step_noise, row, final_obs in zip(
-            noise.unbind(0), rollout.steps(), rollout.final_obs.unbind(0), strict=True
-        ):
+        parts = noise.unbind(0), rollout.steps(), rollout.final_obs.unbind(0), self.reward_terms.unbind(0)
+        for step_noise, row, final_obs, reward_terms in zip(*parts, strict=True):
             row.raw_obs.copy_(env.current_obs)
             row.obs.copy_(policy.observe(row.raw_obs))
             row.outputs.copy_(policy.outputs(row.obs))
@@ -55,6 +57,8 @@ class DeviceRollouts:
             row.terminated.copy_(step.terminated)
             row.truncated.copy_(step.truncated)
             final_obs.copy_(step.final_obs)
+            if step.reward_terms is not None:
+                reward_terms.copy_(step.reward_terms)
         rollout.last_obs.copy_(env.current_obs)
 
     def collect(self, iteration: int) -> CollectTimes:
@@ -64,8 +68,11 @@ class DeviceRollouts:
         self._replay()
         rollout = self.rollout
         rewards, done = rollout.rewards.cpu(), (rollout.terminated | rollout.truncated).cpu()
-        for step_rewards, ended in zip(rewards.unbind(0), done.unbind(0), strict=True):
-            self.simulator.count(step_rewards, ended.nonzero().flatten())
+        terms = self.reward_terms.cpu()
+        for step_rewards, ended, step_terms in zip(
+            rewards.unbind(0), done.unbind(0), terms.unbind(0), strict=True
+        ):
+            self.simulator.count(step_rewards, ended.nonzero().flatten(), step_terms)
         return CollectTimes(simulate_s=time.perf_counter() - started)
 
 

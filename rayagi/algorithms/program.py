@@ -115,6 +115,7 @@ class DpOnlyProgram:
             },
             episode_returns=returns,
             episode_lengths=lengths,
+            reward_terms=self.simulator.take_reward_terms(),
         )
 
     def _lend(self) -> float:

@@ -94,6 +94,7 @@ class SimulatorProgram:
             },
             episode_returns=returns,
             episode_lengths=lengths,
+            reward_terms=self.simulator.take_reward_terms(),
         )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

@@ -290,6 +290,11 @@ FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.gr
 """What goes wrong in simulations."""
 
 
+def reward_column(term: str) -> str:
+    """The column of progress.csv, and the end of the TensorBoard tag, of a term of a task's reward."""
+    return f"reward_{term}"
+
+
 def faults_text(totals: Mapping[str, float]) -> str:
     """Faults of a run for people, such as "3 unstable, 1 contact overflow"; empty where there were none."""
     return ", ".join(
@@ -331,4 +336,8 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
         metrics={metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in reported},
         episode_returns=[value for result in results for value in result.episode_returns],
         episode_lengths=[value for result in results for value in result.episode_lengths],
+        reward_terms={
+            name: [value for result in results for value in result.reward_terms.get(name, ())]
+            for name in dict.fromkeys(name for result in results for name in result.reward_terms)
+        },
     )

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rayagi.monitoring.catalogue import FAULTS, faults_text
+from rayagi.monitoring.catalogue import FAULTS, faults_text, reward_column
 from rayagi.run.limits import Limits, Position, ReturnSource, seconds_left
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.recorders import Values
@@ -223,6 +223,8 @@ class LiveProgress:
             "left", tracker.left(position) or "until stopped",
         )  # fmt: skip
         lines: list[Table | Text | ProgressBar] = [table]
+        if terms := reward_terms_text(tracker.last):
+            lines.append(Text(terms, style="dim"))
         if faults := faults_text(tracker.faults):
             lines.append(Text(f"faults in simulations: {faults}", style="yellow"))
         width = max(10, self._console.width - 4)
@@ -232,6 +234,15 @@ class LiveProgress:
         if share is not None:
             lines.append(ProgressBar(total=1.0, completed=share, width=width))
         return Panel(Group(*lines), title=self._title, title_align="left", border_style="dim")
+
+
+def reward_terms_text(row: Values) -> str:
+    """What an episode's return is made of, such as "reward: upright 812.0, effort -33.1"; empty where nobody tells."""
+    prefix = reward_column("")
+    terms = [
+        f"{name.removeprefix(prefix)} {return_text(row[name])}" for name in row if name.startswith(prefix)
+    ]
+    return f"reward: {', '.join(terms)}" if terms else ""
 
 
 def return_text(value: float | None) -> str:

@@ -31,6 +31,11 @@ def read_rows(path: Path) -> list[Row]:
     ]
 
 
+def read_columns(path: Path) -> list[str]:
+    """Names of a file's columns; a missing file has none."""
+    return next(csv.reader(path.open()), []) if path.exists() else []
+
+
 def cell_text(value: float | None) -> str:
     """A whole number without a point, other numbers with seven digits, nothing for what is not a number."""
     if value is None or not math.isfinite(value):
@@ -54,16 +59,25 @@ class CsvLog:
         Raises:
             DiskError: the file cannot be written.
         """
-        self._path, self._columns = path, tuple(columns)
-        kept = (
-            []
-            if keep_through is None
-            else [row for row in read_rows(path) if row["iteration"] <= keep_through]
-        )
-        lines = [",".join(self._columns), *(self._line(row) for row in kept)]
-        replace_text(path, "\n".join(lines) + "\n")
-        with disk_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._path, self.columns = path, tuple(columns)
+        rows = [] if keep_through is None else read_rows(path)
+        self._begin([row for row in rows if row["iteration"] <= (keep_through or 0)])
+
+    def _begin(self, rows: Sequence[Row]) -> None:
+        lines = [",".join(self.columns), *(self._line(row) for row in rows)]
+        replace_text(self._path, "\n".join(lines) + "\n")
+        with disk_errors(self._path):
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def add_columns(self, columns: Sequence[str]) -> None:
+        """Columns beside those there are; rows so far have nothing in them.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        self.close()
+        self.columns += tuple(columns)
+        self._begin(read_rows(self._path))
 
     def append(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Write rows at the end.
@@ -83,4 +97,4 @@ class CsvLog:
             os.close(self._descriptor)
 
     def _line(self, row: Mapping[str, float | None]) -> str:
-        return ",".join(cell_text(row.get(column)) for column in self._columns)
+        return ",".join(cell_text(row.get(column)) for column in self.columns)

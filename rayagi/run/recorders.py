@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION
-from rayagi.run.csv_log import CsvLog
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, reward_column
+from rayagi.run.csv_log import CsvLog, read_columns
 from rayagi.run.folder import RunFolder
 from rayagi.run.limits import Position
 from rayagi.run.tensorboard import TensorBoardLog
@@ -28,7 +28,7 @@ class Recorder(Protocol):
     """Told what happens, as it happens."""
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
-        """Iterations were done; one row each, columns as ``PROGRESS_COLUMNS``."""
+        """Iterations were done; one row each, columns as ``PROGRESS_COLUMNS``, and terms of rewards."""
         ...
 
     def evaluated(self, row: Values, *, best: bool) -> None:
@@ -59,14 +59,20 @@ class FileRecorder:
     def _open(self, resumed_at: Position | None) -> None:
         folder = self._folder
         keep = None if resumed_at is None else resumed_at.iteration
-        self._progress = CsvLog(folder.progress_csv, PROGRESS_COLUMNS, keep_through=keep)
+        before = read_columns(folder.progress_csv) if keep is not None else []
+        terms = [name for name in before if name.startswith(reward_column(""))]
+        self._progress = CsvLog(folder.progress_csv, (*PROGRESS_COLUMNS, *terms), keep_through=keep)
         self._evaluations = CsvLog(folder.evaluations_csv, EVALUATION_COLUMNS, keep_through=keep)
         steps = None if resumed_at is None else resumed_at.env_steps
         self._tensorboard = TensorBoardLog(folder.path / "tensorboard", resumed_at=steps)
         self._flushed_at = time.monotonic()
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
-        """Write the rows."""
+        """Write the rows. Terms of rewards become columns when they are first told of."""
+        told = dict.fromkeys(name for row in rows for name in row if name.startswith(reward_column("")))
+        new = [name for name in told if name not in self._progress.columns]
+        if new:
+            self._progress.add_columns(new)
         self._progress.append(rows)
         for row in rows:
             self._scalars(row)
@@ -96,7 +102,7 @@ class FileRecorder:
 
     def _scalars(self, row: Values) -> None:
         tagged = {
-            f"{_GROUPS[name]}/{name}": value
+            f"{_GROUPS.get(name, 'reward')}/{name}": value
             for name, value in row.items()
             if name not in ("iteration", "env_steps_total")
         }

@@ -15,6 +15,7 @@ from typing import Any
 from actors.protocols import IterationResult
 from placement.errors import SliceLostError
 from rayagi.config.spec import EVALUATION_SEED_OFFSET
+from rayagi.monitoring.catalogue import reward_column
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
@@ -219,7 +220,8 @@ class TrainingLoop:
         for value in result.episode_returns:
             if not math.isfinite(value):
                 raise NonFiniteResultError("episode return", value, self._iteration, self._env_steps)
-        self._window.add(result.episode_returns, result.episode_lengths)
+        self._window.add(result.episode_returns, result.episode_lengths, result.reward_terms)
+        terms = {reward_column(name): mean for name, mean in self._window.reward_term_means().items()}
         return {
             "iteration": self._iteration,
             **result.metrics,
@@ -231,6 +233,7 @@ class TrainingLoop:
             "episode_length_mean": self._window.length_mean(),
             "episodes_total": self._episodes,
             "evaluation_return_mean": self._evaluation_return,
+            **terms,
         }
 
     def _evaluate(self) -> None:

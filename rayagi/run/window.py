@@ -16,12 +16,21 @@ class EpisodeWindow:
     def __init__(self, size: int = WINDOW) -> None:
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
+        self._size = size
+        self._terms: dict[str, deque[float]] = {}
 
     def __len__(self) -> int:
         return len(self._returns)
 
-    def add(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Add the episodes of one iteration."""
+    def add(
+        self,
+        returns: Sequence[float],
+        lengths: Sequence[int],
+        reward_terms: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """Add the episodes of one iteration: their returns, lengths, and sums of their rewards' terms."""
+        for name, sums in (reward_terms or {}).items():
+            self._terms.setdefault(name, deque(maxlen=self._size)).extend(sums)
         self._returns.extend(returns)
         self._lengths.extend(lengths)
 
@@ -33,12 +42,22 @@ class EpisodeWindow:
         """Mean length in steps; None before the first episode ended."""
         return sum(self._lengths) / len(self._lengths) if self._lengths else None
 
-    def to_dict(self) -> dict[str, list[float]]:
+    def reward_term_means(self) -> dict[str, float]:
+        """Mean sum over an episode of each term of the reward; without those of no episode yet."""
+        return {name: sum(sums) / len(sums) for name, sums in self._terms.items() if sums}
+
+    def to_dict(self) -> dict[str, Any]:
         """For a checkpoint, so that the curve of a resumed run does not jump."""
-        return {"returns": list(self._returns), "lengths": [float(length) for length in self._lengths]}
+        return {
+            "returns": list(self._returns),
+            "lengths": [float(length) for length in self._lengths],
+            "reward_terms": {name: list(sums) for name, sums in self._terms.items()},
+        }
 
     def load(self, stored: Mapping[str, Any]) -> None:
         """Go on from ``to_dict``."""
         self._returns.clear()
         self._lengths.clear()
-        self.add(stored["returns"], [int(length) for length in stored["lengths"]])
+        self._terms.clear()
+        lengths = [int(length) for length in stored["lengths"]]
+        self.add(stored["returns"], lengths, stored.get("reward_terms"))

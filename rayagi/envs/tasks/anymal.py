@@ -70,6 +70,7 @@ class Anymal(Task):
     obs_dim: ClassVar[int] = 48
     fields: ClassVar[tuple[str, ...]] = ("actuator_force", "sensordata")
     num_start_draws: ClassVar[int] = 27
+    reward_terms: ClassVar[tuple[str, ...]] = ("velocity", "turn", "effort")
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "joint": ("root", *_JOINTS),
         "actuator": _JOINTS,
@@ -136,7 +137,8 @@ class AnymalRules(Rules[Anymal]):
         commands, (velocity, _) = state.memory["commands"], self.once(state, self._turned)
         off_course = (commands[:, :2] - velocity[:, :2]).square().sum(-1)
         off_turn = (commands[:, 2] - state.fields["qvel"][:, 5]).square()
-        tracking = torch.exp(-4.0 * off_course) + 0.5 * torch.exp(-4.0 * off_turn)
+        course, turn = torch.exp(-4.0 * off_course), 0.5 * torch.exp(-4.0 * off_turn)
         effort = 2.5e-5 * state.fields["actuator_force"][:, self.drives].square().sum(-1)
         fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)
-        return Outcome((tracking - effort).clamp_min(0.0), fallen)
+        terms = {"velocity": course, "turn": turn, "effort": -effort}
+        return Outcome((course + turn - effort).clamp_min(0.0), fallen, terms=terms)

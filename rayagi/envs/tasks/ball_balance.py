@@ -56,6 +56,7 @@ class BallBalance(Task):
     obs_dim: ClassVar[int] = 24
     fields: ClassVar[tuple[str, ...]] = ("sensordata",)
     num_start_draws: ClassVar[int] = 4
+    reward_terms: ClassVar[tuple[str, ...]] = ("position", "speed")
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "joint": ("ball", *_KNEES),
         "actuator": _KNEES,
@@ -124,4 +125,5 @@ class BallBalanceRules(Rules[BallBalance]):
         ball = state.fields["qpos"][:, self.ball]
         distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)
         speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)
-        return Outcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest)
+        terms = {"position": 1.0 / (1.0 + distance), "speed": 1.0 / (1.0 + speed)}
+        return Outcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest, terms=terms)

@@ -61,10 +61,17 @@ class DrawnTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One step; an episode that ended begins anew by itself, with the last observation returned."""
+        """One step; an episode that ended begins anew by itself, with the last observation returned.
+
+        The information holds ``reward_NAME`` for each of the task's reward terms, as Gymnasium's MuJoCo tasks have it.
+        """
         step = self._env.step(torch.as_tensor(action, dtype=torch.float32).unsqueeze(0))
         obs = step.final_obs if len(step.final_ids) else step.obs
-        return obs[0].numpy(), float(step.rewards), bool(step.terminated), bool(step.truncated), {}
+        terms = [] if step.reward_terms is None else step.reward_terms[0].tolist()
+        info = {
+            f"reward_{name}": value for name, value in zip(self._env.info.reward_terms, terms, strict=True)
+        }
+        return obs[0].numpy(), float(step.rewards), bool(step.terminated), bool(step.truncated), info
 
     def render(self) -> NDArray[np.uint8]:
         """The world as it stands, (height, width, 3)."""

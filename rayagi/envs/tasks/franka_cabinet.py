@@ -79,6 +79,15 @@ class FrankaCabinet(Task):
     obs_dim: ClassVar[int] = 23
     fields: ClassVar[tuple[str, ...]] = ("sensordata",)
     num_start_draws: ClassVar[int] = 9
+    reward_terms: ClassVar[tuple[str, ...]] = (
+        "near",
+        "alignment",
+        "pull",
+        "opened",
+        "grip",
+        "effort",
+        "past",
+    )
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "joint": (*_JOINTS, "drawer"),
         "actuator": _JOINTS,
@@ -147,7 +156,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
 
         # The hand's forward axis against the handle's outward one, its up axis against the handle's.
         forward, up = (sensors[4:6] * sensors[6:8]).sum(1)
-        alignment = up * up.abs() - forward * forward.abs()
+        alignment = 0.25 * (up * up.abs() - forward * forward.abs())
 
         left, right = fingers[:, 2] - handle[2]
         straddles = (left > 0.0) & (right < 0.0)
@@ -156,7 +165,17 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         bonus = 0.5 * (opening > 0.01)
         with_handle = grip + 0.5 * pull + 0.5 * (opening > 0.2) + 1.0 * (opening > _OPEN)
         effort = 0.01 * state.actions.square().sum(-1)
-        rewards = near + 0.25 * alignment + pull + bonus + straddles * with_handle - effort
+        held = straddles * with_handle
+        rewards = near + alignment + pull + bonus + held - effort
 
         past = fingers[:, 0].amin(0) < handle[0] - _PAST_HANDLE
-        return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN)
+        told = {
+            "near": near,
+            "alignment": alignment,
+            "pull": pull,
+            "opened": bonus,
+            "grip": held,
+            "effort": -effort,
+        }
+        terms = {name: value.masked_fill(past, 0.0) for name, value in told.items()} | {"past": -1.0 * past}
+        return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN, terms=terms)

@@ -51,6 +51,7 @@ from rayagi.envs.tasks.rotations import matrix
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
 
 _TARGET = (1000.0, 0.0)
+_TERMS = ("progress", "alive", "up", "heading", "effort", "energy", "limits", "fallen")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ class Runner(Task):
     """The driven ones, in the order of actions; their motors have the same names."""
     feet: ClassVar[tuple[str, ...]] = ()
     turn_scale: ClassVar[float] = 1.0
+    reward_terms: ClassVar[tuple[str, ...]] = _TERMS
     speed_scale: ClassVar[float]
     force_scale: ClassVar[float]
     alive_reward: ClassVar[float]
@@ -198,13 +200,24 @@ class RunnerRules(Rules[Runner]):
         # The difference of the distances d and e, from d^2 - e^2 = (d + e)(d - e).
         nearer = ((pose.place - place) * (2.0 * self.target - pose.place - place)).sum(-1)
         progress = nearer / ((state.memory["distance"] + pose.distance) * self.dt)
-        posture = 0.1 * (pose.up > 0.93).to(self.dtype) + (0.5 / 0.8) * pose.heading.clamp(max=0.8)
+        up, heading = 0.1 * (pose.up > 0.93).to(self.dtype), (0.5 / 0.8) * pose.heading.clamp(max=0.8)
         effort = task.action_cost * state.actions.square().sum(-1)
         energy = task.energy_cost * ((state.actions * pose.speeds).abs() * self.strength).sum(-1)
-        rewards = progress + task.alive_reward + posture - effort - energy - self.limit_cost(pose.joints)
+        limits = self.limit_cost(pose.joints)
+        rewards = progress + task.alive_reward + (up + heading) - effort - energy - limits
         fallen = state.fields["qpos"][:, self.torso + 2] < task.least_height
         memory = {"place": pose.place, "distance": pose.distance}
-        return Outcome(rewards.masked_fill(fallen, task.fallen_reward), fallen, memory)
+        told = {
+            "progress": progress,
+            "up": up,
+            "heading": heading,
+            "effort": -effort,
+            "energy": -energy,
+            "limits": -limits,
+        }
+        terms = {name: value.masked_fill(fallen, 0.0) for name, value in told.items()}
+        terms |= {"alive": task.alive_reward * ~fallen, "fallen": task.fallen_reward * fallen}
+        return Outcome(rewards.masked_fill(fallen, task.fallen_reward), fallen, memory, terms)
 
 
 _LEGS = ("front_left", "front_right", "back_left", "back_right")

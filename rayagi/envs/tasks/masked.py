@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo
 from rayagi.envs.tasks.task import Memory, Rules
-from rayagi.envs.tasks.vec_env import TaskVecEnv
+from rayagi.envs.tasks.vec_env import TaskVecEnv, stacked_terms
 from rayagi.envs.tasks.worlds import Worlds
 
 
@@ -41,12 +41,14 @@ class Advance:
         terminated: the task ended                                                (N,) bool
         truncated: the time limit cut the episode                                 (N,) bool
         final_obs: what followed, before the reset where an episode ended         (N, obs_dim)
+        reward_terms: of this step; None where the task has none                  (N, terms)
     """
 
     rewards: Tensor
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
+    reward_terms: Tensor | None
 
 
 class MaskedTaskVecEnv(TaskVecEnv):
@@ -100,7 +102,7 @@ class MaskedTaskVecEnv(TaskVecEnv):
         done = terminated | truncated
         self._begin_where(done)
         self._obs.copy_(torch.where(done.unsqueeze(-1), rules.observe(self._state()), seen))
-        return Advance(rewards, terminated, truncated, seen)
+        return Advance(rewards, terminated, truncated, seen, stacked_terms(self._task, outcome, broken))
 
     def _begin_where(self, done: Tensor) -> None:
         """New episodes of the worlds of a mask."""

@@ -100,6 +100,7 @@ class ShadowHand(Task):
     fields: ClassVar[tuple[str, ...]] = ("sensordata", "qfrc_actuator", "qfrc_constraint")
     num_start_draws: ClassVar[int] = 31
     num_step_draws: ClassVar[int] = 2
+    reward_terms: ClassVar[tuple[str, ...]] = ("rotation", "distance", "effort", "goals")
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "joint": (*_JOINTS, "object"),
         "actuator": _DRIVEN,
@@ -189,9 +190,11 @@ class ShadowHandRules(Rules[ShadowHand]):
         away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
         error = angle_between(pose[:, 3:], goal)
         reached = error <= tolerance
+        rotation, distance, goals = 1.0 / (error + 0.1), 10.0 * away, 250.0 * reached
         effort = 0.0002 * state.actions.square().sum(-1)
-        rewards = 1.0 / (error + 0.1) - 10.0 * away - effort + 250.0 * reached
+        terms = {"rotation": rotation, "distance": -distance, "effort": -effort, "goals": goals}
         goal = torch.where(reached.unsqueeze(-1), self._turn(state.draws), goal)
         narrower = (_NARROWING * tolerance).clamp(min=self.task.last_tolerance)
         tolerance = torch.where(reached, narrower, tolerance)
-        return Outcome(rewards, away >= _DROPPED, {"goal": goal, "tolerance": tolerance})
+        memory = {"goal": goal, "tolerance": tolerance}
+        return Outcome(rotation - distance - effort + goals, away >= _DROPPED, memory, terms)

@@ -56,11 +56,19 @@ class Start:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step led to: rewards (N,), whether the task ended (N,) bool, and the memory's tensors that change, whole."""
+    """What a step led to.
+
+    Attributes:
+        rewards: of the step                                                                     (N,)
+        terminated: whether the task ended                                                       (N,) bool
+        memory: the memory's tensors that change, whole
+        terms: what the rewards are made of, for people to read, by ``Task.reward_terms``; (N,) each
+    """
 
     rewards: Tensor
     terminated: Tensor
     memory: Memory = field(default_factory=dict)
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,8 @@ class Task(ABC):
     """Uniform numbers that a start takes."""
     num_step_draws: ClassVar[int] = 0
     """Uniform numbers that a step takes, such as for a new goal."""
+    reward_terms: ClassVar[tuple[str, ...]] = ()
+    """Names of ``Outcome.terms``. Their sums over each episode are logged; learning takes the rewards alone."""
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
 

@@ -35,6 +35,8 @@ def validate_task(env_id: str, task: Task) -> tuple[Rules[Any], Mapping[str, Ten
             raise TaskError(env_id, f"{name}.{attribute} is {size!r}; it must be a positive integer")
     if not task.xml_file and not task.model_file:
         raise TaskError(env_id, f"{name}.model_file is empty; it must name an MJCF file beside the module")
+    if not all(str(term).isidentifier() for term in task.reward_terms) or isinstance(task.reward_terms, str):
+        raise TaskError(env_id, f"{name}.reward_terms is {task.reward_terms!r}; it must be a tuple of names")
     trial = _Trial(env_id, task)
     trial.run()
     return trial.rules, trial.worlds.fields
@@ -89,6 +91,13 @@ class _Trial:
         self.shape("outcome's rewards", outcome.rewards, (_N,))
         self.shape("outcome's terminated", outcome.terminated, (_N,), torch.bool)
         self.remember("outcome", outcome.memory, self.memory)
+        self.check(
+            {*outcome.terms} == {*task.reward_terms},
+            f"{self.where}.outcome has the reward terms {', '.join(outcome.terms) or 'none'}; "
+            f"{type(task).__name__}.reward_terms has {', '.join(task.reward_terms) or 'none'}",
+        )
+        for key, values in outcome.terms.items():
+            self.shape(f"outcome's term {key!r}", values, (_N,), values.dtype)
         self.shape("observe's result", self.call(rules.observe, "observe", state), (_N, task.obs_dim))
 
     @property

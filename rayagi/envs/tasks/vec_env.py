@@ -13,7 +13,7 @@ from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.families import check_saved
 from rayagi.envs.tasks.draws import START, uniform
-from rayagi.envs.tasks.task import Memory, Rules, State, Task
+from rayagi.envs.tasks.task import Memory, Outcome, Rules, State, Task
 from rayagi.envs.tasks.worlds import Worlds
 
 _logger = logging.getLogger("rayagi.envs.tasks")
@@ -24,8 +24,21 @@ def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None
     low, high = (-1.0,) * task.action_dim, (1.0,) * task.action_dim
     action = ActionSpec(kind="continuous", dim=task.action_dim, low=low, high=high)
     return EnvInfo(
-        env_id=env_id, engine=engine, obs_dim=task.obs_dim, action=action, max_episode_steps=max_episode_steps
+        env_id=env_id,
+        engine=engine,
+        obs_dim=task.obs_dim,
+        action=action,
+        max_episode_steps=max_episode_steps,
+        reward_terms=task.reward_terms,
     )
+
+
+def stacked_terms(task: Task, outcome: Outcome, broken: Tensor | None) -> Tensor | None:
+    """A step's reward terms as columns, (N, terms), 0 in worlds with a fault; None where the task has none."""
+    if not task.reward_terms:
+        return None
+    terms = torch.stack([outcome.terms[name].to(outcome.rewards.dtype) for name in task.reward_terms], -1)
+    return terms if broken is None else terms.masked_fill(broken.unsqueeze(-1), 0.0)
 
 
 class TaskVecEnv:
@@ -93,6 +106,7 @@ class TaskVecEnv:
         self._memory |= outcome.memory
         obs = rules.observe(state)
         rewards, terminated = outcome.rewards, outcome.terminated
+        terms = stacked_terms(self._task, outcome, broken)
         if broken is not None:
             rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
             obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
@@ -110,6 +124,7 @@ class TaskVecEnv:
             truncated=truncated.cpu(),
             final_ids=ids.cpu(),
             final_obs=final_obs.to("cpu", torch.float32),
+            reward_terms=None if terms is None else terms.to("cpu", torch.float32),
         )
 
     def _state(self, ids: Tensor | None = None, draws: Tensor | None = None) -> State:

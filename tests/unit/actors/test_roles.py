@@ -46,6 +46,44 @@ def test_a_simulator_counts_episodes_as_they_end():
     assert simulator.take_finished() == ([], [])
 
 
+def with_terms(env):
+    """The rewards in two parts."""
+    step = env.step
+    env.info = replace(env.info, reward_terms=("near", "effort"))
+
+    def told(actions):
+        result = step(actions)
+        effort = -actions.square().sum(-1)
+        return replace(result, reward_terms=torch.stack((result.rewards - effort, effort), -1))
+
+    env.step = told
+    return env
+
+
+def test_a_simulator_adds_up_reward_terms_over_episodes_and_goes_on_with_them():
+    simulator = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    for _ in range(3):
+        simulator.step(torch.ones(2, 2))
+    restored = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    restored.load_state_dict(simulator.state_dict())
+    for _ in range(2 * LIMIT):
+        restored.step(torch.ones(2, 2))
+    (returns, lengths), terms = restored.take_finished(), restored.take_reward_terms()
+    assert terms["effort"] == [-2.0 * length for length in lengths]
+    assert [near + effort for near, effort in zip(*terms.values(), strict=True)] == pytest.approx(returns)
+    assert restored.take_reward_terms() == {"near": [], "effort": []}
+
+
+def test_sums_saved_by_a_task_with_other_terms_are_left():
+    before = Simulator(PointEnv(2, 0, seed=1))
+    before.step(torch.ones(2, 2))
+    simulator = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    simulator.load_state_dict(before.state_dict())
+    for _ in range(LIMIT - 1):
+        simulator.step(torch.ones(2, 2))
+    assert simulator.take_reward_terms()["effort"] == [-2.0 * (LIMIT - 1)] * 2
+
+
 def test_a_simulator_tells_new_faults_by_metric_and_none_where_none_are_counted():
     env = PointEnv(2, 0, seed=1)
     simulator = Simulator(env)

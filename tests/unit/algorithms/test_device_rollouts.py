@@ -112,6 +112,7 @@ def test_a_device_rollout_holds_what_the_ordinary_loop_collects(warp_env):
         for step, ids, obs in expected.finals:
             assert torch.equal(found.final_obs[step, ids], obs)
         assert device.simulator.take_finished() == simulator.take_finished()
+        assert device.simulator.take_reward_terms() == simulator.take_reward_terms()
 
 
 @pytest.mark.slow

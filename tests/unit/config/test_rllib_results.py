@@ -27,6 +27,15 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
 
 
+def test_reward_terms_are_means_over_the_last_episodes_and_survive_a_checkpoint():
+    log, logger = ResultLog(3), MetricsLogger(root=True)
+    log.log(logger, IterationResult(0, {"env_steps": 8.0}, reward_terms={"up": [9.0, 1.0, 2.0]}), 0.5)
+    again = ResultLog(3)
+    again.load_state_dict(log.state_dict())
+    again.log(logger, IterationResult(1, {"env_steps": 8.0}, reward_terms={"up": [6.0]}), 0.5)
+    assert logger.reduce()["rayagi"]["reward_up"] == 3.0
+
+
 def test_what_the_driver_works_out_adds_up_over_the_run_and_over_a_checkpoint():
     log, logger = ResultLog(100), MetricsLogger(root=True)
     reduced(log, logger, {"env_steps": 64.0}, [3.0])

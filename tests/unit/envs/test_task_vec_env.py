@@ -11,6 +11,7 @@ import torch
 import rayagi.envs as envs
 from rayagi.envs.errors import ModelError
 from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.draws import START, uniform
 from rayagi.envs.tasks.task import MODELS
 
@@ -235,3 +236,24 @@ def test_draws_are_evenly_spread():
     assert abs(float(numbers.mean()) - 0.5) < 0.01
     counts = torch.histc(numbers, 10, 0.0, 1.0)
     assert (counts - 2000).abs().max() < 200
+
+
+@pytest.mark.parametrize("env_id", TASKS)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_reward_terms_are_told_and_add_up_to_the_reward(env_id, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setenv("CC", "no-such-compiler")
+    env = make(env_id, 16)
+    assert isinstance(env, CompiledTaskVecEnv) == compiled
+    env.reset()
+    generator = torch.Generator().manual_seed(4)
+    shape = (16, env.info.action.dim)
+    for _ in range(40):
+        step = env.step(2.0 * torch.rand(shape, generator=generator) - 1.0)
+        assert step.reward_terms.shape == (16, len(env.info.reward_terms))
+        total = step.reward_terms.sum(-1)
+        if env_id == "rayagi/BallBalance-v0":  # its factors
+            total = step.reward_terms.prod(-1)
+        if env_id == "rayagi/Anymal-v0":  # never below 0
+            total = total.clamp(min=0.0)
+        torch.testing.assert_close(total, step.rewards, rtol=1e-5, atol=1e-5)

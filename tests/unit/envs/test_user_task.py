@@ -217,6 +217,21 @@ def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
             'fields: ClassVar[tuple] = ("qaccc",)',
             r"Cart\.fields: qaccc is not an MjData .*'qacc'",
         ),
+        (
+            "Outcome(1.0 - off, off > 5.0)",
+            "Outcome(1.0 - off, off > 5.0, terms={'off': off})",
+            "terms off; Cart.reward_terms has none",
+        ),
+        (
+            "    goal: float",
+            "    reward_terms: ClassVar[tuple] = ('off',)\n    goal: float",
+            r"has the reward terms none; Cart\.reward_terms has off",
+        ),
+        (
+            "    goal: float",
+            "    reward_terms: ClassVar[tuple] = ('a b',)\n    goal: float",
+            r"reward_terms is \('a b',\); it must be a tuple of names",
+        ),
         ("torch.cat((", "torch.catt((", r"observe, .*cart_task\.py:38: AttributeError"),
     ],
 )

@@ -124,6 +124,13 @@ def test_faults_of_a_run_add_up_in_lines_and_panel_and_are_not_mentioned_where_t
     assert "faults in simulations: 7 constraint overflow" in console.file.getvalue()
 
 
+def test_the_panel_shows_what_returns_are_made_of():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with LiveProgress("Ant", Limits(iterations=100), "training", console) as live:
+        live.iterated([row(1, reward_forward=812.04, reward_effort=-33.1)], position(1))
+    assert "reward: forward 812.0, effort -33.1" in console.file.getvalue()
+
+
 def test_an_evaluation_is_a_line_of_its_own():
     lines = []
     PlainProgress(Limits(), lines.append).evaluated(
@@ -237,6 +244,14 @@ def test_a_terminal_that_closes_does_not_end_the_run(closed_after):
 def test_an_exporter_needs_every_tag():
     with pytest.raises(ValueError, match="must be"):
         Exporter(CATALOGUE, {"run": "r"})
+
+
+def test_reward_terms_of_all_gmis_are_those_of_the_run():
+    def result(**terms):
+        return IterationResult(iteration=3, metrics={"env_steps": 8.0}, reward_terms=terms)
+
+    merged = merge([result(up=[1.0, 2.0], effort=[-1.0, 0.0]), result(), result(up=[3.0], effort=[-2.0])])
+    assert merged.reward_terms == {"up": [1.0, 2.0, 3.0], "effort": [-1.0, 0.0, -2.0]}
 
 
 def test_means_over_samples_count_unequal_gmis_by_their_own():

@@ -73,6 +73,7 @@ class FakeSession:
             metrics=metrics,
             episode_returns=[float(self.iteration)],
             episode_lengths=[20],
+            reward_terms={"up": [2.0 * self.iteration]},
         )
 
     def evaluate(self, num_episodes, *, seed):

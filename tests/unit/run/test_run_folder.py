@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import RunFolderError, RunVersionError
@@ -96,6 +97,33 @@ def test_updates_are_whole_or_not_there(tmp_path):
     folder.update(status="finished", reason="5 min of training done")
     assert open_run(folder.path).record.status == "finished"
     assert not [entry for entry in folder.path.iterdir() if entry.name.endswith(".tmp")]
+
+
+def test_reward_terms_are_columns_and_tensorboard_tags_from_when_they_are_told_and_after_a_resume(tmp_path):
+    folder = make(tmp_path)
+    at_2 = Position(
+        iteration=2,
+        env_steps=20,
+        train_s=2.0,
+        evaluation_return=None,
+        training_return=None,
+        training_episodes=0,
+    )
+    files = FileRecorder(folder)
+    files.iterated([{"iteration": 1, "env_steps_total": 10}], at_2)
+    told = {"reward_up": 3.5, "reward_effort": -0.25}
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, **told} for i in (2, 3)], at_2)
+    files.close()
+    resumed = FileRecorder(folder, resumed_at=at_2)
+    resumed.iterated([{"iteration": 3, "env_steps_total": 30}], at_2)
+    resumed.iterated([{"iteration": 4, "env_steps_total": 40, "reward_up": 7.0, "reward_new": 1.0}], at_2)
+    resumed.close()
+    names = ("iteration", "reward_up", "reward_effort", "reward_new")
+    rows = [tuple(row.get(name) for name in names) for row in read_rows(folder.progress_csv)]
+    assert rows == [(1, None, None, None), (2, 3.5, -0.25, None), (3, None, None, None), (4, 7.0, None, 1.0)]
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/reward_up")] == [(20, 3.5), (40, 7.0)]
 
 
 def test_a_run_that_goes_back_has_no_rows_of_what_it_undid(tmp_path):

@@ -198,7 +198,11 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path):
     loop = make_loop(tmp_path / "parts", FakeSession(), recorder=second, limits=Limits(iterations=40))
     loop.restore(CheckpointStore(tmp_path / "parts" / "checkpoints").load())
     loop.run()
-    counted = ("iteration", "env_steps_total", "episodes_total", "episode_return_mean", "episode_length_mean")
+    counted = (
+        *("iteration", "env_steps_total", "episodes_total", "episode_return_mean", "episode_length_mean"),
+        "reward_up",
+    )
+    assert whole.rows[-1]["reward_up"] == 2.0 * whole.rows[-1]["episode_return_mean"] == 41.0
     together = [[row[name] for name in counted] for row in first.rows + second.rows]
     assert together == [[row[name] for name in counted] for row in whole.rows]
     assert second.rows[0]["train_s"] == pytest.approx(1.6)

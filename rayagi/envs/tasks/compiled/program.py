@@ -58,11 +58,11 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     """
     task = rules.task
     traced = trace_rules(rules, fields)
-    sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim}
+    sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim, "TERMS": len(task.reward_terms)}
     library = load(source(traced, sizes), _FLAGS)
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
-    library.rayagi_arrive.argtypes = (address,) * 8
+    library.rayagi_arrive.argtypes = (address,) * 9
     library.rayagi_start.argtypes = (address, address, count, address, address)
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_arrive.restype = count

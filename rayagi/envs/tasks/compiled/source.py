@@ -30,12 +30,12 @@ def rows_of(traced: TracedRules) -> tuple[str, ...]:
 
 
 def source(traced: TracedRules, sizes: dict[str, int]) -> str:
-    """The whole program. ``sizes``: numbers of ACTIONS and OBS."""
+    """The whole program. ``sizes``: numbers of ACTIONS, OBS and TERMS."""
     draws = {"START_DRAWS": traced.num_start_draws, "STEP_DRAWS": traced.num_step_draws}
     rows = rows_of(traced)
     functions = (
         ("control", traced.control, ""),
-        ("arrive", traced.arrive, ", float *obs, float *reward, uint8_t *terminated"),
+        ("arrive", traced.arrive, ", float *obs, float *reward, uint8_t *terminated, float *terms"),
         ("observe", traced.observe, ", float *obs"),
         ("start", traced.start, ""),
     )

@@ -17,17 +17,18 @@ int64_t rayagi_control(const Worlds *w) {
 }
 
 /* After physics. broken: worlds with a fault (n,), or null: their step pays nothing, and they are seen as they were, in
-   last (n, OBS). Returns how many episodes ended, whose worlds' numbers are in ended. */
+   last (n, OBS). terms (n, TERMS): what the rewards are made of. Returns how many episodes ended, whose worlds' numbers are in ended. */
 int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last, float *obs, float *rewards,
-                      uint8_t *terminated, uint8_t *truncated, int64_t *ended) {
+                      uint8_t *terminated, uint8_t *truncated, int64_t *ended, float *terms) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->n; i++) {
         double draws[STEP_DRAWS + 1];
         draw(w, i, w->elapsed[i], STEP_DRAWS, draws);
-        arrive(w, i, draws, obs + i * OBS, rewards + i, terminated + i);
+        arrive(w, i, draws, obs + i * OBS, rewards + i, terminated + i, terms + i * TERMS);
         if (broken && broken[i]) {
             memcpy(obs + i * OBS, last + i * OBS, OBS * sizeof(float));
             rewards[i] = 0.0f;
+            for (int k = 0; k < TERMS; k++) terms[i * TERMS + k] = 0.0f;
             terminated[i] = 1;
         }
         truncated[i] = w->elapsed[i] >= w->limit;

@@ -16,6 +16,7 @@ from rayagi.envs.fused.trace import MAX_NODES, Function
 from rayagi.envs.tasks.compiled.expressions import RulesGraph
 from rayagi.envs.tasks.compiled.tensors import TracedTensor, Tracing, UntraceableError, users_line
 from rayagi.envs.tasks.task import Memory, Rules, State
+from rayagi.envs.tasks.vec_env import stacked_terms
 
 Result = TypeVar("Result")
 
@@ -37,7 +38,7 @@ class TracedRules:
         memory: shapes of the memory's parts by name, less the batch
         num_start_draws, num_step_draws: the task's
         control: actions and memory to ``controls`` and memory
-        arrive: what followed to ``reward``, ``terminated``, memory and ``obs``
+        arrive: what followed to ``reward``, ``terminated``, memory, ``terms`` and ``obs``
         observe: to ``obs`` alone, of a world that begins anew
         start: draws to qpos, qvel and memory
     """
@@ -87,6 +88,9 @@ def _traced(rules: Rules[Any], fields: Mapping[str, Tensor], num_worlds: int) ->
     outcome = arriving.call(rules.outcome, state)
     state.memory |= outcome.memory
     results = {"reward": outcome.rewards, "terminated": outcome.terminated}
+    terms = arriving.call(lambda told: stacked_terms(task, told, None), outcome)
+    if terms is not None:
+        results["terms"] = terms
     obs = arriving.call(rules.observe, state)
     arrived = arriving.assignments({**results, "obs": obs}, outcome.memory)
 

@@ -69,17 +69,22 @@ class CompiledTaskVecEnv(TaskVecEnv):
         n = self.num_envs
         obs, rewards = torch.empty((n, self.info.obs_dim)), torch.empty(n)
         terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
+        terms = torch.empty((n, len(self.info.reward_terms)))
         count = self._library.rayagi_arrive(
             self._at,
             None if broken is None else broken.data_ptr(),
-            *(tensor.data_ptr() for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended)),
+            *(
+                tensor.data_ptr()
+                for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended, terms)
+            ),
         )
         ids, final_obs = self._nobody
         if count:
             ids = self._ended[:count].clone()
             final_obs = self._begin_and_observe(ids, obs)
         self._obs = obs
-        return StepResult(obs, rewards, terminated, truncated, ids, final_obs)
+        told = terms if self.info.reward_terms else None
+        return StepResult(obs, rewards, terminated, truncated, ids, final_obs, told)
 
     def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> Tensor:
         """New episodes of some worlds, and what they show, into their rows of ``obs``. Returns what was there."""
