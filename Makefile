@@ -27,6 +27,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# With `apt-get install qemu-user gcc-aarch64-linux-gnu`, the C that orders shared memory is tested for aarch64, too.
 # Tests that start Ray mostly wait for its processes: two files of them at a time, by themselves. But jobs go through Ray's
 # agent, which has one port on a host, so no other Ray may be there.
 test: check

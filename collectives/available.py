@@ -189,7 +189,7 @@ def _no_shared_host(group: Sequence[Facts]) -> str:
 
 
 def _no_shared_memory(group: Sequence[Facts]) -> str:
-    return "" if all(facts.shared_memory for facts in group) else "shared memory needs x86-64 Linux"
+    return "" if all(facts.shared_memory for facts in group) else "a member cannot share memory"
 
 
 def _not_one_device(group: Sequence[Facts]) -> str:

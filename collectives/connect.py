@@ -10,8 +10,8 @@ from collectives.communicator import Communicator
 from collectives.errors import CommunicatorError
 from collectives.liveness import Liveness
 from collectives.rendezvous import Member, Rendezvous, meet
+from collectives.shared_words import unsupported_reason
 from collectives.solo import SoloCommunicator
-from collectives.transports import shm
 from collectives.wires import Meeting, TransportName, communicator_among
 
 _CPU = torch.device("cpu")
@@ -75,13 +75,14 @@ def connect(
 def _refuse_transport(transport: TransportName, members: Sequence[Member], rank: int) -> None:
     """Say before anything is built that shared memory alone will not do."""
     one_host = len({member.host_id for member in members}) == 1
-    if transport == "shm" and not (one_host and shm.is_supported()):
+    reason = unsupported_reason()
+    if transport == "shm" and (reason or not one_host):
         hosts = ", ".join(sorted({member.hostname for member in members}))
         raise CommunicatorError(
             "connect",
             rank,
             "nobody",
             0.0,
-            f"shm needs one x86-64 Linux host that all members share, and they are on {hosts}; "
+            f"{reason or 'shm needs one host that all members share'}, and they are on {hosts}; "
             "use transport='gloo' or 'auto'",
         )

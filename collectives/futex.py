@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import time
 
-# System call and operations of x86-64; see collectives.transports.shm.memory.is_supported.
-_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
+from collectives.system_calls import NUMBERS
+
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
+_NAP_S = 1e-3
+"""Between looks, on a processor whose system calls are not known."""
 
 
 class _Timespec(ctypes.Structure):
@@ -32,10 +36,14 @@ def sleep(address: int, seen: int, limit_s: float) -> None:
         seen: what the word was; its lower 32 bits count
         limit_s: not negative
     """
+    if NUMBERS is None:
+        time.sleep(min(limit_s, _NAP_S))
+        return
     limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
+    _syscall(NUMBERS.futex, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
 
 
 def wake(address: int) -> None:
     """Everyone who sleeps on this word."""
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, _EVERYONE, None)
+    if NUMBERS is not None:
+        _syscall(NUMBERS.futex, address, _FUTEX_WAKE, _EVERYONE, None)

@@ -21,6 +21,7 @@ from collectives.experience.errors import ChannelError, NoChannelError
 from collectives.experience.memory import FILE_PREFIX, OutboxShape
 from collectives.experience.messages import Layouts
 from collectives.experience.schema import ExperienceSchema
+from collectives.shared_words import shared_words
 
 _TRIES = 1000
 """Copies of a batch that its producer overwrote meanwhile, until we give up."""
@@ -86,7 +87,7 @@ class OutboxFile:
 
     def __init__(self, memory: mmap.mmap, inode: int, alive: bool) -> None:
         self._bytes = memoryview(memory)
-        self._words = words = self._bytes.cast("Q")
+        self._words = words = shared_words(self._bytes.cast("Q"))
         self._inode, self._alive = inode, alive
         self._shape = OutboxShape(
             slots=words[at.SLOTS], slot_stride=words[at.STRIDE], schema_bytes=words[at.SCHEMA_BYTES]
@@ -200,7 +201,7 @@ def outboxes() -> list[OutboxFile]:
                 memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
             finally:
                 os.close(descriptor)
-            words = memoryview(memory).cast("Q")
+            words = shared_words(memoryview(memory).cast("Q"))
             mine = words[at.PID] == pid
             if words[at.MAGIC] == at.OUTBOX_MAGIC and (mine or inode not in found):
                 found[inode] = OutboxFile(memory, inode, alive=mine)

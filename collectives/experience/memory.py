@@ -2,7 +2,7 @@
 
 An outbox is its producer's: a header, a line per consumer, then slots. An inbox is its consumer's: one page with a bell and
 a word per producer that knocks. Every word has one writer, but for bells: there any change will do, and no two writers
-write the same value. What is published by a store comes before it in program order: x86-64 shows stores in that order.
+write the same value. What is published by a store comes before it in program order, and is seen so (``shared_words``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 
 from collectives.experience.errors import ChannelError
 from collectives.experience.schema import ExperienceSchema
-from collectives.transports.shm.memory import CACHE_LINE_BYTES, back_with_memory, is_supported, page_aligned
+from collectives.shared_words import shared_words, unsupported_reason
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, back_with_memory, page_aligned
 
 FILE_PREFIX = "rayagi-channel:"
 OUTBOX_MAGIC = 0x3130584F42594152
@@ -126,7 +127,7 @@ class SharedFile:
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.endpoint = endpoint
         self.bytes = memoryview(memory)
-        self.words = self.bytes.cast("Q")
+        self.words = shared_words(self.bytes.cast("Q"))
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
 
     @classmethod
@@ -136,8 +137,8 @@ class SharedFile:
         Raises:
             ChannelError: there is no memory for it, or this host cannot.
         """
-        if not is_supported():
-            raise ChannelError(channel, "shared memory channels need Linux on x86-64")
+        if reason := unsupported_reason():
+            raise ChannelError(channel, reason)
         try:
             descriptor = os.memfd_create(f"{FILE_PREFIX}{channel}", os.MFD_CLOEXEC)
             try:

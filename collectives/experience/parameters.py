@@ -4,7 +4,7 @@ The file holds a header and three copies of the tensors. The owner fills a copy 
 publishes it by one word, which says version and copy; each copy also says which version it holds, and says none while it
 is filled. A reader copies what is published and then looks whether it still holds that version: else it begins again.
 It has the time of two publications for that, so it hardly ever must. An owner that dies while it fills a copy leaves
-readers with the version before. x86-64 keeps plain stores, and plain loads, in order (as in ``collectives.md``).
+readers with the version before. What it and the owner read and write stays in order (``shared_words``).
 """
 
 from __future__ import annotations

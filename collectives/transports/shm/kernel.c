@@ -255,15 +255,17 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Sequentially consistent, as are the stores that they meet: of two members that each store and then look (arrivals and
+   arrivals, arrivals and sleeps), one sees the other's store. With acquire alone both could miss it, on aarch64 from v8.3. */
 static int all_arrived(const struct member *m) {
     for (int r = 0; r < m->size; r++)
-        if (atomic_load_explicit(&m->stations[r].arrivals, memory_order_acquire) < m->arrivals) return 0;
+        if (atomic_load(&m->stations[r].arrivals) < m->arrivals) return 0;
     return 1;
 }
 
 static int all_finished(const struct member *m, const struct operation *o) {
     for (int r = 0; r < m->size; r++)
-        if (atomic_load_explicit(&m->stations[r].finished[m->reductions & 1], memory_order_acquire) < num_chunks(o, m->size, r))
+        if (atomic_load(&m->stations[r].finished[m->reductions & 1]) < num_chunks(o, m->size, r))
             return 0;
     return 1;
 }

@@ -22,10 +22,11 @@ from torch import Tensor
 from collectives import futex
 from collectives.compiler import CompilerError, load
 from collectives.rendezvous import Member
+from collectives.shared_words import WORD_BYTES, Words
 from collectives.transports.base import ReduceOp
 from collectives.transports.shm import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
-from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, WORD_BYTES, Barrier
+from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, Barrier
 
 _logger = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class KernelBarrier(Barrier):
                 words[other + _SLEEPS] = 0  # who is about to sleep does not
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
-    def _go_on(self, words: memoryview, operation: Operation, state: int) -> None:
+    def _go_on(self, words: Words, operation: Operation, state: int) -> None:
         """Until it is complete. Members are looked at between sleeps."""
         begin = time.monotonic()
         while state == _LOOK:
@@ -201,7 +202,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def offer(words: memoryview, rank: int) -> None:
+def offer(words: Words, rank: int) -> None:
     """Say which kernel this member has, before the group's first barrier. One line of the log says why it has none."""
     try:
         library()
@@ -212,7 +213,7 @@ def offer(words: memoryview, rank: int) -> None:
         words[rank * STRIDE + _KERNEL] = _fingerprint()
 
 
-def agreed(words: memoryview, size: int) -> bool:
+def agreed(words: Words, size: int) -> bool:
     """Whether the kernel takes this group and all members have it: the same answer on all, after the first barrier."""
     offered = {words[rank * STRIDE + _KERNEL] for rank in range(size)}
     return size <= _MOST_MEMBERS and len(offered) == 1 and offered != {0}

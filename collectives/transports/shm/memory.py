@@ -11,7 +11,6 @@ import errno
 import logging
 import mmap
 import os
-import platform
 import sys
 import weakref
 from typing import NamedTuple, Self
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import PROTOCOL
+from collectives.shared_words import shared_words, unsupported_reason
 
 _logger = logging.getLogger(__name__)
 
@@ -45,12 +45,8 @@ _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 
 
 def is_supported() -> bool:
-    """Whether this host keeps plain stores in order and offers anonymous shared files.
-
-    Data is published by a plain store to a counter. x86-64 makes stores visible in program order; other processors
-    need fences that Python does not offer, and are left to Gloo.
-    """
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    """Whether processes of this host can share memory."""
+    return not unsupported_reason()
 
 
 class Region:
@@ -90,7 +86,8 @@ class Segment:
         memory = mmap.mmap(descriptor, self._end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         words_end = _words_end(world_size)
         self.header = memoryview(memory)[:HEADER_BYTES].cast("Q")
-        self.words = memoryview(memory)[HEADER_BYTES:words_end].cast("Q")
+        self.words_memory = memoryview(memory)[HEADER_BYTES:words_end].cast("Q")
+        self.words = shared_words(self.words_memory)
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1, offset=HEADER_BYTES).data_ptr()
         """Of the words."""
         self.halves = tuple(
@@ -181,7 +178,8 @@ class Segment:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self.header = self.words = memoryview(b"").cast("Q")
+        self.header = self.words_memory = memoryview(b"").cast("Q")
+        self.words = shared_words(self.words_memory)
         self.halves = ()
 
     def _open(self) -> int:

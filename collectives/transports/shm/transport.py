@@ -148,7 +148,7 @@ class SharedMemoryTransport:
     def arrivals(self) -> Arrivals:
         """Who has come to an operation of all."""
         self._barrier.check_open("arrivals")
-        counts = torch.frombuffer(self._segment.words, dtype=torch.int64)[ARRIVALS::STRIDE]
+        counts = torch.frombuffer(self._segment.words_memory, dtype=torch.int64)[ARRIVALS::STRIDE]
         return Arrivals(counts[: self.world_size], self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -17,10 +17,10 @@ from collectives import futex
 from collectives.errors import CommunicatorError
 from collectives.processes import Processes
 from collectives.rendezvous import Member
+from collectives.shared_words import WORD_BYTES, Words
 from collectives.transports.shm import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
-WORD_BYTES = 8
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
 ARRIVALS, CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
 """A member's words. Its goodbye is 0, or the number of the first operation that it does not complete. Two for calls, by
@@ -33,6 +33,7 @@ _OFFER_S = 200e-6
 look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
 microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
+_NO_WORDS: Words = memoryview(b"").cast("Q")
 
 
 class Barrier:
@@ -40,7 +41,7 @@ class Barrier:
 
     def __init__(
         self,
-        words: memoryview,
+        words: Words,
         address: int,
         members: Sequence[Member],
         rank: int,
@@ -76,7 +77,7 @@ class Barrier:
         words[self._own + call_at] = call
         words[self._own] = count
         # A processor may look before its own store is visible, and would miss a sleeper that missed the store. Taking
-        # a lock is a locked instruction, which x86-64 completes after all stores before it.
+        # a lock is a locked instruction, which x86-64 completes after all stores before it; elsewhere words see to it.
         with self._fence:
             pass
         awaited = self._rank + 1
@@ -102,7 +103,7 @@ class Barrier:
     def leave(self) -> None:
         """Say goodbye, and wake those that wait for this member. Safe to call twice."""
         self.broken = self.broken or "this communicator is closed"
-        words, self._words = self._words, memoryview(b"").cast("Q")
+        words, self._words = self._words, _NO_WORDS
         if len(words):
             words[self._own + _GOODBYE] = self._num_complete + 1
             futex.wake(self._address + self._own * WORD_BYTES)
@@ -112,7 +113,7 @@ class Barrier:
     def _me(self) -> Member:
         return self._members[self._rank]
 
-    def _wait(self, words: memoryview, other: int, count: int, call: int) -> None:
+    def _wait(self, words: Words, other: int, count: int, call: int) -> None:
         """Until the other's counter, at this word, has reached ``count``."""
         for _ in range(_SPINS):
             if words[other] >= count:
@@ -129,7 +130,7 @@ class Barrier:
                 self._check(words, count, call, time.monotonic() - begin)
         words[self._own + _ASLEEP] = 0
 
-    def _check(self, words: memoryview, count: int, call: int, waited_s: float) -> None:
+    def _check(self, words: Words, count: int, call: int, waited_s: float) -> None:
         """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
         gone = self._processes.ended()
         late = [line for line in self._others if words[line] < count]
@@ -140,7 +141,7 @@ class Barrier:
             self._others_lost()
 
     def _loss(
-        self, words: memoryview, gone: set[int], awaited: Sequence[int], waited_s: float
+        self, words: Words, gone: set[int], awaited: Sequence[int], waited_s: float
     ) -> tuple[Member, str] | None:
         """Which of the awaited members, by their words, will never come, and why; None if all of them may yet."""
         for line in awaited:

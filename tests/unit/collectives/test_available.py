@@ -29,7 +29,7 @@ def newer(*group, nccl=(2, 31, 0)):
     [
         ("ip", [ON_CPU, ON_GPU], ""),
         ("ip", [ON_CPU, elsewhere(ON_CPU)], "on 2 hosts"),
-        ("ip", [ON_CPU, replace(ON_CPU, shared_memory=False)], "x86-64"),
+        ("ip", [ON_CPU, replace(ON_CPU, shared_memory=False)], "cannot share memory"),
         ("net", [ON_CPU, elsewhere(ON_GPU)], ""),
         ("rp", [ON_CPU, ON_CPU], ""),
         ("rp", [ON_CPU, ON_GPU], "some members compute on a CPU"),

@@ -1,0 +1,149 @@
+"""Words of memory that processes share, read and written in the order of the program.
+
+One process writes data and then a word that publishes them; another reads the word and then the data. x86-64 shows stores,
+and does loads, in program order, so plain accesses do there. Other processors (aarch64, riscv64) do not: each access is then
+a call of ``shared_words.c``, or, without a C compiler, stands between two memory barriers of the system (membarrier).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import Protocol
+
+import numpy as np
+
+from collectives.compiler import CompilerError, load
+from collectives.system_calls import NUMBERS
+
+_logger = logging.getLogger(__name__)
+
+WORD_BYTES = 8
+_IN_ORDER = ("x86_64", "AMD64")
+_BARRIER, _REGISTER_FOR_BARRIERS = 2, 4
+"""MEMBARRIER_CMD_GLOBAL_EXPEDITED, and to be one of the processes that it takes effect in."""
+
+
+class Words(Protocol):
+    """Unsigned 64-bit words by index. No access moves across another, nor do the program's other accesses."""
+
+    def __getitem__(self, index: int, /) -> int:
+        """Load a word."""
+        ...
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        """Store a word."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+def shared_words(memory: memoryview) -> Words:
+    """The words of shared memory.
+
+    Args:
+        memory: of format Q
+
+    Raises:
+        ValueError: this machine cannot order accesses; ``unsupported_reason`` says why.
+    """
+    made = _way()
+    if made is None:
+        raise ValueError(unsupported_reason())
+    return made(memory)
+
+
+def unsupported_reason() -> str:
+    """Why processes of this machine cannot share memory by these means; empty if they can."""
+    if not hasattr(os, "memfd_create"):
+        return "shared memory needs Linux"
+    if sys.byteorder != "little" or sys.maxsize < 2**32:  # futexes sleep on the lower half of a word
+        return "shared memory needs a little-endian machine of 64 bits"
+    if _way() is None:
+        return (
+            f"shared memory on {platform.machine()} needs a C compiler, or the system call membarrier; "
+            "install a compiler or set CC"
+        )
+    return ""
+
+
+class AtomicWords:
+    """Words that ``shared_words.c`` loads and stores."""
+
+    def __init__(self, library: ctypes.CDLL, memory: memoryview) -> None:
+        self._memory = memory  # stays mapped
+        self._address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self._load, self._store = library.rayagi_load, library.rayagi_store
+
+    def __getitem__(self, index: int) -> int:
+        return self._load(self._address + WORD_BYTES * index)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._store(self._address + WORD_BYTES * index, value)
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+
+class FencedWords:
+    """Plain accesses, each between two memory barriers: the same without a compiler."""
+
+    def __init__(self, fence: Callable[[], object], memory: memoryview) -> None:
+        self._memory, self._fence = memory, fence
+
+    def __getitem__(self, index: int) -> int:
+        self._fence()
+        value: int = self._memory[index]
+        self._fence()
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._fence()
+        self._memory[index] = value
+        self._fence()
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+
+def atomic_words() -> Callable[[memoryview], Words]:
+    """Makes ``AtomicWords``.
+
+    Raises:
+        CompilerError: there is no compiler.
+    """
+    library = load(files(__package__).joinpath("shared_words.c").read_text(encoding="utf-8"))
+    library.rayagi_load.argtypes, library.rayagi_load.restype = (ctypes.c_void_p,), ctypes.c_uint64
+    library.rayagi_store.argtypes, library.rayagi_store.restype = (ctypes.c_void_p, ctypes.c_uint64), None
+    return partial(AtomicWords, library)
+
+
+def fenced_words() -> Callable[[memoryview], Words] | None:
+    """Makes ``FencedWords``; None where the system has no such barriers, or forbids them."""
+    syscall = ctypes.CDLL(None).syscall
+    syscall.argtypes, syscall.restype = (
+        (ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int),
+        ctypes.c_long,
+    )
+    if NUMBERS is None or syscall(NUMBERS.membarrier, _REGISTER_FOR_BARRIERS, 0, 0) != 0:
+        return None
+    return partial(FencedWords, partial(syscall, NUMBERS.membarrier, _BARRIER, 0, 0))
+
+
+@cache
+def _way() -> Callable[[memoryview], Words] | None:
+    """How words are accessed on this machine."""
+    if platform.machine() in _IN_ORDER:
+        return lambda memory: memory
+    try:
+        return atomic_words()
+    except CompilerError as error:
+        reason = str(error).splitlines()[0]
+        _logger.warning("shared memory: words without compiled atomics, which are faster: %s", reason)
+        return fenced_words()

@@ -1,0 +1,115 @@
+"""Shared words on processors that reorder accesses: both ways, on this one, under all that is built on them."""
+
+import platform
+
+import pytest
+import torch
+from experience.channel_cases import SCHEMA, random_rows
+from test_shm_kernel import close, group
+from test_shm_waiting import in_threads
+
+from collectives import shared_words as module
+from collectives.experience.errors import ChannelError
+from collectives.experience.inbox import Inbox
+from collectives.experience.outbox import Outbox
+from collectives.experience.parameters import ParameterBoard
+from collectives.shared_words import AtomicWords, FencedWords, atomic_words, fenced_words, unsupported_reason
+from collectives.transports.shm import is_supported, kernel
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(params=[AtomicWords, FencedWords])
+def ordered(request, monkeypatch):
+    """As on such a processor, with a compiler or without."""
+    made = atomic_words() if request.param is AtomicWords else fenced_words()
+    if made is None:
+        pytest.skip("NOT TESTED: this system forbids membarrier")
+    monkeypatch.setattr(module, "_way", lambda: made)
+    return request.param
+
+
+def test_words_hold_what_is_stored(ordered):
+    memory = memoryview(bytearray(32)).cast("Q")
+    words = module.shared_words(memory)
+    assert isinstance(words, ordered)
+    words[0], words[3] = 2**64 - 1, 5
+    words[3] += 1
+    assert [words[index] for index in range(len(words))] == list(memory) == [2**64 - 1, 0, 0, 6]
+
+
+def test_channels_start_and_carry_batches(ordered):
+    inbox, outbox = Inbox(SCHEMA), Outbox(SCHEMA, rows=8, slots=2)
+    outbox.attach(inbox.endpoint)
+    for version in range(5):
+        rows = random_rows(SCHEMA, 8, version)
+        outbox.put(rows, version, timeout_s=LIMIT_S)
+        with inbox.take(LIMIT_S) as batch:
+            assert batch.version == version
+            for name, tensor in rows.items():
+                torch.testing.assert_close(batch[name], tensor, rtol=0, atol=0, equal_nan=True)
+    outbox.close()
+    inbox.close()
+
+
+def test_parameters_are_published_and_read(ordered):
+    with (
+        ParameterBoard.host({"flat": torch.zeros(100)}) as board,
+        ParameterBoard.attach(board.endpoint) as reader,
+    ):
+        board.publish({"flat": torch.arange(100.0)}, version=3)
+        found = {"flat": torch.zeros(100)}
+        assert reader.wait(3, LIMIT_S) == reader.read_into(found) == 3
+        assert torch.equal(found["flat"], torch.arange(100.0))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_members_reduce(ordered, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernel, "offer", lambda *arguments: None)
+        monkeypatch.setattr("collectives.transports.shm.transport.offer", lambda *arguments: None)
+    transports = group(3)
+    assert [transport._kernel is not None for transport in transports] == [compiled] * 3
+    tensors = [torch.full((50_000,), float(rank)) for rank in range(3)]
+
+    def reduce(rank):
+        for _ in range(20):
+            transports[rank].all_reduce(tensors[rank], "max")
+            transports[rank].barrier()
+
+    assert in_threads([lambda rank=rank: reduce(rank) for rank in range(3)]) == [None] * 3
+    assert all(tensor.eq(2.0).all() for tensor in tensors)
+    close(transports)
+
+
+@pytest.fixture
+def on_arm(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    module._way.cache_clear()
+    yield
+    module._way.cache_clear()
+
+
+def words_here():
+    return type(module.shared_words(memoryview(bytearray(8)).cast("Q")))
+
+
+def test_arm_takes_the_compiled_way(on_arm):
+    assert words_here() is AtomicWords
+    assert is_supported()
+
+
+def test_arm_without_a_compiler_takes_the_other_and_says_so(on_arm, monkeypatch, caplog):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert words_here() is FencedWords
+    assert is_supported()
+    (warning,) = caplog.messages
+    assert "no C compiler (looked for no-such-compiler)" in warning
+
+
+def test_with_neither_a_channel_says_what_to_install(on_arm, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(module, "NUMBERS", None)
+    assert "shared memory on aarch64 needs a C compiler" in unsupported_reason()
+    with pytest.raises(ChannelError, match="install a compiler or set CC"):
+        Outbox(SCHEMA, rows=8)
