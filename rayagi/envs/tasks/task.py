@@ -155,7 +155,7 @@ Seen = TypeVar("Seen")
 class Rules(ABC, Generic[TaskT]):
     """A task's functions, bound to a model and a device. Pure: the same arguments give the same results, nothing is kept,
     nothing waits for the device (no ``item``, no ``nonzero``, no indexing by a mask), so that a GPU can capture them. On a
-    CPU they are compiled: of torch they may use what ``compiled/tensors.py`` knows.
+    CPU they are compiled where ``compiled/tensors.py`` knows all that they do, and else run on torch.
     """
 
     def __init__(
