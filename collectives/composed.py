@@ -15,7 +15,7 @@ from collectives.arrivals import Arrivals
 from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.queue import Handle, OperationQueue
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
 from collectives.transports.base import (
@@ -25,6 +25,7 @@ from collectives.transports.base import (
     SharesMemory,
     Transport,
 )
+from collectives.transports.calls import layout_of
 
 Result = TypeVar("Result")
 
@@ -115,11 +116,12 @@ class ComposedCommunicator:
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place, by the schedule."""
-        self._queue.call(partial(self._reduce_all, checked(tensors, op), op))
+        self._call("all_reduce", partial(self._reduce_all, checked(tensors, op), op))
 
     def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
         """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``."""
-        return self._queue.start(partial(self._reduce_all, checked(tensors, op), op))
+        reduction = partial(self._reduce_all, checked(tensors, op), op)
+        return self._queue.start(partial(self._guarded, "all_reduce", reduction))
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
@@ -178,7 +180,8 @@ class ComposedCommunicator:
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
-        operations = self._shares.compiled(tensor) if self._shares is not None else None
+        shares = self._shares
+        operations = None if shares is None else self._call("compiled", lambda: shares.compiled(tensor))
         return None if operations is None else _InTurn(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
@@ -186,7 +189,7 @@ class ComposedCommunicator:
         listed = tuple(ranks)
         if not listed or len(set(listed)) < len(listed) or not set(listed) <= set(range(self.world_size)):
             raise ValueError(f"ranks={listed}: list different ranks from 0 to {self.world_size - 1}")
-        made = self._call("group", lambda: self._wiring.group(listed))
+        made = self._call("group", partial(self._group, listed))
         if made is not None:
             self._groups.append(made)
         return made
@@ -213,6 +216,17 @@ class ComposedCommunicator:
     ) -> None:
         self.close()
 
+    def _group(self, ranks: tuple[int, ...]) -> Communicator | None:
+        """Make a group once all members are known to have asked for the same."""
+        row = torch.full((self.world_size,), -1, dtype=torch.int64)
+        row[: len(ranks)] = torch.tensor(ranks)
+        asked = [[rank for rank in theirs if rank >= 0] for theirs in self._whole.all_gather(row).tolist()]
+        for rank, theirs in enumerate(asked):
+            if theirs != [*ranks]:
+                text = f"rank {self.rank} called group({[*ranks]}), and rank {rank} group({theirs})"
+                raise MismatchedCallError("group", self.rank, f"rank {rank}", 0.0, text)
+        return self._wiring.group(ranks)
+
     def _transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The one for this primitive and group, made where it is asked for first."""
         key = (primitive, ranks)
@@ -235,26 +249,25 @@ class ComposedCommunicator:
         """One bucket through all steps."""
         if not tensors:
             return
-        flat = adjacent(tensors)
+        flat, layout = adjacent(tensors), layout_of(tensors)
         if flat is not None:
-            self._run_schedule(flat, op)
+            self._run_schedule(flat, op, layout)
             return
         bucket = self._bucket(sum(tensor.numel() for tensor in tensors), tensors[0])
         pieces = views(bucket, tensors)
         copy_all(tensors, pieces)
-        self._run_schedule(bucket, op)
+        self._run_schedule(bucket, op, layout)
         copy_all(pieces, tensors)
 
-    def _run_schedule(self, flat: Tensor, op: ReduceOp) -> None:
-        self._refuse_if_broken("all_reduce")
+    def _run_schedule(self, flat: Tensor, op: ReduceOp, layout: int) -> None:
         # In bfloat16 a transport would divide before it rounds, and the result would depend on the number of steps.
         fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
         for own in self._steps:
             try:
-                perform(own.step, own.transport, flat, op if fused else _undivided(op))
+                perform(own.step, own.transport, flat, op if fused else _undivided(op), layout)
             except CommunicatorError as error:
-                where = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
-                raise self._failed(error, "all_reduce", where) from error
+                error.step = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
+                raise
         if op == "mean" and not fused:
             flat.div_(self.world_size)
 
@@ -278,17 +291,16 @@ class ComposedCommunicator:
         try:
             return do()
         except CommunicatorError as error:
-            raise self._failed(error, operation, "") from error
+            raise self._failed(error, operation) from error
 
     def _refuse_if_broken(self, operation: str) -> None:
         if self._broken is not None:
             raise CommunicatorError(operation, self.rank, "nobody", 0.0, self._broken)
 
-    def _failed(self, error: CommunicatorError, operation: str, step: str) -> CommunicatorError:
+    def _failed(self, error: CommunicatorError, operation: str) -> CommunicatorError:
         """A transport's error as this communicator's, which leaves all its groups: nobody shall wait for it."""
-        located = CommunicatorError(
-            operation, self.rank, error.waiting_for, error.waited_s, error.detail, step
-        )
+        kind = MismatchedCallError if isinstance(error, MismatchedCallError) else CommunicatorError
+        located = kind(operation, self.rank, error.waiting_for, error.waited_s, error.detail, error.step)
         explained = self._wiring.explained(located)
         self._broken = f"an earlier {operation} failed: {explained.waiting_for}: {explained.detail}"
         self._release()
@@ -302,14 +314,14 @@ class ComposedCommunicator:
         self._wiring.close()
 
 
-def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp) -> None:
+def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp, layout: int = 0) -> None:
     """Take part in a step over the transport of one of its groups."""
     if step.op == "all_reduce":
-        transport.all_reduce(flat, op)
+        transport.all_reduce(flat, op, layout)
     elif step.op == "reduce":
-        transport.reduce(flat, op)
+        transport.reduce(flat, op, layout)
     else:
-        transport.broadcast(flat)
+        transport.broadcast(flat, 0, layout)
 
 
 @dataclass(frozen=True, slots=True)

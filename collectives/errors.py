@@ -39,6 +39,10 @@ class CommunicatorError(RuntimeError):
         )
 
 
+class MismatchedCallError(CommunicatorError):
+    """Members called different operations. All of them raise this, before data moves; ``detail`` names both calls."""
+
+
 class MemberLostError(CommunicatorError):
     """A member's process or host is gone. The others raise this wherever they are, and form the next generation.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ import torch
 from collectives.choice import choose
 from collectives.communicator import Communicator
 from collectives.composed import ComposedCommunicator
-from collectives.errors import CommunicatorError, MemberLostError
+from collectives.errors import CommunicatorError, MemberLostError, MismatchedCallError, RendezvousError
 from collectives.liveness import Liveness
 from collectives.rendezvous import Member, Rendezvous, await_endpoint, poll
 from collectives.schedule import Primitive, ranks_text
@@ -26,6 +27,8 @@ TransportName = Literal["auto", "shm", "gloo"]
 """auto: what the composition names, shared memory inside a host where it works, Gloo across hosts. shm: all members
 share a host, and its memory. gloo: Gloo only, whatever the composition names."""
 
+_MISMATCH = "mismatched call"
+"""Under this key members that compared their calls publish what differed, for those that did not get to comparing."""
 _LOSS_NEWS_S = 0.7
 """How long after an error the news of a loss behind it may take: of a process that ended it is there already, and of a
 host that fell silent one member hears at most a heartbeat and its way before another, which then leaves."""
@@ -44,9 +47,22 @@ class Meeting:
     liveness: Liveness
 
     def explained(self, error: CommunicatorError) -> CommunicatorError:
-        """The loss behind an error, if there was one: broken connections and missing answers follow from it."""
+        """What is behind an error: a member's loss, or a mismatched call that another member saw; else the error itself.
+
+        Broken connections and missing answers follow from both. Who sees a mismatch publishes it before it leaves.
+        """
         if isinstance(error, MemberLostError):
             return error
+        if isinstance(error, MismatchedCallError):
+            with suppress(RendezvousError):  # another member published its own view
+                self.rendezvous.publish(self.generation, _MISMATCH, error.detail)
+            return error
+        with suppress(RendezvousError):
+            mismatch = self.rendezvous.endpoint(self.generation, _MISMATCH)
+            if mismatch is not None:
+                return MismatchedCallError(
+                    error.operation, error.rank, error.waiting_for, error.waited_s, mismatch, error.step
+                )
         poll(lambda: self.liveness.lost() or None, _LOSS_NEWS_S)
         try:
             self.liveness.check(error.operation, error.step, error.waited_s)

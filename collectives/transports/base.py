@@ -20,18 +20,19 @@ class Transport(Protocol):
     Tensors are flat and contiguous. Elements are combined in rank order, each by one member, so results are bitwise
     equal on all members and from run to run; bfloat16 is accumulated in float32 and rounded once. NaN and infinity
     travel: a NaN anywhere makes the result NaN, for max too. Operations raise
-    ``collectives.errors.CommunicatorError``; after an error the transport is unusable.
+    ``collectives.errors.CommunicatorError``; after an error the transport is unusable. Before data moves members compare
+    what they called (``calls.py``): where that differs, the operation fails on all of them, naming both calls.
     """
 
     rank: int
     """Among this transport's own members."""
     world_size: int
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        """Reduce in place, on every member."""
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
+        """Reduce in place, on every member. ``layout`` as of ``calls.layout_of``: members compare it, here and below."""
         ...
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
         ...
 
@@ -43,7 +44,7 @@ class Transport(Protocol):
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
         ...
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
         ...
 

@@ -22,15 +22,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.limits import await_completion
 from collectives.rendezvous import Member
 from collectives.shares import shares
+from collectives.transports import calls
 from collectives.transports.base import ReduceOp
 from collectives.transports.device_memory import Control, DeviceBuffer, remove_leftovers
 
-_CALLS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "buffer")
-_OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 _SCRATCH = -1
 _MIN_SCRATCH_BYTES = 2**20
@@ -57,16 +56,17 @@ class DeviceTransport:
         self._scratch: DeviceBuffer | None = None
         self._sums: dict[torch.dtype, Tensor] = {}
         self._broken: str | None = None
+        self._num_operations = 0
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place, on every member."""
-        with self._operation("all_reduce", tensor, op) as views:
+        with self._operation("all_reduce", tensor, op, layout=layout) as views:
             self._reduce_share(views, op)
             self._gather_shares(views, tensor)
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        with self._operation("reduce", tensor, op) as views:
+        with self._operation("reduce", tensor, op, layout=layout) as views:
             self._reduce_share(views, op)
             self._gather_shares(views, tensor if self.rank == 0 else None)
 
@@ -89,9 +89,9 @@ class DeviceTransport:
             self._meet()
         return gathered
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        with self._operation("broadcast", tensor, detail=source) as views:
+        with self._operation("broadcast", tensor, detail=source, layout=layout) as views:
             if self.rank != source:
                 tensor.detach().view(-1).copy_(views[source])
             self._meet()
@@ -107,9 +107,10 @@ class DeviceTransport:
         Raises:
             CommunicatorError: members asked for different sizes, or the device's memory cannot be shared between them.
         """
-        number, index = len(self._registered), _dtype_index(dtype)
+        number = len(self._registered)
+        _check_dtype(dtype)
         with self._translated("buffer"):
-            self._agree("buffer", (number, index, numel, 0))
+            self._agree(calls.encoded("buffer", 0, dtype, numel))
             if not numel:  # nothing to share, and no address to be known by
                 return torch.zeros(0, dtype=dtype, device=self._device)
             registered = DeviceBuffer.share(self._control, number, numel, dtype, self._device, self._settle)
@@ -128,16 +129,16 @@ class DeviceTransport:
 
     @contextmanager
     def _operation(
-        self, call: str, tensor: Tensor, op: ReduceOp = "sum", detail: int = 0
+        self, call: str, tensor: Tensor, op: ReduceOp = "sum", detail: int = 0, layout: int = 0
     ) -> Iterator[tuple[Tensor, ...]]:
         """Meet for an operation: every member's contents of its tensor, by rank, all complete."""
         self._check_arguments(call, tensor, op, detail)
         with self._translated(call):
             registered = self._find(tensor)
-            number = registered.number if registered else _SCRATCH
+            place = registered.number + 1 if registered else calls.ON_DEVICE
             self._settle()
-            what = (number, _dtype_index(tensor.dtype), tensor.numel(), 16 * _OPS.index(op) + detail)
-            self._agree(call, what)
+            detail = calls.OPS.index(op) if "reduce" in call else detail
+            self._agree(calls.encoded(call, detail, tensor.dtype, tensor.numel(), place, layout))
             if registered is not None:
                 yield tuple(view[: tensor.numel()] for view in registered.views)
             else:
@@ -149,7 +150,7 @@ class DeviceTransport:
                 f"{call} takes contiguous tensors on {self._device}, not one on {tensor.device} "
                 f"of strides {tensor.stride()}"
             )
-        _dtype_index(tensor.dtype)
+        _check_dtype(tensor.dtype)
         if op == "mean" and not tensor.is_floating_point():
             raise ValueError(f"{call}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
         if not 0 <= detail < self.world_size:
@@ -207,20 +208,14 @@ class DeviceTransport:
             self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
         return self._sums[dtype][:numel]
 
-    def _agree(self, call: str, what: tuple[int, int, int, int]) -> None:
+    def _agree(self, word: int) -> None:
         """Wait for all members, and make sure that they came for the same."""
-        mine = torch.tensor([_CALLS.index(call), *what], dtype=torch.int64)
-        for rank, theirs in enumerate(self._control.all_gather(mine)):
-            if not torch.equal(theirs, mine):
-                other = self._members[rank]
-                raise CommunicatorError(
-                    call,
-                    self._me,
-                    str(other),
-                    0.0,
-                    f"rank {self._me} called {_described(mine)}, and rank {other.rank} {_described(theirs)}; "
-                    "every member must call the same operations in the same order",
-                )
+        self._num_operations += 1
+        gathered = self._control.all_gather(calls.signature(word, self._num_operations))
+        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        if different is not None:
+            other = self._members[different[0]]
+            raise MismatchedCallError(calls.name(word), self._me, str(other), 0.0, different[1])
 
     def _meet(self) -> None:
         """Wait until all members' devices have done what came before."""
@@ -263,19 +258,6 @@ def _nothing() -> None:
     """Nobody but this process takes part in what is waited for."""
 
 
-def _dtype_index(dtype: torch.dtype) -> int:
+def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
         raise ValueError(f"members reduce {', '.join(map(str, _DTYPES))}, not {dtype}")
-    return _DTYPES.index(dtype)
-
-
-def _described(call: Tensor) -> str:
-    """A call as text: ``all_reduce(sum) of 7 float32 in buffer 0``."""
-    index, number, dtype, numel, rest = (int(word) for word in call)
-    name = _CALLS[index]
-    if name == "broadcast":
-        name = f"broadcast(source={rest})"
-    elif "reduce" in name:
-        name = f"{name}({_OPS[rest // 16]})"
-    where = "memory of its own" if number == _SCRATCH else f"buffer {number}"
-    return f"{name} of {numel} {str(_DTYPES[dtype]).removeprefix('torch.')} in {where}"

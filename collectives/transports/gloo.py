@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.rendezvous import Member
 from collectives.shares import shares
+from collectives.transports import calls
 from collectives.transports.arithmetic import combine
 from collectives.transports.base import ReduceOp
 from collectives.transports.gloo_mesh import connected_mesh
@@ -127,6 +128,7 @@ class GlooTransport:
         """
         self.rank = rank
         self.world_size = len(members)
+        self._members = members
         self._me = members[rank].rank
         self._others = ", ".join(str(member) for member in members if member is not members[rank])
         self._timeout_s = timeout_s
@@ -134,6 +136,7 @@ class GlooTransport:
         self._store = store
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._broken: str | None = None
+        self._num_operations = 0
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=_address(members, rank))]
@@ -148,8 +151,9 @@ class GlooTransport:
                 "connect", self._me, self._others, time.monotonic() - begin, str(error).splitlines()[0]
             ) from error
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place: each member its share, which it then sends to all."""
+        self._agree("all_reduce", tensor, calls.OPS.index(op), layout)
         with _on_host(tensor) as flat:
             self._reduce_share("all_reduce", flat, op)
             pieces = [flat[begin:end] for begin, end in shares(flat.numel(), self.world_size)]
@@ -160,8 +164,9 @@ class GlooTransport:
                 ],
             )
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
+        self._agree("reduce", tensor, calls.OPS.index(op), layout)
         with _on_host(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
             own = self._scratch_like(flat, end - begin).copy_(flat[begin:end])
@@ -172,26 +177,29 @@ class GlooTransport:
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
+        self._agree("reduce_scatter", tensor, calls.OPS.index(op))
         with _on_host(tensor) as flat:
             return self._reduce_share("reduce_scatter", flat, op)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        self._agree("all_gather", tensor)
         own = tensor.detach().cpu().contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
             self._run("all_gather", lambda group: [group._allgather_base(_bytes(gathered), _bytes(own))])
         return gathered.to(tensor.device)
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
+        self._agree("broadcast", tensor, source, layout)
         if tensor.numel():
             with _on_host(tensor) as flat:
                 self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
-        self._run("barrier", lambda group: [group.barrier()])
+        """Wait until every member is here: all must have come to compare that they did."""
+        self._agree("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: Gloo sends from and receives into any."""
@@ -204,6 +212,24 @@ class GlooTransport:
             ending, self._group = _Ending(self._group), None
             # Elsewhere: the group's end waits for an operation that was given up, until Gloo's own time limit.
             threading.Thread(target=ending, name="gloo-ending", daemon=True).start()
+
+    def _agree(self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0) -> None:
+        """Compare what all members came for, before Gloo sees a size: by itself it ends the process, or mixes them.
+
+        Raises:
+            CommunicatorError: on all members, if one called something else; the transport is closed then.
+        """
+        self._num_operations += 1
+        kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
+        own = calls.signature(calls.encoded(call, detail, *kind, layout=layout), self._num_operations)
+        gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8)
+        self._run(call, lambda group: [group._allgather_base(gathered.view(-1), own)])
+        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        if different is not None:
+            self._broken = f"an earlier {call} failed: {different[1]}"
+            self.close()
+            other = self._members[different[0]]
+            raise MismatchedCallError(call, self._me, str(other), 0.0, different[1])
 
     def _sizes(self, tensor: Tensor) -> list[int]:
         return [end - begin for begin, end in shares(tensor.numel(), self.world_size)]

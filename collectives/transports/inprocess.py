@@ -8,8 +8,9 @@ import time
 import torch
 from torch import Tensor
 
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.shares import shares
+from collectives.transports import calls
 from collectives.transports.arithmetic import combine
 from collectives.transports.base import ReduceOp
 
@@ -22,7 +23,9 @@ class InProcessGroup:
         self.timeout_s = timeout_s
         self.deposits: list[Tensor] = [torch.empty(0)] * world_size
         self.result = torch.empty(0)
-        self._present: set[int] = set()
+        self._present: dict[int, int] = {}
+        """Who has arrived, and for which call."""
+        self._mismatch: dict[int, int] | None = None
         self._left: set[int] = set()
         self._meetings = 0
         self._changed = threading.Condition()
@@ -31,30 +34,38 @@ class InProcessGroup:
         """One member's view."""
         return InProcessTransport(self, rank)
 
-    def arrive(self, operation: str, rank: int) -> None:
-        """Wait until every member arrived as often as this one.
+    def arrive(self, word: int, rank: int) -> None:
+        """Wait until every member arrived as often as this one, for the same call.
 
         Raises:
-            CommunicatorError: a member left before, or came too late.
+            CommunicatorError: a member left before, came too late, or called something else.
         """
         begin = time.monotonic()
         with self._changed:
             meeting = self._meetings
-            self._present.add(rank)
+            self._present[rank] = word
             if not self._left and len(self._present) == self.world_size:
-                self._meetings += 1
-                self._present.clear()
+                if len({*self._present.values()}) > 1:
+                    self._mismatch = dict(self._present)
+                    self._left.update(self._present)
+                else:
+                    self._meetings += 1
+                    self._present.clear()
                 self._changed.notify_all()
-                return
             self._changed.wait_for(lambda: self._meetings > meeting or self._left, self.timeout_s)
             if self._meetings > meeting:
                 return
-            absent = sorted(set(range(self.world_size)) - self._present)
+            if self._mismatch is not None and self._mismatch.get(rank) == word:
+                other = next(r for r, theirs in sorted(self._mismatch.items()) if theirs != word)
+                different = calls.mismatch(rank, word, other, self._mismatch[other])
+                raise MismatchedCallError(calls.name(word), rank, f"rank {other}", 0.0, different)
+            absent = sorted({*range(self.world_size)} - self._present.keys())
             gone = sorted(self._left)
             self._left.add(rank)  # who comes later does not complete what this one gave up
             self._changed.notify_all()
         detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
-        raise CommunicatorError(operation, rank, f"ranks {absent}", time.monotonic() - begin, detail)
+        waited_s = time.monotonic() - begin
+        raise CommunicatorError(calls.name(word), rank, f"ranks {absent}", waited_s, detail)
 
     def leave(self, rank: int) -> None:
         """Say that a member will not come again."""
@@ -71,46 +82,48 @@ class InProcessTransport:
         self.world_size = group.world_size
         self._group = group
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place: ((t0 + t1) + t2) + ..."""
-        self._reduced("all_reduce", tensor, op)
+        word, _, _ = self._reduced("all_reduce", tensor, op, layout)
         tensor.copy_(self._group.result)
-        self._group.arrive("all_reduce", self.rank)
+        self._group.arrive(word, self.rank)
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0."""
-        self._reduced("reduce", tensor, op)
+        word, _, _ = self._reduced("reduce", tensor, op, layout)
         if self.rank == 0:
             tensor.copy_(self._group.result)
         else:
             _spoil(tensor)
-        self._group.arrive("reduce", self.rank)
+        self._group.arrive(word, self.rank)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
-        begin, end = self._reduced("reduce_scatter", tensor, op)
+        word, begin, end = self._reduced("reduce_scatter", tensor, op)
         _spoil(tensor)
         tensor[begin:end] = self._group.result[begin:end]
-        self._group.arrive("reduce_scatter", self.rank)
+        self._group.arrive(word, self.rank)
         return begin, end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        self._deposit("all_gather", tensor.detach())
+        word = calls.encoded("all_gather", 0, tensor.dtype, tensor.numel())
+        self._deposit(word, tensor.detach())
         gathered = torch.stack(self._group.deposits)
-        self._group.arrive("all_gather", self.rank)
+        self._group.arrive(word, self.rank)
         return gathered
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        self._deposit("broadcast", tensor)
+        word = calls.encoded("broadcast", source, tensor.dtype, tensor.numel(), layout=layout)
+        self._deposit(word, tensor)
         if self.rank != source:
             tensor.copy_(self._group.deposits[source])
-        self._group.arrive("broadcast", self.rank)
+        self._group.arrive(word, self.rank)
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._group.arrive("barrier", self.rank)
+        self._group.arrive(calls.encoded("barrier"), self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: threads see each other's anyway."""
@@ -120,20 +133,21 @@ class InProcessTransport:
         """Leave: members that wait for this one get an error. Safe to call twice."""
         self._group.leave(self.rank)
 
-    def _deposit(self, operation: str, tensor: Tensor) -> None:
+    def _deposit(self, word: int, tensor: Tensor) -> None:
         """Show the others a tensor, until the next arrival."""
         self._group.deposits[self.rank] = tensor
         if self.rank == 0:
             self._group.result = torch.empty_like(tensor)
-        self._group.arrive(operation, self.rank)
+        self._group.arrive(word, self.rank)
 
-    def _reduced(self, operation: str, tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
-        """Every member reduces its share into the group's result; returns the own one."""
-        self._deposit(operation, tensor)
+    def _reduced(self, call: str, tensor: Tensor, op: ReduceOp, layout: int = 0) -> tuple[int, int, int]:
+        """Every member reduces its share into the group's result; returns the call's word and the own share."""
+        word = calls.encoded(call, calls.OPS.index(op), tensor.dtype, tensor.numel(), layout=layout)
+        self._deposit(word, tensor)
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         combine([part[begin:end] for part in self._group.deposits], self._group.result[begin:end], op)
-        self._group.arrive(operation, self.rank)
-        return begin, end
+        self._group.arrive(word, self.rank)
+        return word, begin, end
 
 
 def _spoil(tensor: Tensor) -> None:

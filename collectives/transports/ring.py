@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.limits import await_completion
 from collectives.rendezvous import Member
 from collectives.shares import shares
+from collectives.transports import calls
 from collectives.transports.base import ReduceOp
 
 
@@ -46,6 +47,7 @@ class RingTransport:
         self.rank = rank
         self.world_size = len(members)
         self._group: Any = group
+        self._members = members
         self._me = members[rank].rank
         self._others = others(members, rank)
         self._device = device
@@ -53,14 +55,15 @@ class RingTransport:
         self._check = check
         self._broken: str | None = None
         self._wide = torch.empty(0, device=device)
+        self._num_operations = 0
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place, on every member."""
-        self._reduce("all_reduce", tensor, op, lambda group, part, how: [group.allreduce(part, how)])
+        self._reduce("all_reduce", tensor, op, lambda group, part, how: [group.allreduce(part, how)], layout)
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        self._reduce("reduce", tensor, op, lambda group, part, how: [group.reduce(part, 0, how)])
+        self._reduce("reduce", tensor, op, lambda group, part, how: [group.reduce(part, 0, how)], layout)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified.
@@ -81,22 +84,23 @@ class RingTransport:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        self._agree("all_gather", tensor)
         gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         own = tensor.detach().contiguous().view(-1)
         if own.numel():
             self._run("all_gather", lambda group: [group._allgather_base(gathered.view(-1), own)])
         return gathered
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
+        self._agree("broadcast", tensor, source, layout)
         values = tensor.detach()
         if values.numel():
             self._run("broadcast", lambda group: [group.broadcast(values, source)])
 
     def barrier(self) -> None:
-        """Wait until every member is here: a reduction of one number, which needs no device to be guessed."""
-        token = torch.zeros(1, device=self._device)
-        self._run("barrier", lambda group: [group.allreduce(token, dist.ReduceOp.SUM)])
+        """Wait until every member is here: all must have come to compare that they did."""
+        self._agree("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,): the group reads and writes any tensor of its device in place."""
@@ -118,10 +122,12 @@ class RingTransport:
         tensor: Tensor,
         op: ReduceOp,
         start: Callable[[Any, Tensor, Any], list[dist.Work]],
+        layout: int = 0,
     ) -> None:
         """Reduce through ``start(group, part, how)``, which is right for sums and for maxima without NaN."""
         if op == "mean" and not tensor.is_floating_point():
             raise ValueError(f"{operation}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
+        self._agree(operation, tensor, calls.OPS.index(op), layout)
         if not tensor.numel():
             return
         tensor = tensor.detach()
@@ -143,6 +149,24 @@ class RingTransport:
             values.div_(self.world_size)
         if values is not tensor:
             tensor.copy_(values)
+
+    def _agree(self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0) -> None:
+        """Compare what all members came for, before the group sees a size: NCCL and Gloo would mix them, or wait for ever.
+
+        Raises:
+            CommunicatorError: on all members, if one called something else; the transport is closed then.
+        """
+        self._num_operations += 1
+        kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
+        word = calls.encoded(call, detail, *kind, layout=layout)
+        own = calls.signature(word, self._num_operations).to(self._device)
+        gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8, device=self._device)
+        self._run(call, lambda group: [group._allgather_base(gathered.view(-1), own)])
+        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        if different is not None:
+            self._broken = f"an earlier {call} failed: {different[1]}"
+            self.close()
+            raise MismatchedCallError(call, self._me, str(self._members[different[0]]), 0.0, different[1])
 
     def _widened(self, tensor: Tensor) -> Tensor:
         """The tensor itself, or for bfloat16 its values in float32 memory that is reused."""

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from collectives.transports.shm import calls
+from collectives.transports import calls
 from collectives.transports.shm.kernel import KernelBarrier, Operation
 
 

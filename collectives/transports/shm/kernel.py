@@ -23,8 +23,8 @@ from collectives import futex
 from collectives.compiler import CompilerError, load
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, Words
+from collectives.transports import calls
 from collectives.transports.base import ReduceOp
-from collectives.transports.shm import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
 from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, Barrier
 

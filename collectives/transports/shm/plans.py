@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from collectives.shares import shares
+from collectives.transports import calls
 from collectives.transports.base import ReduceOp
-from collectives.transports.shm import calls, kernel
-from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.calls import ON_DEVICE, ON_HOST
+from collectives.transports.shm import kernel
 from collectives.transports.shm.memory import HALVES, Region
 from collectives.transports.shm.reduction import Reduction
 
@@ -54,7 +55,7 @@ class Plans:
         self._rank = rank
         self._compiled = compiled
         self.reduction = lru_cache(maxsize=256)(self._reduction)
-        """A plan by operation, operator, type, number of elements, place."""
+        """A plan by operation, operator, type, number of elements, place, layout."""
         self.share = lru_cache(maxsize=256)(self._share)
         """This member's chunks of the first elements of a region."""
         self.compiled_share = lru_cache(maxsize=256)(self._compiled_share)
@@ -68,7 +69,9 @@ class Plans:
         for kept in (self.reduction, self.share, self.compiled_share, self.whole, self._operators):
             kept.cache_clear()
 
-    def _reduction(self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int) -> Plan:
+    def _reduction(
+        self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int, layout: int = 0
+    ) -> Plan:
         operator = self._operators(op, dtype)
         staged = place in (ON_HOST, ON_DEVICE)
         small = operator.chunk if place == ON_HOST else _SMALL_BYTES // dtype.itemsize
@@ -79,7 +82,7 @@ class Plans:
             to = range(self._rank, self._rank + 1)
         else:  # scattering what is not in registered memory saves nothing
             to = range(self._world_size)
-        word = calls.encoded(call, calls.OPS.index(op), dtype, numel, place)
+        word = calls.encoded(call, calls.OPS.index(op), dtype, numel, place, layout)
         compiled: tuple[kernel.Operation, ...] = ()
         if self._compiled and whole:
             outputs = 1 if call == "reduce" else self._world_size

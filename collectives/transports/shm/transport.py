@@ -23,9 +23,9 @@ from torch import Tensor
 from collectives.arrivals import Arrivals
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
+from collectives.transports import calls
 from collectives.transports.base import CompiledOperations, ReduceOp
-from collectives.transports.shm import calls
-from collectives.transports.shm.calls import ON_DEVICE, ON_HOST
+from collectives.transports.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.compiled import CompiledGroup
 from collectives.transports.shm.kernel import KernelBarrier, Operation, agreed, library, offer
 from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
@@ -65,7 +65,7 @@ class SharedMemoryTransport:
         self._staging = Staging(segment.halves, rank)
         self._regions: list[Region] = list(segment.halves)
         self._numbers: dict[int, int] = {}
-        self._ready: dict[tuple[str, str, int, int, torch.dtype], Plan] = {}
+        self._ready: dict[tuple[str, str, int, int, torch.dtype, int], Plan] = {}
         """Plans of one call of the kernel, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
         self._plans = Plans(self._regions, self.world_size, rank, compiled=False)
         self._lock = threading.RLock()
@@ -78,13 +78,13 @@ class SharedMemoryTransport:
             self._barrier = self._kernel = KernelBarrier(self._barrier, library())
             self._plans = Plans(self._regions, self.world_size, rank, compiled=True)
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place, on every member."""
-        self._reduce("all_reduce", tensor, op)
+        self._reduce("all_reduce", tensor, op, layout)
 
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        self._reduce("reduce", tensor, op)
+        self._reduce("reduce", tensor, op, layout)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified.
@@ -117,13 +117,13 @@ class SharedMemoryTransport:
                 self._arrive(word)
         return gathered
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
         if not 0 <= source < self.world_size:
             raise ValueError(f"source is {source}, of {self.world_size} members; give a rank of this group")
         with self._lock:
             place, flat = self._place("broadcast", tensor), _flat(tensor)
-            word = calls.encoded("broadcast", source, flat.dtype, flat.numel(), place)
+            word = calls.encoded("broadcast", source, flat.dtype, flat.numel(), place, layout)
             if place in (ON_HOST, ON_DEVICE):
                 for piece in pieces(flat.numel(), flat.element_size()):
                     half = self._staging.next_half()
@@ -249,15 +249,15 @@ class SharedMemoryTransport:
         self._staging.pin(tensor)
         return ON_DEVICE
 
-    def _reduce(self, call: str, tensor: Tensor, op: ReduceOp) -> Plan:
+    def _reduce(self, call: str, tensor: Tensor, op: ReduceOp, layout: int = 0) -> Plan:
         with self._lock:
-            key = (call, op, tensor.data_ptr(), tensor.numel(), tensor.dtype)
+            key = (call, op, tensor.data_ptr(), tensor.numel(), tensor.dtype, layout)
             ready = self._ready.get(key)
             if ready is not None and self._kernel is not None and tensor.is_contiguous():
                 self._run(self._kernel, ready.compiled[0])
                 return ready
             place = self._place(call, tensor)
-            plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place)
+            plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place, layout)
             if plan.compiled and not plan.whole:
                 self._ready[key] = plan
             if self._kernel is not None and plan.compiled:

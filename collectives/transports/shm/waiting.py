@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from collectives import futex
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.processes import Processes
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, Words
-from collectives.transports.shm import calls
+from collectives.transports import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
@@ -159,15 +159,17 @@ class Barrier:
 
     def _refuse(self, call: int, member: Member, other_call: int) -> None:
         """Two members came for different calls: what they would exchange means nothing."""
-        self._fail(
-            call,
-            member,
-            0.0,
-            f"rank {self._me.rank} called {calls.described(call)}, and rank {member.rank} "
-            f"{calls.described(other_call)}; every member must call the same operations in the same order",
-        )
+        different = calls.mismatch(self._me.rank, call, member.rank, other_call)
+        self._fail(call, member, 0.0, different, MismatchedCallError)
 
-    def _fail(self, call: int, member: Member, waited_s: float, detail: str) -> None:
+    def _fail(
+        self,
+        call: int,
+        member: Member,
+        waited_s: float,
+        detail: str,
+        kind: type[CommunicatorError] = CommunicatorError,
+    ) -> None:
         self.broken = self.broken or f"an earlier {calls.name(call)} failed: {member}: {detail}"
         self.leave()
-        raise CommunicatorError(calls.name(call), self._me.rank, str(member), waited_s, detail)
+        raise kind(calls.name(call), self._me.rank, str(member), waited_s, detail)

@@ -157,8 +157,8 @@ def call_differently(communicator, done):
 
 def test_members_that_call_different_operations_are_told_both():
     first, second = (
-        "all_reduce(sum) of 10 float32 in buffer 0",
-        "broadcast(source=1) of 7 float64 in memory of its own",
+        "all_reduce(sum) of 10 float32 in buffer 1",
+        "broadcast(source=1) of 7 float64 on a device",
     )
     (error, later), (other, _) = run_group("shm", 2, call_differently)
     assert f"rank 0 called {first}, and rank 1 {second}" in error

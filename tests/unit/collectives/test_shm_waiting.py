@@ -6,7 +6,8 @@ import pytest
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
-from collectives.transports.shm import calls, waiting
+from collectives.transports import calls
+from collectives.transports.shm import waiting
 from collectives.transports.shm.memory import Segment
 from collectives.transports.shm.waiting import Barrier
 

@@ -6,8 +6,9 @@ from test_shm_kernel import close, group
 from test_shm_waiting import in_threads
 
 from collectives.errors import CommunicatorError
+from collectives.transports import calls
 from collectives.transports.inprocess import InProcessGroup
-from collectives.transports.shm import calls, kernel, memory
+from collectives.transports.shm import kernel, memory
 from experiments.collectives.suspension import run
 
 

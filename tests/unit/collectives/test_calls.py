@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from collectives.transports.shm import calls
-from collectives.transports.shm.calls import ON_DEVICE, encoded
+from collectives.transports import calls
+from collectives.transports.calls import ON_DEVICE, encoded
 
 
 @pytest.mark.parametrize(

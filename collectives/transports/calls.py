@@ -1,0 +1,148 @@
+"""What a member came for, in one word of 64 bits: members compare it before data moves, over every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collectives.transports.base import ReduceOp
+
+_OF_A_LIST = " of a list"
+
+CALLS = (
+    "connect",
+    "barrier",
+    "buffer",
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "common",
+    *(f"{call}{_OF_A_LIST}" for call in ("all_reduce", "reduce", "broadcast")),
+)
+OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
+ON_HOST, ON_DEVICE = 0, 255
+"""Where the tensor is; 1 to 254 is the registered buffer of this number."""
+
+_MOST_SHAPES = 8
+"""Of a list, in an error."""
+_SHAPES: dict[int, str] = {}
+"""The shapes of this process's lists, by their digests."""
+
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+_DTYPE_INDEX = {dtype: index for index, dtype in enumerate(_DTYPES)}
+
+# call 4 bits, operator or source 8, type 7, place 8, elements 37 (of a list: the digest of its shapes)
+_NUMEL_BITS, _PLACE_BITS, _DTYPE_BITS, _DETAIL_BITS = 37, 8, 7, 8
+_PLACE_AT = _NUMEL_BITS
+_DTYPE_AT = _PLACE_AT + _PLACE_BITS
+_DETAIL_AT = _DTYPE_AT + _DTYPE_BITS
+_CALL_AT = _DETAIL_AT + _DETAIL_BITS
+
+
+@lru_cache(maxsize=4096)
+def encoded(
+    call: str,
+    detail: int = 0,
+    dtype: torch.dtype = torch.uint8,
+    numel: int = 0,
+    place: int = ON_HOST,
+    layout: int = 0,
+) -> int:
+    """A call as a word.
+
+    Args:
+        call: one of CALLS
+        detail: the index of the operator in ``OPS``, or the source of a broadcast
+        dtype, numel: of the tensor
+        place: of the tensor
+        layout: from ``layout_of``, of the tensors that the tensor is a bucket of
+    """
+    if layout:
+        call, numel = call + _OF_A_LIST, layout
+    return (
+        CALLS.index(call) << _CALL_AT
+        | detail << _DETAIL_AT
+        | _DTYPE_INDEX[dtype] << _DTYPE_AT
+        | place << _PLACE_AT
+        | numel
+    )
+
+
+def name(word: int) -> str:
+    """The operation, e.g. ``all_reduce``."""
+    return CALLS[word >> _CALL_AT].removesuffix(_OF_A_LIST)
+
+
+def layout_of(tensors: Sequence[Tensor]) -> int:
+    """A digest of several tensors' shapes, which differs for lists of equal total; 0 for one tensor."""
+    return _digest(tuple(tuple(tensor.shape) for tensor in tensors)) if len(tensors) > 1 else 0
+
+
+@lru_cache(maxsize=4096)
+def _digest(shapes: tuple[tuple[int, ...], ...]) -> int:
+    digest = blake2b(repr(shapes).encode(), digest_size=8).digest()
+    layout = int.from_bytes(digest, "little") & (1 << _NUMEL_BITS) - 1 or 1
+    shown = ", ".join(map(str, shapes[:_MOST_SHAPES]))
+    more = f" and {len(shapes) - _MOST_SHAPES} more" if len(shapes) > _MOST_SHAPES else ""
+    _SHAPES[layout] = f"of shapes {shown}{more}"
+    return layout
+
+
+def mismatch(rank: int, word: int, other_rank: int, other_word: int) -> str:
+    """Two members came for different calls: what they would exchange means nothing."""
+    return (
+        f"rank {rank} called {described(word)}, and rank {other_rank} {described(other_word)}; "
+        "every member must call the same operations in the same order"
+    )
+
+
+def signature(word: int, number: int) -> Tensor:
+    """What a member tells the others before an operation: its call, and which of its operations that is; (16,) bytes."""
+    return torch.from_numpy(np.array([word, number], dtype=np.uint64)).view(torch.uint8)
+
+
+def difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int, str] | None:
+    """The first member whose signature is not this one's, as an index, and what to say; None where all are alike.
+
+    Args:
+        signatures: of all members, (world_size, 16) bytes
+        rank: of this member among them
+        ranks: what errors call them
+    """
+    table = signatures.cpu().contiguous().numpy().view(np.uint64).tolist()
+    word, number = table[rank]
+    for index, (other_word, other_number) in enumerate(table):
+        if (other_word, other_number) != (word, number):
+            text = mismatch(ranks[rank], word, ranks[index], other_word)
+            if other_number != number:
+                text += f" (operations {number} and {other_number} of the group)"
+            return index, text
+    return None
+
+
+def described(word: int) -> str:
+    """The call as text: ``all_reduce(sum) of 7 float32 in buffer 1``."""
+    call, detail, numel = name(word), _field(word, _DETAIL_AT, _DETAIL_BITS), _field(word, 0, _NUMEL_BITS)
+    if call in ("connect", "barrier"):
+        return call
+    if call in ("all_reduce", "reduce", "reduce_scatter"):
+        call = f"{call}({OPS[detail]})"
+    elif call == "broadcast":
+        call = f"broadcast(source={detail})"
+    dtype = str(_DTYPES[_field(word, _DTYPE_AT, _DTYPE_BITS)]).removeprefix("torch.")
+    place = _field(word, _PLACE_AT, _PLACE_BITS)
+    where = {ON_HOST: "", ON_DEVICE: " on a device"}.get(place, f" in buffer {place}")
+    if CALLS[word >> _CALL_AT].endswith(_OF_A_LIST):
+        return f"{call} of a list of {dtype} {_SHAPES.get(numel, 'of other shapes')}{where}"
+    return f"{call} of {numel} {dtype}{where}"
+
+
+def _field(word: int, at: int, bits: int) -> int:
+    return word >> at & (1 << bits) - 1
