@@ -32,17 +32,19 @@ def flushed_denormals() -> Iterator[None]:
         yield
         return
     before, _nested.inside = flushes_denormals(), True
-    _flush(True)
+    threads = torch.get_num_threads()
+    _flush(True, threads)
     try:
         yield
     finally:
-        _flush(before)
+        # Workers that torch no longer uses, because it got fewer threads meanwhile, wait in libgomp's pool.
+        _flush(before, max(threads, torch.get_num_threads()))
         _nested.inside = False
 
 
-def _flush(on: bool) -> None:
+def _flush(on: bool, threads: int) -> None:
     torch.set_flush_denormal(on)  # first: workers that libgomp makes below have this thread's mode
-    threads, parallel = torch.get_num_threads(), _parallel()
+    parallel = _parallel()
     if threads > 1 and parallel is not None:
         parallel(_SET_MODE[on], None, threads, 0)
 

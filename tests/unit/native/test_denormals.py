@@ -40,14 +40,26 @@ SMALL = 1e-20
 @pytest.fixture(params=[False, True], ids=["exact_caller", "flushing_caller"])
 def caller_flushes(request):
     """The mode of this thread before and, as each test leaves it, after what it calls."""
+    keep_denormals()
     torch.set_flush_denormal(request.param)
     assert flushes_denormals() == request.param
     yield request.param
     found = flushes_denormals()
+    keep_denormals()
+    assert found == request.param
+
+
+MOST_THREADS = 4
+
+
+def keep_denormals():
+    """Take no denormals for zeros in this thread and in all of torch's workers for it, those it does not use now included."""
     torch.set_flush_denormal(False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(MOST_THREADS)
     with flushed_denormals():  # after which torch's workers have this thread's mode again
         pass
-    assert found == request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -344,8 +356,9 @@ def test_a_fused_rollout_keeps_the_simulators_numbers(caller_flushes):
     assert is_zero(rollout.outputs[1:])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", [1, 2, MOST_THREADS])
 def test_torch_in_all_of_its_threads(threads):
+    keep_denormals()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -357,6 +370,16 @@ def test_torch_in_all_of_its_threads(threads):
         assert (x * one).view(torch.int32).all()  # and no longer
     finally:
         torch.set_num_threads(before)
+
+
+def test_workers_that_torch_does_not_use_at_the_end(two_torch_threads):
+    keep_denormals()
+    x, one = torch.full((1 << 18,), 1e-40), torch.ones(1 << 18)
+    with flushed_denormals():
+        assert is_zero(x * one)
+        torch.set_num_threads(1)
+    torch.set_num_threads(2)
+    assert (x * one).view(torch.int32).all()
 
 
 def test_torch_in_a_thread_that_made_its_workers_meanwhile(two_torch_threads):
