@@ -53,7 +53,7 @@ MOST_THREADS = 4
 
 
 def keep_denormals():
-    """Take no denormals for zeros in this thread and in all of torch's workers for it, those it does not use now included."""
+    """Take no denormals for zeros in this thread and in all workers of torch that it may have had."""
     torch.set_flush_denormal(False)
     before = torch.get_num_threads()
     torch.set_num_threads(MOST_THREADS)
