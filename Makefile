@@ -1,4 +1,6 @@
-# make train   set up everything and train a robot       make test   set up everything and pass the tests
+# make train     set up everything and train a robot
+# make test      set up everything and pass the tests
+# make test-all  install every extra (JAX, EnvPool, Minari: 1 GB more) and run all tests that need no GPU, the slow ones too
 VENV   ?= .venv
 PYTHON ?= python3
 TASK   ?= Ant-v5
@@ -6,7 +8,7 @@ TIME   ?= 5m
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup train test check test-slow test-gpu clean
+.PHONY: setup train test check test-all test-slow test-gpu clean
 
 setup: $(READY)
 
@@ -34,6 +36,11 @@ test: check
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow and not gpu"
 	$(BIN)/python -m pytest tests/cluster/test_job_submit.py
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow and not gpu" --ignore tests/cluster/test_job_submit.py
+
+test-all: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,gpu,envpool,jax,minari]'
+	$(MAKE) test
+	$(MAKE) test-slow
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"

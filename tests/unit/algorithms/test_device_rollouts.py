@@ -92,8 +92,7 @@ def both_rollouts(make, iterations):
         yield device, simulator, rollout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_a_device_rollout_holds_what_the_ordinary_loop_collects(warp_env):
     for device, simulator, expected in both_rollouts(warp_env, 2):
         found = device.rollout
@@ -115,8 +114,7 @@ def test_a_device_rollout_holds_what_the_ordinary_loop_collects(warp_env):
         assert device.simulator.take_reward_terms() == simulator.take_reward_terms()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
     """With the same orders: parameters, metrics and statistics after two iterations."""
     whose = {"communicator": SoloCommunicator(), "num_envs": ENVS, "first_env_index": 0, "total_envs": ENVS}
@@ -143,8 +141,7 @@ def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
     assert torch.equal(plain.reward_scaler.running, on_device.reward_scaler.running)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_what_is_captured_waits_for_nothing(warp_env):
     """Physics apart, which torch does not see, and the optimiser's step, which has a form of its own for graphs."""
     from no_waiting import NoWaiting
@@ -161,8 +158,7 @@ def test_what_is_captured_waits_for_nothing(warp_env):
         training.run()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
     from actors.gmi import GmiContext, GmiIdentity
     from placement.types import Slice

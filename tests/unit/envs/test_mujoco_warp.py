@@ -20,8 +20,8 @@ pytest.importorskip(
 
 from warp_beside_cpu import make_env, same_state  # noqa: E402
 
-# Warp compiles each model's kernels for the CPU at first use, a minute for each task.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+# Warp compiles each model's kernels for the CPU at first use, up to a minute for a task.
+pytestmark = pytest.mark.timeout(900)
 ANT = "rayagi/Ant-v0"
 
 
@@ -51,10 +51,8 @@ TWENTY = {
 def test_a_task_takes_the_same_course_on_both_engines(env_id):
     """20 steps of two substeps or more from 12 random states: new episodes, and 15 and 55 steps later, on the ground. First
     each step from the same state, then all on their own.
-
-    Where the solver stops before it has converged, as tasks let it, the engines' float32 and float64 differ by much.
     """
-    here, there = (make_env(env_id, engine, 4, converged=True) for engine in ("mujoco_warp", "mujoco_cpu"))
+    here, there = (make_env(env_id, engine, 4) for engine in ("mujoco_warp", "mujoco_cpu"))
     generator = torch.Generator().manual_seed(5)
     assert_near(here.reset(), there.reset(), 1e-4, "first observation")
     for led, tolerances in ((True, ONE_STEP), (False, TWENTY[env_id])):
@@ -190,15 +188,13 @@ def test_a_saved_state_goes_on_to_the_last_bit():
 
 def test_randomised_worlds_are_alike_on_both_engines():
     ranges = {"mass": [0.5, 2.0], "friction": [0.5, 1.5], "gain": [0.9, 1.1], "damping": [0.5, 2.0]}
-    here, there = (
-        make_env(ANT, engine, 3, converged=True, randomize=ranges) for engine in ("mujoco_warp", "mujoco_cpu")
-    )
+    here, there = (make_env(ANT, engine, 3, randomize=ranges) for engine in ("mujoco_warp", "mujoco_cpu"))
     here.reset(), there.reset()
     for _ in range(20):
         found, expected = here.step(torch.ones(3, 8)), there.step(torch.ones(3, 8))
         assert_near(here._worlds.fields["qpos"], there._worlds.fields["qpos"], 1e-3, "qpos")
         assert_near(found.obs, expected.obs, 2e-2, "obs")
-    plain = make_env(ANT, "mujoco_warp", 3, converged=True)
+    plain = make_env(ANT, "mujoco_warp", 3)
     plain.reset()
     for _ in range(20):
         other = plain.step(torch.ones(3, 8))

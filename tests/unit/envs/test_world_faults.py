@@ -12,8 +12,7 @@ ANT = "rayagi/Ant-v0"
 WARP = pytest.param(
     "mujoco_warp",
     marks=[
-        pytest.mark.slow,  # Warp compiles for the CPU
-        pytest.mark.timeout(1800),
+        pytest.mark.timeout(900),  # Warp compiles for the CPU
         pytest.mark.skipif(find_spec("mujoco_warp") is None, reason="the extra 'gpu' is not installed"),
     ],
 )

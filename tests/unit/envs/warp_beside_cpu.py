@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mujoco
 import torch
 
 from rayagi.envs.families import Place
@@ -14,17 +13,10 @@ from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 
-def make_env(env_id: str, engine: str, num_envs: int, *, first=0, seed=3, converged=False, **options) -> Any:
-    """Environments of a task.
-
-    ``converged``: with a solver that goes on until it has converged, which tasks spare themselves, and with round friction
-    cones. In pyramids the tangents matter, of which Warp chooses others than MuJoCo for a capsule that stands on a plane.
-    """
+def make_env(env_id: str, engine: str, num_envs: int, *, first=0, seed=3, **options) -> Any:
+    """Environments of a task's shipped model."""
     task = make_task(env_id, options)
     model = task.load()
-    if converged:
-        model.opt.iterations, model.opt.ls_iterations = 100, 50
-        model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     worlds = make_worlds(engine, task, model, Place(num_envs, first, seed, 1))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
     info = describe(env_id, engine, task, TASKS[env_id].max_episode_steps)
