@@ -39,6 +39,7 @@ from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
 from rayagi.rllib_watch import RunWatch
+from rayagi.run.unstable_share import UnstableShare
 
 # What these say concerns parts of RLlib that rayagi replaces.
 for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
@@ -99,6 +100,7 @@ class GmiAlgorithm(Algorithm):
         self._set_up_metrics()  # RLlib's step() times itself with these
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
+        self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env_info(env.id, env.engine, env.kwargs)
         self.session: Session | None = session_of(
             self.run_spec,
@@ -137,6 +139,7 @@ class GmiAlgorithm(Algorithm):
         with self.metrics.log_time(("timers", "gmi_iteration")):
             (result,) = self._session().train(1)
         wall_s = time.perf_counter() - began
+        self.unstable.add(result.metrics)
         row = self.results.log(self.metrics, result, wall_s)
         self.watch.iterated(result, row, iteration=self.training_iteration + 1, wall_s=wall_s)
 

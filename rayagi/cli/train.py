@@ -112,6 +112,7 @@ def _settings(arguments: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
     return LoopSettings(
         limits=limits,
         seed=spec.seed,
+        max_unstable_share=spec.env.max_unstable_share,
         evaluation_interval=spec.evaluation.interval,
         evaluation_episodes=spec.evaluation.num_episodes,
         checkpoint_every=every,

@@ -107,17 +107,23 @@ class GmiConfig(AlgorithmConfig):
         )
 
     def environment(
-        self, env: str | None = NotProvided, *, engine: str = NotProvided, **rllib_settings: Any
+        self,
+        env: str | None = NotProvided,
+        *,
+        engine: str = NotProvided,
+        max_unstable_share: float = NotProvided,
+        **rllib_settings: Any,
     ) -> Self:
         """The task: ``env`` is an id that `rayagi envs` lists or that gymnasium knows.
 
         Args:
             env: environment id
             engine: what runs it, as `rayagi envs` says, or "auto"
+            max_unstable_share: share of environment steps in which simulations may become unstable before the run ends
             rllib_settings: RLlib's own; ``env_config`` holds keyword arguments for the environment
         """
         super().environment(env, **rllib_settings)
-        return self._set(env_engine=engine)
+        return self._set(env_engine=engine, max_unstable_share=max_unstable_share)
 
     def training(
         self,

@@ -30,6 +30,7 @@ COMMON_PATHS: dict[str, tuple[str, str]] = {
     "env": ("env.id", "environment(env=)"),
     "env_engine": ("env.engine", "environment(engine=)"),
     "env_config": ("env.kwargs", "environment(env_config=)"),
+    "max_unstable_share": ("env.max_unstable_share", "environment(max_unstable_share=)"),
     "gmi_backend": ("gmi.backend", "gmi(backend=)"),
     "gmi_template": ("gmi.template", "gmi(template=)"),
     "num_gmis": ("gmi.num_gmis", "gmi(num_gmis=)"),

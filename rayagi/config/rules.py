@@ -45,6 +45,8 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     """Every rule that ``spec`` breaks."""
     if not spec.env.id.strip():
         yield ConfigError("env.id", spec.env.id, "must name an environment", "`rayagi envs` lists them")
+    if not 0 <= spec.env.max_unstable_share <= 1:
+        yield ConfigError("env.max_unstable_share", spec.env.max_unstable_share, "must be between 0 and 1")
     yield from _gmi(spec.gmi)
     yield from _template(spec)
     yield from _network(spec.network)

@@ -27,6 +27,9 @@ class EnvSpec:
     """What runs it, as `rayagi envs` says. auto: the first engine that has it batched, else gymnasium's environments."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor, as gymnasium.make takes them."""
+    max_unstable_share: float = 0.01
+    """Of environment steps. A simulation that becomes unstable is counted and begins a new episode; a larger share ends the
+    run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import Place, check_saved
+from rayagi.envs.families import Place, check_saved, tell_faults
 from rayagi.envs.gymnasium_adapter import episode_seed
 
 
@@ -27,6 +27,9 @@ class EnvPoolVecEnv:
     Each environment has a generator of its own, seeded once from (seed, global index, episode) as those of Gymnasium are;
     the layout makes no difference. Where an episode ends by itself in its last possible step, EnvPool says only that the
     time limit cut it.
+
+    An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
+    finite observation. It is counted in ``faults`` and begins anew.
     """
 
     resumes_episodes = False
@@ -40,12 +43,19 @@ class EnvPoolVecEnv:
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
         self._episode = np.full(place.num_envs, -1, dtype=np.int64)
         self._elapsed = np.zeros(place.num_envs, dtype=np.int64)
+        self._obs = torch.zeros((place.num_envs, info.obs_dim))
+        self._num_unstable = 0
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Times that an environment left the finite numbers, since the beginning."""
+        return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere, in a new pool: seeds are given when one is made."""
         self._episode += 1
         self._elapsed[:] = 0
-        self.close()
+        self._close_pool()
         place = self._place
         seeds = [
             episode_seed(place.seed, place.first_env_index + i, int(episode)) % 2**31
@@ -62,34 +72,41 @@ class EnvPoolVecEnv:
             )
             self._first_choice = int(getattr(self._pool.action_space, "start", 0))
             obs, _ = self._pool.reset()
-        return _float32(obs)
+        self._refuse_nonfinite(obs, "observation", np.arange(self.num_envs))
+        self._obs = _float32(obs)
+        return self._obs.clone()
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; real actions are clipped to the action range.
 
         Raises:
-            SimulationError: an action, a reward or an observation is not finite.
+            SimulationError: an action, or an episode's first observation, is not finite.
         """
         self._elapsed += 1
         given = actions.detach().cpu().numpy()
         if self._discrete:
             given = given.reshape(-1) + self._first_choice
         else:
-            self._refuse_nonfinite(given, "action")
+            self._refuse_nonfinite(given, "action", np.arange(self.num_envs))
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
-        self._refuse_nonfinite(np.asarray(rewards).reshape(-1, 1), "reward")
-        self._refuse_nonfinite(observed, "observation")
-        final_ids = np.flatnonzero(terminated | truncated)
         obs = _float32(observed)
+        unstable = ~(np.isfinite(rewards) & np.isfinite(observed).all(axis=1))
+        if unstable.any():
+            self._num_unstable += int(unstable.sum())
+            rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
+            obs[unstable] = self._obs[unstable]
+        final_ids = np.flatnonzero(terminated | truncated)
         final_obs = obs[final_ids]
         if final_ids.size:
             begun, _ = self._pool.reset(final_ids.astype(np.int32))  # in the order of the ids
+            self._refuse_nonfinite(begun, "observation", final_ids)
             obs[final_ids] = _float32(begun)
             self._elapsed[final_ids] = 0
             self._episode[final_ids] += 1
+        self._obs = obs
         return StepResult(
-            obs=obs,
+            obs=obs.clone(),
             rewards=_float32(rewards),
             terminated=torch.tensor(terminated),
             truncated=torch.tensor(truncated),
@@ -97,10 +114,10 @@ class EnvPoolVecEnv:
             final_obs=final_obs,
         )
 
-    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str) -> None:
+    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[Any]) -> None:
         finite = np.isfinite(values)
         if not finite.all():
-            i = int(np.flatnonzero(~finite.all(axis=1))[0])
+            i = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
             raise SimulationError(self._place.first_env_index + i, int(self._elapsed[i]), quantity)
 
     def state_dict(self) -> StateDict:
@@ -115,6 +132,10 @@ class EnvPoolVecEnv:
 
     def close(self) -> None:
         """End the pool's threads."""
+        tell_faults(self.info.env_id, self.faults)
+        self._close_pool()
+
+    def _close_pool(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError
+
+_logger = logging.getLogger("rayagi.envs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,13 @@ def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]
     frame_skip = options.get("frame_skip", 1)
     if not isinstance(frame_skip, int) or frame_skip < 1:
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+
+
+def tell_faults(env_id: str, faults: Mapping[str, int]) -> None:
+    """Log what went wrong in simulations, for those who have no metrics to look at."""
+    if any(faults.values()):
+        told = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
+        _logger.warning("%s: faults in worlds, which began anew: %s", env_id, told)
 
 
 def check_saved(env_id: str, saved: int, num_envs: int) -> None:

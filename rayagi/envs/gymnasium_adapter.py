@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.families import check_saved
+from rayagi.envs.families import check_saved, tell_faults
 from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
@@ -128,6 +128,9 @@ class GymnasiumVecEnv:
     Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes
     from (seed, global index), so an environment's course does not depend on which GMI hosts it. Steps run on one
     thread: most of these environments hold the interpreter lock.
+
+    An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
+    finite observation. It is counted in ``faults`` and begins anew.
     """
 
     resumes_episodes = False
@@ -150,6 +153,13 @@ class GymnasiumVecEnv:
         self._episode = np.full(num_envs, -1, dtype=np.int64)
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
         self._action_space = self._envs.single_action_space
+        self._obs: NDArray[Any] = np.zeros((num_envs, self.info.obs_dim))
+        self._num_unstable = 0
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Times that an environment left the finite numbers, since the beginning."""
+        return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
@@ -159,13 +169,16 @@ class GymnasiumVecEnv:
             episode_seed(self._seed, self._first_env_index + i, int(episode))
             for i, episode in enumerate(self._episode)
         ]
-        return _float32(self._envs.reset(seed=seeds)[0])
+        obs = self._envs.reset(seed=seeds)[0]
+        self._refuse_nonfinite(obs, "observation")
+        self._obs = obs.copy()
+        return _float32(obs)
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; real actions are clipped to the action range, choices count from 0.
 
         Raises:
-            SimulationError: an action, a reward or an observation is not finite.
+            SimulationError: an action, or an episode's first observation, is not finite.
         """
         self._elapsed += 1
         given = self._to_space(actions.detach().cpu().numpy())
@@ -175,9 +188,20 @@ class GymnasiumVecEnv:
         final_obs = np.zeros((0, self.info.obs_dim), dtype=np.float32)
         if final_ids.size:
             final_obs = np.stack([info["final_obs"][i] for i in final_ids])
-        self._refuse_nonfinite(np.asarray(rewards).reshape(-1, 1), "reward", np.arange(self.num_envs))
-        self._refuse_nonfinite(obs, "observation", np.arange(self.num_envs))
-        self._refuse_nonfinite(final_obs, "observation", final_ids)
+        reached = obs.copy()
+        reached[final_ids] = final_obs
+        unstable = ~(np.isfinite(rewards) & np.isfinite(reached).all(axis=1))
+        if unstable.any():
+            self._num_unstable += int(unstable.sum())
+            rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
+            reached[unstable] = self._obs[unstable]
+            going_on = unstable & ~done
+            if going_on.any():
+                obs, _ = self._envs.reset(options={"reset_mask": going_on})
+            final_ids = np.flatnonzero(done | unstable)
+            final_obs = reached[final_ids]
+        self._refuse_nonfinite(obs, "observation")
+        self._obs = obs.copy()
         self._elapsed[final_ids] = 0
         self._episode[final_ids] += 1
         return StepResult(
@@ -193,13 +217,13 @@ class GymnasiumVecEnv:
         space = self._action_space
         if isinstance(space, gymnasium.spaces.Discrete):
             return actions.reshape(-1).astype(np.int64) + int(space.start)
-        self._refuse_nonfinite(actions, "action", np.arange(self.num_envs))
+        self._refuse_nonfinite(actions, "action")
         return np.clip(actions, space.low, space.high).astype(space.dtype)
 
-    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[np.int64]) -> None:
+    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str) -> None:
         finite = np.isfinite(values)
         if not finite.all():
-            i = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
+            i = int(np.flatnonzero(~finite.all(axis=1))[0])
             raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
 
     def state_dict(self) -> StateDict:
@@ -214,6 +238,7 @@ class GymnasiumVecEnv:
 
     def close(self) -> None:
         """Close every environment."""
+        tell_faults(self.info.env_id, self.faults)
         self._envs.close()
 
 

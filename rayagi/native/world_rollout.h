@@ -51,6 +51,7 @@ typedef struct {
     enum { IDLE, TO_STEP, TO_JUDGE, TO_BEGIN } stage;
     int64_t t, group, world, end;
     double before; /* the place of ``world`` before it stepped */
+    int64_t unstable; /* whether ``world`` became unstable in this step: set by the caller after WARNED */
     /* Operations that this GMI has come to, and those that others have, who have not lent their cores yet. */
     const int64_t *own;
     const int64_t *const *others;
@@ -93,6 +94,15 @@ static int judge(const Rollout *r, int64_t t, int64_t world, const double *const
     return 1;
 }
 
+/* An unstable world's episode ends without a reward, with the last observation that it had before. */
+static void end_unstable(const Rollout *r, int64_t t, int64_t world) {
+    const int64_t at = t * r->worlds->num_worlds + world;
+    r->rewards[at] = 0.0f;
+    r->terminated[at] = 1;
+    r->truncated[at] = r->elapsed[world] >= r->limit;
+    memcpy(r->final_obs + at * r->obs_dim, r->obs + world * r->obs_dim, r->obs_dim * sizeof *r->obs);
+}
+
 /* The next group, when its last step is made; else none is left. */
 static int take(Rollout *r, Turn *turn) {
     const int64_t n = r->worlds->num_worlds, groups = (n + r->group - 1) / r->group;
@@ -131,8 +141,13 @@ static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
                 if (step_world(r->worlds, s, world, r->substeps)) return WARNED;
             }
             if (turn->stage == TO_JUDGE) {
-                const double speed = (r->place(fields) - turn->before) / r->dt;
                 turn->stage = TO_BEGIN;
+                if (turn->unstable) {
+                    turn->unstable = 0;
+                    end_unstable(r, turn->t, world);
+                    return ENDED;
+                }
+                const double speed = (r->place(fields) - turn->before) / r->dt;
                 if (judge(r, turn->t, world, fields, speed)) return ENDED;
             } else
                 r->observe(fields, r->obs + world * r->obs_dim);

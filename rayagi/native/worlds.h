@@ -26,10 +26,9 @@ typedef struct {
 typedef struct {
     void *data;
     const double *const *fields;
-    const char *warnings; /* counts of each kind, int32 */
+    char *warnings; /* counts of each kind, int32: those of the world that was stepped last */
     int64_t kinds, stride;
-    int32_t *before; /* (kinds,) counts before the world that was stepped last */
-    int64_t world;   /* that was stepped last */
+    int64_t world; /* that was stepped last */
     char message[256];
 } Simulation;
 
@@ -54,11 +53,11 @@ void rayagi_catch(void (**handler)(const char *)) {
     *handler = leave;
 }
 
-static int32_t count(const Simulation *s, int64_t kind) { return *(const int32_t *)(s->warnings + kind * s->stride); }
+static int32_t *count(const Simulation *s, int64_t kind) { return (int32_t *)(s->warnings + kind * s->stride); }
 
 static int warned(const Simulation *s) {
     for (int64_t k = 0; k < s->kinds; k++)
-        if (count(s, k) != s->before[k]) return 1;
+        if (*count(s, k)) return 1;
     return 0;
 }
 
@@ -66,7 +65,8 @@ static int warned(const Simulation *s) {
 static int step_world(const Worlds *w, Simulation *s, int64_t world, int64_t substeps) {
     double *row = w->rows + world * w->width;
     s->world = world;
-    for (int64_t k = 0; k < s->kinds; k++) s->before[k] = count(s, k);
+    /* From zero: MuJoCo sets the counts to zero when it resets an unstable world, so a difference could be missed. */
+    for (int64_t k = 0; k < s->kinds; k++) *count(s, k) = 0;
     w->load(w->model, s->data, row, (int)w->parts);
     for (int64_t i = 0; i < substeps; i++) w->step(w->model, s->data);
     w->forces(w->model, s->data);

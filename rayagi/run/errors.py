@@ -108,6 +108,22 @@ class NonFiniteResultError(RunError):
         )
 
 
+class UnstableSimulationsError(RunError):
+    """Too many of a run's simulations became unstable."""
+
+    def __init__(self, unstable: int, env_steps: int, limit: float) -> None:
+        super().__init__(unstable, env_steps, limit)
+        self.unstable, self.env_steps, self.limit = unstable, env_steps, limit
+
+    def __str__(self) -> str:
+        return (
+            f"simulations became unstable in {self.unstable:,} of the last {self.env_steps:,} environment steps "
+            f"({self.unstable / self.env_steps:.2%}; env.max_unstable_share allows {self.limit:.2%}). Lower the model's "
+            "timestep or the actions' range, or look at the initial state; a higher env.max_unstable_share goes on in spite "
+            "of it"
+        )
+
+
 class LimitReachedError(RunError):
     """A run that was resumed had already reached its limit."""
 

@@ -78,6 +78,8 @@ class LoopSettings:
 
     limits: Limits
     seed: int
+    max_unstable_share: float = 1.0
+    """Of environment steps; more unstable simulations end the run."""
     evaluation_interval: int = 0
     """Iterations between evaluations; 0: none."""
     evaluation_episodes: int = 10

@@ -23,6 +23,7 @@ from rayagi.run.limits import Position, Stop, iterations_until, should_stop
 from rayagi.run.loop_types import LoopSettings, Outcome, Overseer, TrainingSession
 from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
+from rayagi.run.unstable_share import UnstableShare
 from rayagi.run.window import EpisodeWindow
 
 REPORT_S = 1.0
@@ -48,6 +49,7 @@ class TrainingLoop:
         self._session, self._checkpoints, self._recorders = session, checkpoints, recorders
         self._settings, self._interrupt, self._clock = settings, interrupt, clock
         self._window = EpisodeWindow()
+        self._unstable = UnstableShare(settings.max_unstable_share)
         self._iteration = 0
         self._env_steps = 0
         self._episodes = 0
@@ -98,6 +100,7 @@ class TrainingLoop:
 
         Raises:
             NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stands.
+            UnstableSimulationsError: more simulations than allowed became unstable; likewise.
             DiskError: a file cannot be written; the last good checkpoint stands.
             SliceLostError: a share of a GPU was lost, and there is no overseer, or it has tried too often.
         """
@@ -220,6 +223,7 @@ class TrainingLoop:
         for value in result.episode_returns:
             if not math.isfinite(value):
                 raise NonFiniteResultError("episode return", value, self._iteration, self._env_steps)
+        self._unstable.add(result.metrics)
         self._window.add(result.episode_returns, result.episode_lengths, result.reward_terms)
         terms = {reward_column(name): mean for name, mean in self._window.reward_term_means().items()}
         return {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.compiler import CompilerError, load
-from rayagi.envs.mujoco_cpu.physics import raise_if_unstable
+from rayagi.envs.mujoco_cpu.physics import became_unstable
 from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
 from rayagi.native.headers import shared
 
@@ -50,7 +50,6 @@ class _Simulation(ctypes.Structure):
         ("warnings", _ADDRESS),
         ("kinds", _I64),
         ("stride", _I64),
-        ("before", _ADDRESS),
         ("world", _I64),
         ("message", ctypes.c_char * 256),
     )
@@ -88,7 +87,10 @@ class CompiledLoop:
     def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
         """Step at most so many worlds that nobody has taken."""
         thread = self._thread(data)
-        return thread.looked(self._step(self.address, thread.address, num_substeps, most)) != NONE_LEFT
+        end = thread.checked(self._step(self.address, thread.address, num_substeps, most))
+        if end == WARNED and thread.became_unstable():
+            self._kept.unstable[thread.world] = True
+        return end != NONE_LEFT
 
     def roll(self, data: mujoco.MjData, rollout: int, turn: int, most: int) -> int:
         """rayagi_roll of world_rollout.h in this thread's own MjData; ``rollout`` and ``turn`` are addresses.
@@ -97,10 +99,14 @@ class CompiledLoop:
             what ended it
 
         Raises:
-            UnstableWorldError: a world is.
+            WorldError: MuJoCo refuses to step a world.
         """
         thread = self._thread(data)
-        return thread.looked(self._roll(rollout, thread.address, turn, most))
+        return thread.checked(self._roll(rollout, thread.address, turn, most))
+
+    def became_unstable(self, data: mujoco.MjData) -> bool:
+        """Whether the world that this MjData stepped last did."""
+        return self._thread(data).became_unstable()
 
     def _thread(self, data: mujoco.MjData) -> _Thread:
         thread = self._simulations.get(data._address)
@@ -115,7 +121,6 @@ class _Thread:
     def __init__(self, data: mujoco.MjData, names: tuple[str, ...]) -> None:
         self._data = data
         self._warnings = data.warning.number
-        self._before = np.zeros(self._warnings.size, dtype=np.int32)
         self._fields = _addresses([getattr(data, name) for name in names])
         self._simulation = _Simulation(
             data._address,
@@ -123,18 +128,23 @@ class _Thread:
             self._warnings.ctypes.data,
             self._warnings.size,
             self._warnings.strides[0],
-            self._before.ctypes.data,
         )
         self.address = ctypes.addressof(self._simulation)
 
-    def looked(self, end: int) -> int:
-        """What ended a call, unless it has to be told: raises UnstableWorldError for the world that was stepped last."""
-        world = int(self._simulation.world)
+    @property
+    def world(self) -> int:
+        """The world that was stepped last."""
+        return int(self._simulation.world)
+
+    def checked(self, end: int) -> int:
+        """What ended a call. Raises WorldError where MuJoCo refused to step."""
         if end == FAILED:
-            raise failed(world, bytes(self._simulation.message).decode(errors="replace"))
-        if end == WARNED:
-            raise_if_unstable((self._warnings - self._before)[np.newaxis], first_world=world)
+            raise failed(self.world, bytes(self._simulation.message).decode(errors="replace"))
         return end
+
+    def became_unstable(self) -> bool:
+        """Whether the world that was stepped last did."""
+        return bool(became_unstable(self._warnings))
 
 
 def compiled_loop(worlds: Worlds) -> CompiledLoop | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collectives.arrivals import Arrivals
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
-from rayagi.envs.mujoco_cpu.physics import Array
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worlds
 
 _LOOK_EVERY = 4
@@ -85,7 +85,8 @@ class ContactPhysics:
             if name not in views
         }
         self.fields = {name: views[name] for name in names if name in views} | self._derived
-        worlds = Worlds(model, self.rows, self._derived)
+        self._unstable = np.zeros(num_worlds, dtype=np.bool_)
+        worlds = Worlds(model, self.rows, self._derived, self._unstable)
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
         self._lenders: dict[int, _Lender] = {}
@@ -96,11 +97,16 @@ class ContactPhysics:
             np.zeros((num_worlds, model.nv)),
         )
 
-    def step(self, controls: Array, num_substeps: int) -> None:
+    def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
         """Advance every world."""
         self.controls[:] = controls
         self.loop.begin()
         self.share(_Step(self.loop, num_substeps), _LOOK_EVERY)
+        if not self._unstable.any():
+            return None
+        unstable = self._unstable.copy()
+        self._unstable[:] = False
+        return unstable
 
     def share(self, work: Work, look_every: int) -> None:
         """Do work on all threads, and on cores that are lent.

@@ -15,8 +15,8 @@ from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
 from collectives.arrivals import Arrivals
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved
-from rayagi.envs.mujoco_cpu.physics import Array, UnstableWorldError
+from rayagi.envs.families import check_saved, tell_faults
+from rayagi.envs.mujoco_cpu.physics import Array, WorldError
 from rayagi.envs.mujoco_cpu.robots import describe, load_robot, make_physics
 from rayagi.envs.mujoco_cpu.task import Task
 
@@ -38,6 +38,9 @@ class MujocoVecEnv:
 
     An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode),
     so its course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
+
+    A world that becomes unstable (NaN, infinite or above 1e10) ends its episode: terminated, with a reward of 0 and the last
+    observation before it. It is counted in ``faults`` and begins anew.
     """
 
     resumes_episodes = True
@@ -63,6 +66,14 @@ class MujocoVecEnv:
         self._limit = np.iinfo(np.int64).max if max_episode_steps is None else max_episode_steps
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
         self._episode = np.full(num_envs, -1, dtype=np.int64)
+        self._num_unstable = 0
+        self._obs: Array | None = None
+        """The last step's observations; None where a whole rollout came since."""
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Times that a world became unstable, since the beginning."""
+        return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
@@ -72,7 +83,7 @@ class MujocoVecEnv:
         """Advance every environment; ``actions`` (N, nu) are clipped to the action range.
 
         Raises:
-            SimulationError: an action is not finite, or a simulation became unstable.
+            SimulationError: an action is not finite, or MuJoCo refuses to step a world.
         """
         raw = self.step_raw(actions.detach().cpu().numpy())
         return StepResult(
@@ -87,7 +98,8 @@ class MujocoVecEnv:
     def reset_raw(self) -> Array:
         """``reset`` in float64."""
         self._start_episodes(np.arange(self.num_envs))
-        return self._task.observe(self._robot, self._physics.fields)
+        self._obs = self._task.observe(self._robot, self._physics.fields)
+        return self._obs
 
     def step_raw(self, actions: NDArray[Any]) -> RawStep:
         """``step`` in float64."""
@@ -97,21 +109,27 @@ class MujocoVecEnv:
         if not np.isfinite(controls).all():
             row = int(np.flatnonzero(~np.isfinite(controls).all(axis=1))[0])
             raise SimulationError(self._first_env_index + row, int(self._elapsed[row]), "action")
+        before = task.observe(robot, fields) if self._obs is None else self._obs
         start = task.place(robot, fields).copy()
         try:
-            self._physics.step(controls, task.frame_skip)
-        except UnstableWorldError as error:
+            unstable = self._physics.step(controls, task.frame_skip)
+        except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
         speed = (task.place(robot, fields) - start) / robot.dt
         obs = task.observe(robot, fields)
         rewards, terminated = task.outcome(robot, fields, controls, speed)
+        if unstable is not None:
+            self._num_unstable += int(unstable.sum())
+            rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
+            obs = np.where(unstable[:, np.newaxis], before, obs)
         truncated = self._elapsed >= self._limit
         final_ids = np.flatnonzero(terminated | truncated)
         final_obs = obs[final_ids]
         if final_ids.size:
             self._start_episodes(final_ids)
             obs[final_ids] = task.observe(robot, {name: field[final_ids] for name, field in fields.items()})
+        self._obs = obs
         return RawStep(obs, rewards, terminated, truncated, final_ids, final_obs)
 
     def _start_episodes(self, ids: NDArray[np.int64]) -> None:
@@ -147,10 +165,12 @@ class MujocoVecEnv:
         self._physics.load_state_dict(state["physics"])
         self._elapsed[:] = state["elapsed"]
         self._episode[:] = state["episode"]
-        return _to_float32(self._task.observe(self._robot, self._physics.fields))
+        self._obs = self._task.observe(self._robot, self._physics.fields)
+        return _to_float32(self._obs)
 
     def close(self) -> None:
         """Stop the threads and free the simulations."""
+        tell_faults(self.info.env_id, self.faults)
         self._physics.close()
 
 

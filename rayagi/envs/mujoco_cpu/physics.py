@@ -27,17 +27,20 @@ Fields = Mapping[str, Array]
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl")
 """What MuJoCo's next step depends on, in models without mocap bodies, plugins or applied forces."""
 
-_INSTABILITIES = {
-    "qpos": mujoco.mjtWarning.mjWARN_BADQPOS,
-    "qvel": mujoco.mjtWarning.mjWARN_BADQVEL,
-    "qacc": mujoco.mjtWarning.mjWARN_BADQACC,
-    "ctrl": mujoco.mjtWarning.mjWARN_BADCTRL,
-}
+_INSTABILITIES = [
+    int(kind)
+    for kind in (
+        mujoco.mjtWarning.mjWARN_BADQPOS,
+        mujoco.mjtWarning.mjWARN_BADQVEL,
+        mujoco.mjtWarning.mjWARN_BADQACC,
+        mujoco.mjtWarning.mjWARN_BADCTRL,
+    )
+]
 _logger = logging.getLogger("rayagi.envs.mujoco")
 
 
-class UnstableWorldError(Exception):
-    """World ``world`` of this batch has a NaN, infinite or huge ``quantity``; the engine reports it."""
+class WorldError(Exception):
+    """MuJoCo refuses to step world ``world`` of this batch, or its ``quantity`` is not finite; the engine reports it."""
 
     def __init__(self, world: int, quantity: str) -> None:
         super().__init__(world, quantity)
@@ -54,8 +57,19 @@ class Physics(Protocol):
 
     fields: dict[str, Array]
 
-    def step(self, controls: Array, num_substeps: int) -> None:
-        """Advance every world. ``controls``: (N, nu). Raises UnstableWorldError."""
+    def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
+        """Advance every world.
+
+        Args:
+            controls: (N, nu)
+            num_substeps: of MuJoCo
+
+        Returns:
+            which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none did.
+
+        Raises:
+            WorldError: MuJoCo refuses to step one.
+        """
         ...
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
@@ -101,18 +115,20 @@ class BatchPhysics:
         self._warning_counts = self._batch.warning[:, :, 1]
         self._seen_warnings = self._warning_counts.copy()
 
-    def step(self, controls: Array, num_substeps: int) -> None:
+    def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
         """Advance every world."""
         self._state["ctrl"][:] = controls
         try:
             self._batch.step(nstep=num_substeps)
         except BatchError as error:
-            raise UnstableWorldError(int(error.ids[0]), f"MuJoCo's state ({error})") from error
-        if not np.array_equal(self._warning_counts, self._seen_warnings):
-            before, self._seen_warnings = self._seen_warnings, self._warning_counts.copy()
-            raise_if_unstable(self._seen_warnings - before)
+            raise WorldError(int(error.ids[0]), f"MuJoCo's state ({error})") from error
         for name, view in self._bound.items():
             np.copyto(self.fields[name], view)
+        if np.array_equal(self._warning_counts, self._seen_warnings):
+            return None
+        before, self._seen_warnings = self._seen_warnings, self._warning_counts.copy()
+        unstable = became_unstable(self._seen_warnings - before)
+        return unstable if unstable.any() else None
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
@@ -145,12 +161,9 @@ class BatchPhysics:
         self._batch = None
 
 
-def raise_if_unstable(new_warnings: NDArray[Any], first_world: int = 0) -> None:
-    """Raise for the first world with an instability among its new warnings, (N, kinds); others do no harm."""
-    for quantity, kind in _INSTABILITIES.items():
-        worlds = np.flatnonzero(new_warnings[:, kind] > 0)
-        if worlds.size:
-            raise UnstableWorldError(first_world + int(worlds[0]), quantity)
+def became_unstable(new_warnings: NDArray[Any]) -> BoolArray:
+    """Whether there is an instability among new warnings, (..., kinds); other kinds do no harm."""
+    return np.asarray((new_warnings[..., _INSTABILITIES] > 0).any(axis=-1))
 
 
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:

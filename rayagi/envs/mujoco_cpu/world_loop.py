@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Protocol
 
 import mujoco
-import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, UnstableWorldError, raise_if_unstable
+from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, WorldError, became_unstable
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 """What a row of state holds."""
@@ -23,11 +22,13 @@ class Worlds:
     Attributes:
         rows: state of each, (N, width) float64
         derived: fields of MjData that follow from it, (N, ...) float64
+        unstable: which became unstable; who steps them sets it, nobody clears it there, (N,)
     """
 
     model: mujoco.MjModel
     rows: Array
     derived: Mapping[str, Array]
+    unstable: BoolArray
 
 
 class WorldLoop(Protocol):
@@ -44,7 +45,7 @@ class WorldLoop(Protocol):
             Whether some may be left.
 
         Raises:
-            UnstableWorldError: one is; those after it are left.
+            WorldError: MuJoCo refuses to step one; those after it are left.
         """
         ...
 
@@ -54,6 +55,7 @@ class PythonLoop:
 
     def __init__(self, worlds: Worlds) -> None:
         self._model, self._names = worlds.model, tuple(worlds.derived)
+        self._unstable = worlds.unstable
         # Every world's own views, once, not in every step.
         outputs = zip(*worlds.derived.values(), strict=True)
         self._worlds = list(zip(range(len(worlds.rows)), worlds.rows, outputs, strict=True))
@@ -67,11 +69,12 @@ class PythonLoop:
     def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
         """Step at most so many worlds that nobody has taken."""
         model, warnings, took = self._model, data.warning.number, 0
-        seen = warnings.tobytes()
         sources = [getattr(data, name) for name in self._names]
         for world, row, outputs in islice(self._left, most):
             took += 1
             mujoco.mj_setState(model, data, row, STATE)
+            # From zero: MuJoCo sets the counts to zero when it resets an unstable world, so a difference could be missed.
+            warnings[:] = 0
             try:
                 mujoco.mj_step(model, data, num_substeps)
             except mujoco.FatalError as error:
@@ -80,12 +83,11 @@ class PythonLoop:
             mujoco.mj_getState(model, data, row, STATE)
             for output, source in zip(outputs, sources):  # noqa: B905 - of one length by construction
                 output[...] = source
-            if warnings.tobytes() != seen:
-                before, seen = np.frombuffer(seen, dtype=warnings.dtype), warnings.tobytes()
-                raise_if_unstable((warnings - before)[np.newaxis], first_world=world)
+            if warnings.any():
+                self._unstable[world] |= became_unstable(warnings)
         return took == most
 
 
-def failed(world: int, message: str) -> UnstableWorldError:
+def failed(world: int, message: str) -> WorldError:
     """Of a world that MuJoCo refuses to step."""
-    return UnstableWorldError(world, f"MuJoCo's state ({message})")
+    return WorldError(world, f"MuJoCo's state ({message})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,10 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved
+from rayagi.envs.families import check_saved, tell_faults
 from rayagi.envs.tasks.draws import START, uniform
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, State, Task
 from rayagi.envs.tasks.worlds import Worlds
-
-_logger = logging.getLogger("rayagi.envs.tasks")
 
 
 def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
@@ -194,7 +191,5 @@ class TaskVecEnv:
 
     def close(self) -> None:
         """Release the worlds; says what went wrong in them, for those who have no metrics to look at."""
-        if any(self.faults.values()):
-            told = ", ".join(f"{count} {name}" for name, count in self.faults.items() if count)
-            _logger.warning("%s: faults in worlds, which began anew: %s", self.info.env_id, told)
+        tell_faults(self.info.env_id, self.faults)
         self._worlds.close()

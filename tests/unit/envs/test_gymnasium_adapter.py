@@ -176,15 +176,18 @@ def test_an_option_that_the_environment_refuses_is_named():
         env_info("CartPole-v1", kwargs={"gravitas": 3})
 
 
-def test_a_reward_that_is_not_finite_stops_with_index_and_step():
+def test_an_environment_that_leaves_the_finite_numbers_is_counted_and_begins_anew():
     env = make("ScriptedReal-v0", first=4, nan_at=3)
     env.reset()
     for _ in range(2):
-        env.step(torch.zeros(2, 2))
-    with pytest.raises(
-        SimulationError, match="environment 4 became unstable in step 3 of its episode: reward"
-    ):
-        env.step(torch.zeros(2, 2))
+        last = env.step(torch.zeros(2, 2))
+    found = env.step(torch.zeros(2, 2))
+    assert found.terminated.tolist() == [True, True]
+    assert found.rewards.tolist() == [0.0, 0.0]
+    assert torch.equal(found.final_obs, last.obs)
+    assert not torch.equal(found.obs, last.obs)
+    assert env.faults == {"unstable": 2}
+    assert not env.step(torch.zeros(2, 2)).terminated.any()
 
 
 def test_an_action_that_is_not_finite_stops():

@@ -192,23 +192,35 @@ def test_an_action_that_is_not_finite_stops_with_the_environments_global_index(e
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("env_id", BOTH_PHYSICS)
-def test_a_simulation_that_blows_up_stops_the_run_and_leaves_no_log_file(
+def test_a_simulation_that_blows_up_is_counted_and_begins_anew_and_leaves_no_log_file(
     env_id, threads, tmp_path, monkeypatch
 ):
+    """The others take the course that they take without it."""
     monkeypatch.chdir(tmp_path)
     theirs = make_theirs(env_id, 4)
     for i, env in enumerate(theirs):
         env.reset(seed=i)
     theirs[2].data.qvel[0] = 1e11
-    env = make_ours(env_id, 4, first=4, threads=threads)
-    env.reset()
-    env.load_state_dict(state_of(theirs, env))
-    with pytest.raises(SimulationError) as caught:
-        env.step(torch.zeros(4, env.info.action.dim))
-    assert (caught.value.env_index, caught.value.step, caught.value.quantity) == (6, 1, "qvel")
+    env, healthy = (make_ours(env_id, 4, first=4, threads=threads) for _ in range(2))
+    env.reset(), healthy.reset()
+    state = state_of(theirs, env)
+    theirs[2].data.qvel[0] = 0.0
+    healthy.load_state_dict(state_of(theirs, env))
+    before = env.load_state_dict(state)
+    others = [0, 1, 3]
+    for step in range(3):
+        found, expected = (each.step(torch.zeros(4, each.info.action.dim)) for each in (env, healthy))
+        if step == 0:
+            assert found.terminated[2]
+            assert not found.truncated[2]
+            assert found.rewards[2] == 0.0
+            assert torch.equal(found.final_obs[found.final_ids.tolist().index(2)], before[2])
+        assert torch.isfinite(found.obs).all()
+        assert found.obs.abs().max() < 1e3
+        assert torch.equal(found.obs[others], expected.obs[others])
+        assert torch.equal(found.rewards[others], expected.rewards[others])
+    assert (env.faults, healthy.faults) == ({"unstable": 1}, {"unstable": 0})
     assert list(tmp_path.iterdir()) == []
-    env.reset()
-    run(env, actions_for(env, 2))
     env.close()
 
 

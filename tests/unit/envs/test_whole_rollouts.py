@@ -203,11 +203,21 @@ def test_a_failure_between_two_calls_leaves_nobody_waiting(monkeypatch):
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_an_unstable_world_is_named_and_nobody_waits_for_it(num_threads):
+def test_an_unstable_world_is_counted_and_begins_anew(num_threads):
     course = Course("Ant-v5", num_threads=num_threads)
     course.env._physics.fields["qpos"][4, 0] = np.nan
-    with pytest.raises(SimulationError, match=f"environment {FIRST + 4}"):
-        course.filled(0)
+    rollout = course.filled(0)
+    assert rollout.terminated[0].nonzero().flatten().tolist() == [4]
+    assert rollout.rewards[0, 4] == 0.0
+    step, ids, final_obs = rollout.finals[0]
+    assert (step, ids.tolist()) == (0, [4])
+    assert torch.equal(final_obs[0], rollout.raw_obs[0, 4])  # the last before it
+    assert not torch.equal(rollout.raw_obs[1, 4], rollout.raw_obs[0, 4])
+    for values in (rollout.raw_obs, rollout.rewards, rollout.last_obs):
+        assert torch.isfinite(values).all()
+    assert course.env.faults == {"unstable": 1}
+    assert course.simulator.take_faults() == {"faults_unstable": 1.0}
+    course.simulator.close()
 
 
 def test_an_action_that_is_not_finite_is_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from actors.rollout import Rollout
 from collectives.arrivals import Arrivals
 from rayagi.envs.mujoco_cpu.compiled_loop import FAILED, NONE_LEFT, WARNED, CompiledLoop
-from rayagi.envs.mujoco_cpu.physics import Array, Fields, UnstableWorldError
+from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
 from rayagi.native.acting import CompiledActing
 from rayagi.native.pointers import pointer
@@ -57,6 +58,7 @@ class _Rollout(ctypes.Structure):
 class _Turn(ctypes.Structure):
     """Turn of world_rollout.h."""
 
+    unstable: int
     own: int
     others: int
     num_others: int
@@ -66,6 +68,7 @@ class _Turn(ctypes.Structure):
         ("stage", ctypes.c_int),
         *((name, _I64) for name in ("t", "group", "world", "end")),
         ("before", ctypes.c_double),
+        ("unstable", _I64),
         *((name, _ADDRESS) for name in ("own", "others")),
         ("num_others", _I64),
     )
@@ -156,6 +159,9 @@ class RollLoop:
             0,
         )
         self._turns: dict[int, tuple[_Turn, Tensor]] = {}
+        self._counting = threading.Lock()
+        self.num_unstable = 0
+        """Times that a world became unstable; its episode ended there."""
 
     def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
         """Let ``run`` with this MjData return when one of these ranks waits for this member."""
@@ -170,7 +176,7 @@ class RollLoop:
         Earlier where one of those that it watches waits.
 
         Raises:
-            UnstableWorldError: a world is, or ``action`` for one is not finite; all threads leave what is left.
+            WorldError: MuJoCo refuses to step one, or ``action`` for one is not finite; all threads leave what is left.
         """
         try:
             return self._run(data, most)
@@ -190,9 +196,13 @@ class RollLoop:
             if end == ENDED:
                 self._begin(data, turn.world)
             elif end == UNFIT:
-                raise UnstableWorldError(turn.world, "action")
-            elif end != WARNED:  # that did no harm
+                raise WorldError(turn.world, "action")
+            elif end != WARNED:
                 return end != NONE_LEFT
+            elif self._course.loop.became_unstable(data):  # other warnings do no harm
+                turn.unstable = 1
+                with self._counting:
+                    self.num_unstable += 1
             most = max(most - 1, 0)
 
     def _turn(self, data: mujoco.MjData) -> _Turn:

@@ -21,7 +21,7 @@ from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.contact_physics import AT_ONCE, ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
-from rayagi.envs.mujoco_cpu.physics import UnstableWorldError
+from rayagi.envs.mujoco_cpu.physics import WorldError
 from rayagi.envs.mujoco_cpu.task import Task
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import compile_formulas
 from rayagi.envs.mujoco_cpu.whole_rollouts.program import Course, RollLoop
@@ -71,7 +71,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         """T steps in one call: see RolloutEnv.
 
         Raises:
-            SimulationError: an action is not finite, or a simulation became unstable.
+            SimulationError: an action is not finite, or MuJoCo refuses to step a world.
         """
         before = self._elapsed.copy()
         shape = rollout.raw_obs.shape
@@ -93,9 +93,11 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         loop = RollLoop(self._course, agent, rollout, self._final_obs, self._begin, group)
         try:
             self._physics.share(loop, AT_ONCE)
-        except UnstableWorldError as error:
+        except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
+        self._num_unstable += loop.num_unstable
+        self._obs = None
         ends = rollout.gather_finals(self._final_obs)
         return _episodes(rollout.rewards, ends, running, before)
 
