@@ -57,6 +57,17 @@ def test_the_documented_example_is_short_and_runs_in_every_way(example):
     assert run.iterate().metrics["env_steps"] == 32 * 32
 
 
+def test_the_documented_example_learns_to_land(example):
+    """A crash returns at most -1, hovering or flying away -20 and less: only landings are above 0."""
+    run = program_of(replace(preset("lander:Lander"), seed=1))
+    assert run.evaluate(20, 1).mean_return() < -5.0
+    for _ in range(400):
+        run.iterate()
+        if run.trainer.iteration % 20 == 0 and min(run.evaluate(20, 1).episode_returns) > 3.0:
+            break
+    assert min(run.evaluate(20, 2).episode_returns) > 3.0
+
+
 def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
     assert main(["envs", "lander:Lander"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
