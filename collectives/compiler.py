@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from collectives.mirrors import FILE, NOTHING, MirrorError, Mirrors, check, table
 from collectives.private_folder import UntrustedFolderError, is_private_file, private_folder
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class CompilerError(Exception):
     """A program that cannot be had here: no compiler, or it refuses, or there is no room for what it makes."""
 
 
-def load(program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load(program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors = NOTHING) -> ctypes.CDLL:
     """Compile a program in C, unless that was done before, and load it. Its functions release the GIL.
 
     Compiled libraries are kept in ``cache_directory()``. Where another user could change that folder or what is above it,
@@ -46,11 +47,19 @@ def load(program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     Args:
         program: in C
         flags: for the compiler, beside FLAGS
+        mirrors: structs and constants of the program that Python has, too
 
     Raises:
+        MirrorError: program and Python disagree about one of them.
         CompilerError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
             TIME_LIMIT_S; or what it makes can be kept nowhere.
     """
+    library = _load(f"{program}\n{table(mirrors)}\n", flags)
+    check(library, mirrors)
+    return library
+
+
+def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = _compiler()
     command = [*compiler, *FLAGS, *flags]
     parts = [*command, _compiler_version(tuple(compiler)), _machine(), program]
@@ -126,6 +135,10 @@ def _run(command: list[str]) -> str:
         raise CompilerError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
+        if any(
+            line.startswith(f"{FILE}:") for line in said.splitlines()
+        ):  # a struct, field or constant is missing
+            raise MirrorError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
         raise CompilerError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
     return done.stdout
 

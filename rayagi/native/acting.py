@@ -8,7 +8,6 @@ that reads the weights in order does not. Where there is no compiler, agents act
 from __future__ import annotations
 
 import ctypes
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -18,17 +17,17 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
-from collectives.compiler import CompilerError, load
+from collectives.mirrors import Mirrors
+from rayagi.native import packed_policy
 from rayagi.native.headers import numbers, shared
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
+from rayagi.native.program import load_or_none
 
 LANES = 32
 """Environments of a tile: its activations fit the first-level cache for layers of 256 units."""
 _PRODUCTS_PER_THREAD = 4 << 20
 """Multiplications that are worth waking a thread for."""
-
-_log = logging.getLogger(__name__)
 
 
 class _Field(ctypes.Structure):
@@ -52,10 +51,9 @@ def library() -> ctypes.CDLL | None:
     program = "\n".join(
         [f"#define L {LANES}", numbers(torch.float32), shared("policy.h"), shared("acting.h")]
     )
-    try:
-        found = load(program)
-    except CompilerError as error:
-        _log.info("agents act by torch: %s", error)
+    mirrors: Mirrors = {"Field": _Field, "Acting": _Acting, **packed_policy.MIRRORS}
+    found = load_or_none("agents act by torch", program, mirrors=mirrors)
+    if found is None:
         return None
     i64, address = ctypes.c_int64, ctypes.c_void_p
     found.rayagi_act.argtypes = (address, address, i64, i64, i64, address, i64, address)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from collectives.mirrors import Mirrors
 from collectives.transports.base import CompiledOperations
 from rayagi.native.pointers import pointer
 from rayagi.native.team import Team
@@ -47,6 +48,14 @@ class _Descent(ctypes.Structure):
         ("waited_ns", _I64),
         *((name, ctypes.c_float) for name in ("scale", "rate", "root")),
     )
+
+
+MIRRORS: Mirrors = {
+    "Descent": _Descent,
+    **{name: value for value, name in enumerate(("REDUCE", "ADD", "MEET", "STEPPED", "AGAIN"))},
+    "PIECE": _PIECE,
+    "STRIDE": SHARE_STRIDE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 
 import torch
 
-from collectives.compiler import CompilerError, load
 from rayagi.native.headers import numbers, shared
+from rayagi.native.program import load_or_none
 
 LANES = 32
 """Samples of a tile."""
@@ -18,18 +17,20 @@ CHUNK = 16
 PAD = 384
 """Floats between tiles."""
 
-_log = logging.getLogger(__name__)
-
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The same for all networks; None where it cannot be compiled, which is logged once."""
     sizes = f"#define L {LANES}\n#define CHUNK {CHUNK}\n#define PAD {PAD}"
     headers = map(shared, ("team.h", "descent.h", "backprop.h", "ppo.h"))
-    try:
-        found = load("\n".join([sizes, numbers(torch.float32), *headers]))
-    except CompilerError as error:
-        _log.info("learning by torch: %s", error)
+    from rayagi.native import descent, ppo, team  # which need the sizes above
+
+    found = load_or_none(
+        "learning by torch",
+        "\n".join([sizes, numbers(torch.float32), *headers]),
+        mirrors={**team.MIRRORS, **descent.MIRRORS, **ppo.MIRRORS},
+    )
+    if found is None:
         return None
     for function in (found.rayagi_descend, found.rayagi_ppo_update):
         function.restype = ctypes.c_int64

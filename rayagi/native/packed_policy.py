@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.policy_tensors import ActivationName, PolicyTensors
+from collectives.mirrors import Mirrors
 from rayagi.native.pointers import pointer
 
 ACTIVATIONS: Mapping[ActivationName, int] = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
@@ -29,6 +30,9 @@ class _Policy(ctypes.Structure):
         ("clip", ctypes.c_double),
         ("std", ctypes.c_void_p),
     )
+
+
+MIRRORS: Mirrors = {"Policy": _Policy, **{name.upper(): value for name, value in ACTIVATIONS.items()}}
 
 
 class PackedPolicy:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from actors.policy_tensors import ActivationName
+from collectives.mirrors import Mirrors
 from rayagi.native.descent import CompiledDescent
 from rayagi.native.learning import CHUNK, LANES, PAD
 from rayagi.native.packed_policy import ACTIVATIONS
@@ -56,16 +57,35 @@ class _Learner(ctypes.Structure):
     )
 
 
+class _Batch(ctypes.Structure):
+    """Batch of ppo.h."""
+
+    _fields_ = tuple(
+        (name, _ADDRESS) for name in ("obs", "actions", "log_probs", "values", "advantages", "targets")
+    )
+
+
 class _Update(ctypes.Structure):
-    """Update of ppo.h; its Batch is six addresses."""
+    """Update of ppo.h."""
 
     _fields_ = (
         ("learner", _ADDRESS),
-        ("batch", _ADDRESS * 6),
+        ("batch", _Batch),
         ("orders", _ADDRESS),
         *((name, _I64) for name in ("steps", "step", "descends")),
         *((name, _ADDRESS) for name in ("descent", "team", "told")),
     )
+
+
+MIRRORS: Mirrors = {
+    "Network": _Network,
+    "Learner": _Learner,
+    "Batch": _Batch,
+    "Update": _Update,
+    "MEASURED": _SUMS,
+    "TOLD": TOLD,
+    **{name.upper(): value for name, value in ACTIVATIONS.items()},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +167,7 @@ class CompiledUpdate:
         self._learner.samples = orders.shape[1]
         update = _Update(
             ctypes.addressof(self._learner),
-            (_ADDRESS * len(plain))(*map(pointer, plain)),
+            _Batch(*map(pointer, plain)),
             pointer(orders),
             len(orders),
             0,

@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from collectives.mirrors import Mirrors
 from rayagi.native.pointers import pointer
 
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
@@ -28,6 +29,9 @@ class _Team(ctypes.Structure):
         ("items", _I64),
         *((name, _I64) for name in ("posted", "open", "inside", "home")),
     )
+
+
+MIRRORS: Mirrors = {"Team": _Team, "LINE": _LINE}
 
 
 class Team:

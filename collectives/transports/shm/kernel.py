@@ -21,12 +21,13 @@ from torch import Tensor
 
 from collectives import futex
 from collectives.compiler import CompilerError, load
+from collectives.mirrors import Mirrors
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, Words
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
-from collectives.transports.shm.memory import CACHE_LINE_BYTES
-from collectives.transports.shm.waiting import ARRIVALS, CALL, STRIDE, Barrier
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, HEADER_BYTES
+from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, CALL, GOODBYE, STRIDE, Barrier
 
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +78,29 @@ class Operation(ctypes.Structure):
         super().__init__(call, *others)
         self.at = ctypes.pointer(self)
         """The argument that means it, made once."""
+
+
+def _station(name: str) -> str:
+    return f"offsetof(struct station, {name}) / {WORD_BYTES}"
+
+
+_MIRRORS: Mirrors = {
+    "struct member": _Side,
+    "struct operation": Operation,
+    "LINE": CACHE_LINE_BYTES,
+    "sizeof(struct header)": HEADER_BYTES,
+    f"sizeof(struct station) / {WORD_BYTES}": STRIDE,
+    _station("arrivals"): ARRIVALS,
+    _station("calls"): CALL,
+    _station("waiting_py"): ASLEEP,
+    _station("sleeps"): _SLEEPS,
+    _station("goodbye"): GOODBYE,
+    _station("kernel_py"): _KERNEL,
+    "MOST_MEMBERS": _MOST_MEMBERS,
+    **{name: value for value, name in enumerate(("COMPLETE", "LOOK", "DIFFERENT", "ABORTED"))},
+    **{kind.upper(): value for value, kind in enumerate(_KINDS)},
+    "ARRIVE": _NOT_BEGUN,
+}
 
 
 def reduction(
@@ -197,7 +221,7 @@ def library() -> ctypes.CDLL:
     Raises:
         CompilerError: it cannot be had here.
     """
-    found = load(_source())
+    found = load(_source(), mirrors=_MIRRORS)
     found.reduce_share.restype = None
     return found
 

@@ -22,7 +22,7 @@ from collectives.transports import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
-ARRIVALS, CALL, _ASLEEP, _GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
+ARRIVALS, CALL, ASLEEP, GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
 """A member's words. Its goodbye is 0, or the number of the first operation that it does not complete. Two for calls, by
 turns: a fast member's next does not overwrite the one that a slow one compares."""
 
@@ -82,7 +82,7 @@ class Barrier:
             pass
         awaited = self._rank + 1
         for other in self._others:
-            if words[other + _ASLEEP] == awaited:
+            if words[other + ASLEEP] == awaited:
                 futex.wake(self._address + self._own * WORD_BYTES)
                 break
         for other in self._others:
@@ -91,7 +91,7 @@ class Barrier:
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // STRIDE], words[other + call_at])
         for other in self._others:
-            if 0 < words[other + _GOODBYE] <= count:
+            if 0 < words[other + GOODBYE] <= count:
                 self._fail(call, self._members[other // STRIDE], 0.0, "it left the group")
         self._num_complete = count
 
@@ -105,7 +105,7 @@ class Barrier:
         self.broken = self.broken or "this communicator is closed"
         words, self._words = self._words, _NO_WORDS
         if len(words):
-            words[self._own + _GOODBYE] = self._num_complete + 1
+            words[self._own + GOODBYE] = self._num_complete + 1
             futex.wake(self._address + self._own * WORD_BYTES)
         self._processes.close()
 
@@ -123,12 +123,12 @@ class Barrier:
             os.sched_yield()
             if words[other] >= count:
                 return
-        words[self._own + _ASLEEP] = other // STRIDE + 1
+        words[self._own + ASLEEP] = other // STRIDE + 1
         while (seen := words[other]) < count:
             futex.sleep(self._address + other * WORD_BYTES, seen, _SLEEP_S)
             if words[other] < count:
                 self._check(words, count, call, time.monotonic() - begin)
-        words[self._own + _ASLEEP] = 0
+        words[self._own + ASLEEP] = 0
 
     def _check(self, words: Words, count: int, call: int, waited_s: float) -> None:
         """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
@@ -146,7 +146,7 @@ class Barrier:
         """Which of the awaited members, by their words, will never come, and why; None if all of them may yet."""
         for line in awaited:
             member = self._members[line // STRIDE]
-            if words[line + _GOODBYE]:
+            if words[line + GOODBYE]:
                 return member, "it left the group"
             if member.pid in gone:
                 return member, "its process has ended"

@@ -13,22 +13,10 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout
-from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.c.form import CForm, RolloutPointers
 from rayagi.envs.fused.simulator import Choices
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
-
-
-class RolloutPointers(ctypes.Structure):
-    """Rollout of rollout.h."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in (
-            "raw_obs", "obs", "outputs", "choices", "reals", "rewards", "terminated", "truncated", "last_obs",
-            "final_obs", "running", "final_returns", "final_lengths",
-        )
-    )  # fmt: skip
 
 
 class FusedRollout:

@@ -14,14 +14,21 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.compiler import CompilerError, load
 from rayagi.envs.mujoco_cpu.physics import became_unstable
 from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
 from rayagi.native.headers import shared
+from rayagi.native.program import load_or_none
 
 NONE_LEFT, ENOUGH, WARNED, FAILED = range(4)
 """What rayagi_step_worlds returns."""
-_FUNCTIONS = ("mj_setState", "mj_step", "mj_rnePostConstraint", "mj_getState")
+_ENDS = {"NONE_LEFT": NONE_LEFT, "ENOUGH": ENOUGH, "WARNED": WARNED, "FAILED": FAILED}
+_FUNCTIONS = {
+    "load": "mj_setState",
+    "step": "mj_step",
+    "forces": "mj_rnePostConstraint",
+    "save": "mj_getState",
+}
+"""MuJoCo's, by what worlds.h calls them."""
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 _log = logging.getLogger(__name__)
@@ -65,7 +72,7 @@ class CompiledLoop:
         self._fields = _addresses(derived)
         self._sizes = (_I64 * len(derived))(*(field[0].size for field in derived))
         engine = _engine()
-        functions = (ctypes.cast(getattr(engine, name), _ADDRESS).value for name in _FUNCTIONS)
+        functions = (ctypes.cast(getattr(engine, name), _ADDRESS).value for name in _FUNCTIONS.values())
         self._worlds = _Worlds(
             *functions,
             worlds.model._address,
@@ -156,11 +163,18 @@ def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
 @cache
 def _program() -> ctypes.CDLL | None:
     """None where it cannot be had, which is logged once."""
+    from rayagi.envs.mujoco_cpu.whole_rollouts import program  # which needs CompiledLoop
+
+    instead = "worlds are stepped by Python"
+    mirrors = {"Worlds": _Worlds, "Simulation": _Simulation, **_ENDS, **program.MIRRORS}
+    source = "\n".join(map(shared, ("worlds.h", "world_rollout.h")))
+    found = load_or_none(instead, source, mirrors=mirrors)
+    if found is None:
+        return None
     try:
-        found = load("\n".join(map(shared, ("worlds.h", "world_rollout.h"))))
         handler = _ADDRESS.in_dll(_engine(), "mju_user_error")
-    except (CompilerError, OSError, ValueError) as error:
-        _log.info("worlds are stepped by Python: %s", error)
+    except (OSError, ValueError) as error:
+        _log.info("%s: %s", instead, error)
         return None
     found.rayagi_step_worlds.argtypes = (_ADDRESS, _ADDRESS, _I64, _I64)
     found.rayagi_step_worlds.restype = _I64

@@ -151,7 +151,7 @@ def be_interrupted(transport):
             except CommunicatorError as error:
                 return str(error)
         return None
-    while not transport._barrier._words[waiting._GOODBYE]:
+    while not transport._barrier._words[waiting.GOODBYE]:
         time.sleep(1e-3)
     try:
         transport.all_reduce(torch.ones(100_000))

@@ -61,7 +61,7 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
 def test_who_leaves_wakes_those_that_wait_for_it(monkeypatch):
     monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(2)
-    asleep = 1 * waiting.STRIDE + waiting._ASLEEP
+    asleep = 1 * waiting.STRIDE + waiting.ASLEEP
 
     def leave():
         while not segment.words[asleep]:
@@ -77,7 +77,7 @@ def test_who_leaves_wakes_those_that_wait_for_it(monkeypatch):
 
 def test_closing_from_another_thread_ends_a_wait():
     segment, made = barriers(2, timeout_s=10 * LIMIT_S)
-    asleep = 1 * waiting.STRIDE + waiting._ASLEEP
+    asleep = 1 * waiting.STRIDE + waiting.ASLEEP
 
     def close():
         while not segment.words[asleep]:

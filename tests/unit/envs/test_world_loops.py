@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from collectives import compiler
 from collectives.compiler import CompilerError
 from rayagi.envs import make_env_factory
 from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
@@ -109,10 +110,10 @@ def test_each_instability_is_told_and_the_other_worlds_go_on(monkeypatch, kind):
 
 
 def test_without_a_compiler_python_steps_them(monkeypatch, caplog):
-    def refuse(program):
+    def refuse(program, flags):
         raise CompilerError("no C compiler")
 
-    monkeypatch.setattr(compiled_loop, "load", refuse)
+    monkeypatch.setattr(compiler, "_load", refuse)
     compiled_loop._program.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     try:

@@ -145,7 +145,7 @@ def test_without_a_compiler_agents_act_by_operations(monkeypatch, caplog, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     acting.library.cache_clear()
     try:
-        with caplog.at_level("INFO", logger="rayagi.native.acting"):
+        with caplog.at_level("INFO", logger="rayagi.native.program"):
             info = info_of(5, CONTINUOUS)
             agent = Agent(policy_of(info))
             rollout = Rollout.allocate(1, 2, info, HOST)

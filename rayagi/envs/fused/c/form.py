@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from collectives.compiler import CompilerError, load
+from collectives.mirrors import Mirrors
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.forms import Fleet, Setting, Steps, Totals, check_actions
 from rayagi.envs.fused.simulator import Choices, Simulator
 from rayagi.envs.fused.trace import Traced, trace
+from rayagi.native import packed_policy
 from rayagi.native.pointers import pointer
 
 _STEPS_PER_THREAD = 1 << 14
@@ -44,6 +46,26 @@ class StepsPointers(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("obs", "rewards", "terminated", "truncated", "final_obs")
     )
+
+
+class RolloutPointers(ctypes.Structure):
+    """Rollout of rollout.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            "raw_obs", "obs", "outputs", "choices", "reals", "rewards", "terminated", "truncated", "last_obs",
+            "final_obs", "running", "final_returns", "final_lengths",
+        )
+    )  # fmt: skip
+
+
+MIRRORS: Mirrors = {
+    "Fleet": FleetPointers,
+    "Steps": StepsPointers,
+    "Rollout": RolloutPointers,
+    **packed_policy.MIRRORS,
+}
 
 
 class CForm:
@@ -129,7 +151,7 @@ class CForm:
 def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CDLL]:
     """A simulator's trace and its program, loaded."""
     traced = trace(simulator)
-    library = load_kernel(f"{simulator.name} in C", source(traced, real))
+    library = load_kernel(f"{simulator.name} in C", source(traced, real), mirrors=MIRRORS)
     i64, u32, address = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)
@@ -142,14 +164,14 @@ def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CD
     return traced, library
 
 
-def load_kernel(kernel: str, program: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load_kernel(kernel: str, program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors) -> ctypes.CDLL:
     """A compiled program, loaded; ``kernel`` says what it is, ``flags`` are for the compiler.
 
     Raises:
         KernelError: it cannot be compiled here.
     """
     try:
-        return load(program, flags)
+        return load(program, flags, mirrors=mirrors)
     except CompilerError as error:
         raise KernelError(kernel, f"{error}; engine fused_torch needs no compiler") from error
 

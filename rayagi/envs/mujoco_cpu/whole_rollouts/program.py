@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actors.rollout import Rollout
 from collectives.arrivals import Arrivals
+from collectives.mirrors import Mirrors
 from rayagi.envs.mujoco_cpu.compiled_loop import FAILED, NONE_LEFT, WARNED, CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
@@ -73,6 +74,15 @@ class _Turn(ctypes.Structure):
         ("num_others", _I64),
     )
 
+
+MIRRORS: Mirrors = {
+    "Rows": _Rows,
+    "Rollout": _Rollout,
+    "Turn": _Turn,
+    "ENDED": ENDED,
+    "UNFIT": UNFIT,
+    "LENT": LENT,
+}
 
 Begin = Callable[[mujoco.MjData, int], None]
 

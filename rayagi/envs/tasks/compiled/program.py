@@ -59,7 +59,8 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     task = rules.task
     traced = trace_rules(rules, fields)
     sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim, "TERMS": len(task.reward_terms)}
-    library = load(source(traced, sizes), _FLAGS)
+    structure = _structure(traced)
+    library = load(source(traced, sizes), _FLAGS, mirrors={"Rows": _Rows, "Worlds": structure})
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
     library.rayagi_arrive.argtypes = (address,) * 9
@@ -67,7 +68,7 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_arrive.restype = count
     library.rayagi_start.restype = library.rayagi_observe.restype = None
-    return Program(traced, library, _structure(traced))
+    return Program(traced, library, structure)
 
 
 def _structure(traced: TracedRules) -> Any:

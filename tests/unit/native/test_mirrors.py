@@ -1,0 +1,185 @@
+"""Structs and constants that C programs and Python share: a difference on one side alone is an error that names it."""
+
+import ctypes
+import itertools
+import re
+
+import pytest
+import torch
+
+from collectives import compiler, mirrors
+from collectives.compiler import CompilerError, load
+from collectives.mirrors import MirrorError, check
+from collectives.transports.shm import kernel
+from rayagi.envs import make_env_factory
+from rayagi.envs.fused.c import form
+from rayagi.envs.fused.catalogue import SIMULATORS
+from rayagi.envs.mujoco_cpu import compiled_loop
+from rayagi.envs.tasks.compiled import program as rules_program
+from rayagi.native import acting, learning, program
+from rayagi.native.program import load_or_none
+
+
+def fused_program():
+    form.compiled(next(iter(SIMULATORS.values()))(), torch.float32)
+
+
+def task_program():
+    make_env_factory("rayagi/BallBalance-v0")(num_envs=2, first_env_index=0, seed=0, num_threads=1).close()
+
+
+LIBRARIES = {
+    "shared memory": kernel.library.__wrapped__,
+    "acting": acting.library.__wrapped__,
+    "learning": learning.library.__wrapped__,
+    "worlds": compiled_loop._program.__wrapped__,
+    "fused": fused_program,
+    "tasks": task_program,
+}
+
+
+class Loaded(Exception):
+    """What a library is made of."""
+
+
+@pytest.fixture(params=LIBRARIES)
+def loaded(request, monkeypatch):
+    """Program, flags and mirrors of a library."""
+
+    def stop(program, flags=(), *, mirrors):
+        raise Loaded(program, flags, mirrors)
+
+    with monkeypatch.context() as patched:
+        for module in (program, kernel, form, rules_program):
+            patched.setattr(module, "load", stop)
+        with pytest.raises(Loaded) as caught:
+            LIBRARIES[request.param]()
+    return caught.value.args
+
+
+def swapped(struct):
+    """Mirrors in which two fields of one kind stand in each other's place, by the fields' names."""
+    fields = [field[:2] for field in struct._fields_]
+    for one, other in itertools.combinations(range(len(fields)), 2):
+        if fields[one][1] is fields[other][1]:
+            order = list(fields)
+            order[one], order[other] = order[other], order[one]
+            yield (
+                (fields[one][0], fields[other][0]),
+                type("Swapped", (ctypes.Structure,), {"_fields_": order}),
+            )
+
+
+def test_two_fields_that_change_places_are_named_in_every_struct(loaded):
+    program, flags, mirrored = loaded
+    variants = {}
+    for name, mirror in mirrored.items():
+        if not isinstance(mirror, int):
+            # "Rows  " is Rows to C, and another key here.
+            for number, (fields, variant) in enumerate(swapped(mirror), 1):
+                variants[name + " " * number] = (fields, variant)
+    assert variants
+    with pytest.raises(MirrorError) as caught:
+        load(program, (*flags, "-O0"), mirrors={key: variant for key, (_, variant) in variants.items()})
+    for key, (fields, _) in variants.items():
+        for field in fields:
+            assert re.search(
+                rf"the place of {re.escape(key)}\.{field} in bytes is \d+ in C and \d+", str(caught.value)
+            )
+
+
+def test_every_constant_is_compared(loaded):
+    program, flags, mirrored = loaded
+    constants = {name: value for name, value in mirrored.items() if isinstance(value, int)}
+    with pytest.raises(MirrorError) as caught:
+        load(
+            program,
+            (*flags, "-O0"),
+            mirrors={"1": 2, **{name: value + 7 for name, value in constants.items()}},
+        )
+    for name, value in {"1": 1, **constants}.items():
+        assert f"{name} is {value} in C and" in str(caught.value)
+
+
+def test_a_field_that_moves_in_the_header_is_named(monkeypatch):
+    """The mistake that trained on in silence, with a share of clipped ratios of 0."""
+    real = learning.shared
+
+    def edited(name):
+        text = real(name)
+        return (
+            text.replace("clip_ratio, value_clip, value_coef", "value_clip, clip_ratio, value_coef")
+            if name == "ppo.h"
+            else text
+        )
+
+    monkeypatch.setattr(learning, "shared", edited)
+    with pytest.raises(
+        MirrorError, match=r"place of Learner\.clip_ratio in bytes is \d+ in C and \d+ in Python"
+    ):
+        learning.library.__wrapped__()
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int64), ("share", ctypes.c_double))
+
+
+PAIR = "typedef struct { %s } Pair;\n#include <stdint.h>\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("long count; long share;", r"the kind of Pair\.share .* is 1 in C and 8 in Python"),
+        ("void *count; double share;", r"the kind of Pair\.count .* is 5 in C and 1 in Python"),
+        ("int count; double share;", r"the size of Pair\.count in bytes is 4 in C and 8 in Python"),
+        ("long count; double share, more;", r"the size of Pair in bytes is 24 in C and 16 in Python"),
+        ("long count;", r"no member named .share"),
+    ],
+)
+def test_what_a_field_is(fields, said):
+    with pytest.raises(MirrorError, match=said):
+        load(PAIR % fields, mirrors={"Pair": Pair})
+
+
+def test_a_missing_constant_is_an_error_too():
+    with pytest.raises(MirrorError, match="ABSENT"):
+        load("", mirrors={"ABSENT": 1})
+
+
+def test_like_ones_are_no_error():
+    library = load(PAIR % "long count; double share;", mirrors={"Pair": Pair, "2 + 3": 5})
+    check(library, {"Pair": Pair, "2 + 3": 5})
+
+
+def test_a_difference_is_no_reason_to_do_without_the_program(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    with pytest.raises(MirrorError):
+        load_or_none("by torch", "", mirrors={"1": 2})
+
+    def refuse(program, flags):
+        raise CompilerError("no C compiler")
+
+    monkeypatch.setattr(compiler, "_load", refuse)
+    assert load_or_none("by torch", "", mirrors={"1": 2}) is None
+    assert "by torch: no C compiler" in caplog.text
+
+
+def place(cls):
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def test_every_struct_of_the_package_is_compared(monkeypatch):
+    """A new one that nobody passes to a loader would be compared with nothing."""
+    seen = set()
+
+    def note(library, given):
+        seen.update(place(mirror) for mirror in given.values() if not isinstance(mirror, int))
+        mirrors.check(library, given)
+
+    monkeypatch.setattr(compiler, "check", note)
+    for use in LIBRARIES.values():
+        use()
+    packages = ("rayagi.", "collectives.", "actors.", "placement.")
+    ours = {place(cls) for cls in ctypes.Structure.__subclasses__() if cls.__module__.startswith(packages)}
+    assert ours - seen == {"collectives.futex._Timespec"}  # the system's own
