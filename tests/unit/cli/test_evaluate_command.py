@@ -1,9 +1,13 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.envs.registration import EnvSpec
 
 from actors.agent import Agent
 from rayagi.algorithms.networks import ActorCritic
@@ -45,6 +49,47 @@ def test_a_saved_policy_is_evaluated_alike_each_time(task, tmp_path, monkeypatch
     assert re.search(r"return [\d.,]+ \+- [\d.,]+ over 6 episodes", first)
     assert main(["evaluate", "runs/a", "--episodes", "6", "--seed", "3"]) == 0
     assert capsys.readouterr().out == first
+
+
+class Counting(gymnasium.Env):
+    """Choices from 5 on; notes what it is given."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+    render_mode = "rgb_array"
+    taken: ClassVar[list[int]] = []
+
+    def __init__(self, **options):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.taken.append(action)
+        self.steps += 1
+        return np.zeros(2, dtype=np.float32), 1.0, self.steps == 3, False, {}
+
+    def render(self):
+        return np.zeros((16, 16, 3), dtype=np.uint8)
+
+
+def test_a_film_s_choices_count_from_the_space_s_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(gymnasium.registry, "Counting-v0", EnvSpec("Counting-v0", entry_point=Counting))
+    spec, shared = saved_run("Counting-v0")
+    for name, values in shared["learner"]["model"].items():
+        values.zero_()
+        if name == "policy.4.bias":
+            values[2] = 1.0  # the policy's third choice
+    Counting.taken.clear()
+    agent = Agent(load_policy(shared, spec, env_info("Counting-v0")))
+    assert film(spec, agent, tmp_path / "out.gif", seed=0) == (3, 3.0)
+    assert Counting.taken == [7, 7, 7]
 
 
 def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from actors.protocols import EvaluationResult, IterationResult
 from rayagi.monitoring.catalogue import DERIVED
-from rayagi.rllib_results import ResultLog
+from rayagi.rllib_results import ResultLog, evaluation_results
 
 
 def reduced(log, logger, metrics, returns=()):
@@ -25,6 +25,25 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     assert second["env_runners"]["num_env_steps_sampled_lifetime"] == 64
     assert second["env_runners"]["episode_return_mean"] == 3.0
     assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
+
+
+def test_statistics_of_episodes_have_rllib_s_names():
+    found = evaluation_results(EvaluationResult([4.0, 6.0, 11.0], [10, 20, 60]))["env_runners"]
+    assert found == {
+        "episode_return_mean": 7.0,
+        "episode_return_min": 4.0,
+        "episode_return_max": 11.0,
+        "episode_len_mean": 30.0,
+        "num_episodes": 3,
+        "num_env_steps_sampled": 90,
+    }
+
+
+def test_without_episodes_there_are_no_statistics_of_them():
+    assert evaluation_results(EvaluationResult([], []))["env_runners"] == {
+        "num_episodes": 0,
+        "num_env_steps_sampled": 0,
+    }
 
 
 def test_reward_terms_are_means_over_the_last_episodes_and_survive_a_checkpoint():

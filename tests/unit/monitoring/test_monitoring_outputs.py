@@ -4,15 +4,17 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from actors.protocols import IterationResult
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
-from rayagi.monitoring.plots import save_plots, time_shares
+from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter
-from rayagi.monitoring.report import mean_rate, mean_speed
+from rayagi.monitoring.report import mean_rate, mean_speed, summary
 from rayagi.monitoring.run_exporting import RunExporter
+from rayagi.run.folder import create_run
 from rayagi.run.limits import Limits, Position
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -264,3 +266,31 @@ def test_means_over_samples_count_unequal_gmis_by_their_own():
     assert merged == pytest.approx({"env_steps": 800.0, "update_s": 1.5, "policy_loss": 0.3})
     equal = merge([result(400.0, 1.0, 0.2), result(400.0, 2.0, 0.6)]).metrics
     assert equal["policy_loss"] == pytest.approx(0.4)
+
+
+def evaluated(steps, mean, std):
+    return {
+        **row(1),
+        "env_steps_total": steps,
+        "evaluation_return_mean": mean,
+        "evaluation_return_std": std,
+        "evaluation_episodes": 10.0,
+    }
+
+
+def test_the_report_names_the_best_and_the_last_evaluation(tmp_path):
+    folder = create_run(tmp_path, "Ant-v5", seed=0, rayagi_version="0.1", name="a")
+    evaluations = [evaluated(100.0, 2.0, 0.5), evaluated(200.0, 7.0, 1.5), evaluated(300.0, -4.0, 2.5)]
+    facts = dict(summary(folder, [row(1)], evaluations))
+    assert facts["best evaluation"] == "7.0 +- 1.5 over 10 episodes at 200 steps"
+    assert facts["last evaluation"] == "-4.0 +- 2.5 over 10 episodes"
+    folder.unlock()
+
+
+def test_an_evaluation_s_error_bar_is_its_standard_deviation():
+    figure = Figure()
+    draw_learning_curve(figure, [row(1)], [evaluated(100.0, 2.0, 0.5), evaluated(200.0, 7.0, 1.5)], "Ant-v5")
+    for axis in figure.axes:
+        (bars,) = axis.containers
+        ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+        assert ends == [[1.5, 2.5], [5.5, 8.5]]

@@ -28,6 +28,7 @@ class FakeSession:
         self.in_flight = None
         self.requests = []
         self.evaluated_at = []
+        self.evaluation_seeds = []
         self.evaluate_value = lambda iteration: 10.0 * iteration
         self.weights = torch.zeros(3)
         self.events = events or {}
@@ -79,6 +80,7 @@ class FakeSession:
     def evaluate(self, num_episodes, *, seed):
         assert self.in_flight is None, "evaluated while iterations were in flight"
         self.evaluated_at.append(self.iteration)
+        self.evaluation_seeds.append(seed)
         value = self.evaluate_value(self.iteration)
         return EvaluationResult([value] * num_episodes, [20] * num_episodes)
 

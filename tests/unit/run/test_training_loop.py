@@ -51,6 +51,15 @@ def test_iterations_are_asked_for_about_a_second_at_a_time(tmp_path):
     assert sum(session.requests) == 35
 
 
+def test_evaluations_begin_where_training_never_does(tmp_path):
+    """Training draws its starts from the run's seed."""
+    session = FakeSession(iteration_s=0.1)
+    make_loop(
+        tmp_path, session, limits=Limits(iterations=4), evaluation_interval=2, evaluation_episodes=3
+    ).run()
+    assert session.evaluation_seeds == [1_000_003, 1_000_003]
+
+
 def test_a_slow_iteration_is_asked_for_alone(tmp_path):
     session = FakeSession(iteration_s=3.0)
     make_loop(tmp_path, session, limits=Limits(iterations=3)).run()

@@ -1,0 +1,51 @@
+"""What is said to be on the disk was asked to be there: content before the rename, the folder's entry after it."""
+
+import os
+
+import pytest
+
+from rayagi.run import atomic
+from rayagi.run.csv_log import CsvLog
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What was flushed and renamed, in order."""
+    seen = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor):
+        seen.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def noted_replace(source, target, **kwargs):
+        seen.append(("rename", os.path.basename(target)))
+        replace(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    return seen
+
+
+def test_a_file_that_is_replaced_is_on_the_disk_before_and_after_its_rename(tmp_path, events):
+    atomic.replace_text(tmp_path / "a.json", "{}")
+    assert events == [
+        ("fsync", f".a.json.{os.getpid()}.tmp"),
+        ("rename", "a.json"),
+        ("fsync", tmp_path.name),
+    ]
+    assert (tmp_path / "a.json").read_text() == "{}"
+
+
+def test_a_file_that_is_written_is_on_the_disk(tmp_path, events):
+    atomic.write_bytes(tmp_path / "a", b"content")
+    assert events == [("fsync", "a")]
+    assert (tmp_path / "a").read_bytes() == b"content"
+
+
+def test_a_log_that_is_closed_is_on_the_disk(tmp_path, events):
+    log = CsvLog(tmp_path / "p.csv", ("iteration",))
+    events.clear()
+    log.append([{"iteration": 1.0}])
+    log.close()
+    assert events == [("fsync", "p.csv")]
