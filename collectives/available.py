@@ -21,10 +21,10 @@ from collectives.rendezvous import host_identity
 from collectives.shares import shares
 from collectives.transports import shm
 from collectives.transports.base import Transport
-from collectives.transports.nccl import MIG_SINCE, SHARED_GPU_SINCE, Version, nccl_version
+from collectives.transports.nccl import MIG_SINCE, Version, nccl_version
 
-Primitive = Literal["ip", "rp", "device", "nccl_shared", "net"]
-"""Those of ``docs/collectives.md``, and NCCL with several ranks on one GPU, which may stand in for ``device``."""
+Primitive = Literal["ip", "rp", "device", "net"]
+"""Those of ``docs/collectives.md``."""
 
 _PROBE_ELEMENTS = 1001
 """Odd, and several shares for each of some members."""
@@ -119,9 +119,7 @@ def refusal(primitive: Primitive, group: Sequence[Facts]) -> str:
         return "some members compute on a CPU and some on a GPU"
     if primitive == "device":
         return _no_shared_host(group) or _not_one_device(group)
-    if primitive == "rp":
-        return _nccl_unfit(group) or _not_a_device_each(group)
-    return _no_shared_host(group) or _nccl_unfit(group) or _not_one_device(group) or _no_shared_gpu(group)
+    return _nccl_unfit(group) or _not_a_device_each(group)
 
 
 def trial(open_transport: Callable[[], Transport], limit_s: float) -> str:
@@ -208,13 +206,6 @@ def _not_a_device_each(group: Sequence[Facts]) -> str:
     if any(device.startswith("MIG-") for device in devices) and not _since(group, MIG_SINCE):
         return f"NCCL takes MIG instances from {_text(MIG_SINCE)} on, and this is {_text(group[0].nccl)}"
     return ""
-
-
-def _no_shared_gpu(group: Sequence[Facts]) -> str:
-    needed = MIG_SINCE if group[0].device.startswith("MIG-") else SHARED_GPU_SINCE
-    if _since(group, needed):
-        return ""
-    return f"NCCL lets ranks share a device from {_text(needed)} on, and this is {_text(group[0].nccl)}"
 
 
 def _nccl_unfit(group: Sequence[Facts]) -> str:

@@ -132,6 +132,15 @@ def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
     return "mrr"
 
 
+def preprint(layout: Layout) -> Schedule:
+    """What the preprint's Algorithm 1 selects for this layout.
+
+    Raises:
+        CompositionError: what it selects does not apply to this layout.
+    """
+    return compose(select_preprint(layout.mpl), layout)
+
+
 def names(layout: Layout) -> tuple[str, ...]:
     """Compositions to try on ``layout``, by name, whether they apply or not.
 
@@ -176,6 +185,7 @@ _BY_NAME = {
     "device_ip": device_ip,
     "mpr": mpr,
     "mrr": mrr,
+    "preprint": preprint,
 }
 _HYBRID = re.compile(r"hybrid(?:\((\d{1,5})\)|:(\d{1,5}))")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ TransportName = Literal["auto", "shm", "gloo"]
 """auto: what the composition names, shared memory inside a host where it works, Gloo across hosts. shm: all members
 share a host, and its memory. gloo: Gloo only, whatever the composition names."""
 
+_logger = logging.getLogger(__name__)
+_MAPPED = "mapped"
+"""What a member publishes that mapped the first one's memory; another one publishes why it could not."""
 _MISMATCH = "mismatched call"
 """Under this key members that compared their calls publish what differed, for those that did not get to comparing."""
 _LOSS_NEWS_S = 0.7
@@ -114,7 +119,7 @@ class Wires:
         if primitive == "rp" and on_gpu:
             return self._nccl(members, index, key)
         if primitive in ("ip", "device") and shm.is_supported():
-            return self._shared_memory(members, index, key)
+            return self._shared_memory_or_gloo(members, index, key)
         return self._gloo(members, index, key)
 
     def channel(self, direction: tuple[int, int]) -> Transport:
@@ -145,18 +150,67 @@ class Wires:
         if not self._name:
             self._meeting.liveness.close()
 
-    def _shared_memory(self, members: Sequence[Member], index: int, key: str) -> Transport:
+    def _shared_memory_or_gloo(self, members: Sequence[Member], index: int, key: str) -> Transport:
+        """Shared memory if all members can map it; else Gloo for all of them, unless shared memory was asked for.
+
+        A process may open another's memory only if the kernel lets it trace that process: not of another user, nor from
+        another namespace of processes.
+        """
+        segment, refusals = self._mapped(members, index, key)
+        if segment is not None and not refusals:
+            return shm.SharedMemoryTransport(segment, members, index, self._meeting.timeout_s, self._check)
+        if segment is not None:
+            segment.close()
+        reason = "; ".join(refusals)
+        if self._meeting.transport == "shm":
+            raise CommunicatorError(
+                "connect",
+                members[index].rank,
+                "nobody",
+                0.0,
+                f"members cannot share memory: {reason}; run them as one user in one namespace of processes, or use "
+                "transport='gloo' or 'auto'",
+            )
+        if index == 0:
+            _logger.warning(
+                "members of one host reduce by Gloo, which is slower than shared memory: %s", reason
+            )
+        return self._gloo(members, index, f"{key} without shared memory")
+
+    def _mapped(
+        self, members: Sequence[Member], index: int, key: str
+    ) -> tuple[shm.Segment | None, list[str]]:
+        """The memory of the first member, where this one can map it, and why others cannot, the same on all members."""
+        segment: shm.Segment | None = None
         if index == 0:
             segment = shm.Segment.host(len(members))
             self._publish(key, segment.endpoint)
         else:
-            segment = shm.Segment.attach(self._endpoint(members[0], key), len(members), index)
-        return shm.SharedMemoryTransport(segment, members, index, self._meeting.timeout_s, self._check)
+            endpoint, refusal = self._endpoint(members[0], key), ""
+            try:
+                segment = shm.Segment.attach(endpoint, len(members), index)
+            except CommunicatorError as error:
+                if not isinstance(error.__cause__, OSError):  # of another version or size
+                    raise
+                refusal = (
+                    f"rank {members[index].rank} (pid {os.getpid()}, user {os.geteuid()}) {error.detail}"
+                )
+            self._publish(f"{key} mapped by {index}", refusal or _MAPPED)
+        answers = [
+            self._endpoint(member, f"{key} mapped by {other}")
+            for other, member in enumerate(members)
+            if other > 0
+        ]
+        return segment, [answer for answer in answers if answer != _MAPPED]
 
     def _device(self, members: Sequence[Member], index: int, key: str) -> Transport:
         """[unverified on GPU]."""
-        control = self._shared_memory(members, index, key)
-        return DeviceTransport(control, members, self._meeting.device, self._meeting.timeout_s)
+        segment, refusals = self._mapped(members, index, key)
+        if segment is None or refusals:
+            raise CommunicatorError("connect", members[index].rank, "nobody", 0.0, "; ".join(refusals))
+        timeout_s = self._meeting.timeout_s
+        control = shm.SharedMemoryTransport(segment, members, index, timeout_s, self._check)
+        return DeviceTransport(control, members, self._meeting.device, timeout_s)
 
     def _nccl(self, members: Sequence[Member], index: int, key: str) -> Transport:
         """[unverified on GPU]."""

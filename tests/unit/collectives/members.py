@@ -67,7 +67,7 @@ def run_group(
         "transport": transport,
         "composition": composition,
     }
-    with _Meeting(ctx=context) as meeting:
+    with _Meeting(("127.0.0.1", 0), ctx=context) as meeting:  # members may be of other users
         rendezvous = meeting.Collective(world_size)
         done = context.Event()
         return answers_of(

@@ -47,12 +47,6 @@ def newer(*group, nccl=(2, 31, 0)):
         ("device", [ON_MIG, OTHER_MIG], "MIG: CUDA IPC"),
         ("device", [ON_MIG, ON_MIG], ""),
         ("device", [ON_GPU, elsewhere(ON_GPU)], "on 2 hosts, or containers"),
-        ("nccl_shared", [ON_GPU, ON_GPU], "from 2.30.0 on, and this is 2.29.7"),
-        ("nccl_shared", newer(ON_GPU, ON_GPU, nccl=(2, 30, 0)), ""),
-        ("nccl_shared", newer(ON_MIG, ON_MIG, nccl=(2, 30, 0)), "from 2.31.0 on, and this is 2.30.0"),
-        ("nccl_shared", newer(ON_MIG, ON_MIG), ""),
-        ("nccl_shared", newer(ON_GPU, OTHER_GPU), "2 different GPUs"),
-        ("nccl_shared", [ON_CPU, ON_CPU], "no CUDA"),
     ],
 )
 def test_what_rules_a_primitive_out_is_known_beforehand(primitive, group, reason):

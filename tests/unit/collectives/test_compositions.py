@@ -12,6 +12,7 @@ from collectives.compositions import (
     har,
     hybrid,
     ip_only,
+    is_name,
     mpr,
     mrr,
     names,
@@ -193,6 +194,15 @@ def test_algorithm_1_of_the_preprint(mpl, choice):
 def test_what_algorithm_1_selects_applies(layout):
     schedule = compose(select_preprint(layout.mpl), layout)
     assert schedule.composition == select_preprint(layout.mpl)
+
+
+@pytest.mark.parametrize(
+    ("layout", "chosen"), [("1x3", "mpr"), ("2x2", "mrr"), ("2x3", "har"), ("1+2", "har")]
+)
+def test_what_algorithm_1_selects_can_be_asked_for(layout, chosen):
+    found = compose("preprint", Layout.parse(layout))
+    assert found == compose(chosen, Layout.parse(layout))
+    assert is_name("preprint")
 
 
 def test_the_preprints_names_have_the_steps_of_the_later_paper():

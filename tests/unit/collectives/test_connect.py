@@ -1,4 +1,6 @@
+import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from members import run_group
 
 from actors.collective import Collective
 from collectives.connect import connect
@@ -91,6 +94,41 @@ def test_members_of_one_host_share_memory():
         == "rank 1 of 2: ip_only on 1x2 (the only way without GPUs); ip by SharedMemoryTransport"
     )
     assert sum_of_ranks(found) == [1.0, 1.0]
+
+
+def as_nobody(rank):
+    """A member whose process another user owns: it may not open others' memory."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    return this_member(rank)
+
+
+def mean_and_description(communicator, done):
+    tensor = torch.full((5,), float(communicator.rank))
+    communicator.all_reduce(tensor, "mean")
+    return tensor.tolist(), repr(communicator)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+@pytest.mark.parametrize("others", [1, 2])
+def test_members_of_two_users_use_gloo(others):
+    who = [this_member, *[as_nobody] * others]
+    for rank, answer in enumerate(run_group("auto", 1 + others, mean_and_description, who=who)):
+        means, described = answer
+        assert means == [others / 2] * 5
+        assert described.startswith(f"rank {rank} of {1 + others}: ip_only")
+        assert described.endswith("ip by GlooTransport")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_shared_memory_of_two_users_is_refused_on_all_members_with_the_way_out():
+    for failed in run_group("shm", 3, mean_and_description, who=[this_member, this_member, as_nobody]):
+        text = str(failed.error)
+        assert re.search(
+            r"rank 2 \(pid \d+, user 65534\) cannot map /proc/\d+/fd/\d+: .*Permission denied", text
+        )
+        assert "use transport='gloo' or 'auto'" in text
 
 
 def test_members_of_two_hosts_use_gloo():
