@@ -16,50 +16,21 @@ from numpy.typing import NDArray
 
 from rayagi.envs.mujoco_cpu.physics import became_unstable
 from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
+from rayagi.envs.mujoco_cpu.world_structs import (
+    FAILED,
+    FUNCTIONS,
+    MIRRORS,
+    NONE_LEFT,
+    WARNED,
+    SimulationStruct,
+    WorldsStruct,
+)
 from rayagi.native.headers import shared
 from rayagi.native.program import load_or_none
 
-NONE_LEFT, ENOUGH, WARNED, FAILED = range(4)
-"""What rayagi_step_worlds returns."""
-_ENDS = {"NONE_LEFT": NONE_LEFT, "ENOUGH": ENOUGH, "WARNED": WARNED, "FAILED": FAILED}
-_FUNCTIONS = {
-    "load": "mj_setState",
-    "step": "mj_step",
-    "forces": "mj_rnePostConstraint",
-    "save": "mj_getState",
-}
-"""MuJoCo's, by what worlds.h calls them."""
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 _log = logging.getLogger(__name__)
-
-
-class _Worlds(ctypes.Structure):
-    """Worlds of worlds.h."""
-
-    _fields_ = (
-        *((name, _ADDRESS) for name in (*_FUNCTIONS, "model")),
-        *((name, _I64) for name in ("parts", "num_worlds", "width")),
-        ("rows", _ADDRESS),
-        ("num_fields", _I64),
-        ("fields", _ADDRESS),
-        ("sizes", _ADDRESS),
-        ("next", _I64),
-    )
-
-
-class _Simulation(ctypes.Structure):
-    """Simulation of worlds.h."""
-
-    _fields_ = (
-        ("data", _ADDRESS),
-        ("fields", _ADDRESS),
-        ("warnings", _ADDRESS),
-        ("kinds", _I64),
-        ("stride", _I64),
-        ("world", _I64),
-        ("message", ctypes.c_char * 256),
-    )
 
 
 class CompiledLoop:
@@ -72,8 +43,8 @@ class CompiledLoop:
         self._fields = _addresses(derived)
         self._sizes = (_I64 * len(derived))(*(field[0].size for field in derived))
         engine = _engine()
-        functions = (ctypes.cast(getattr(engine, name), _ADDRESS).value for name in _FUNCTIONS.values())
-        self._worlds = _Worlds(
+        functions = (ctypes.cast(getattr(engine, name), _ADDRESS).value for name in FUNCTIONS.values())
+        self._worlds = WorldsStruct(
             *functions,
             worlds.model._address,
             STATE,
@@ -129,7 +100,7 @@ class _Thread:
         self._data = data
         self._warnings = data.warning.number
         self._fields = _addresses([getattr(data, name) for name in names])
-        self._simulation = _Simulation(
+        self._simulation = SimulationStruct(
             data._address,
             ctypes.addressof(self._fields),
             self._warnings.ctypes.data,
@@ -163,12 +134,9 @@ def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
 @cache
 def _program() -> ctypes.CDLL | None:
     """None where it cannot be had, which is logged once."""
-    from rayagi.envs.mujoco_cpu.whole_rollouts import program  # which needs CompiledLoop
-
     instead = "worlds are stepped by Python"
-    mirrors = {"Worlds": _Worlds, "Simulation": _Simulation, **_ENDS, **program.MIRRORS}
     source = "\n".join(map(shared, ("worlds.h", "world_rollout.h")))
-    found = load_or_none(instead, source, mirrors=mirrors)
+    found = load_or_none(instead, source, mirrors=MIRRORS)
     if found is None:
         return None
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.managers import BaseManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +68,10 @@ def run_group(
         "transport": transport,
         "composition": composition,
     }
-    with _Meeting(("127.0.0.1", 0), ctx=context) as meeting:  # members may be of other users
+    with _Meeting(ctx=context) as meeting:
+        socket = Path(meeting.address)  # a file, since members may be in other network namespaces
+        socket.parent.chmod(0o755)  # or of other users
+        socket.chmod(0o777)
         rendezvous = meeting.Collective(world_size)
         done = context.Event()
         return answers_of(

@@ -22,8 +22,9 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu import contact_physics
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.whole_rollouts.program import LENT, RollLoop
+from rayagi.envs.mujoco_cpu.whole_rollouts.program import RollLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
+from rayagi.envs.mujoco_cpu.world_structs import LENT
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

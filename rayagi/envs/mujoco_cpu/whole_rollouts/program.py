@@ -15,75 +15,22 @@ from torch import Tensor
 
 from actors.rollout import Rollout
 from collectives.arrivals import Arrivals
-from collectives.mirrors import Mirrors
-from rayagi.envs.mujoco_cpu.compiled_loop import FAILED, NONE_LEFT, WARNED, CompiledLoop
+from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
+from rayagi.envs.mujoco_cpu.world_structs import (
+    ENDED,
+    NONE_LEFT,
+    UNFIT,
+    WARNED,
+    RolloutStruct,
+    RowsStruct,
+    TurnStruct,
+)
 from rayagi.native.acting import CompiledActing
 from rayagi.native.pointers import pointer
 
-ENDED, UNFIT, LENT = FAILED + 1, FAILED + 2, FAILED + 3
-"""What rayagi_roll returns beside rayagi_step_worlds's."""
-_I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Rows(ctypes.Structure):
-    """Rows of world_rollout.h."""
-
-    _fields_ = (("start", _ADDRESS), ("stride", _I64))
-
-
-class _Rollout(ctypes.Structure):
-    """Rollout of world_rollout.h."""
-
-    _fields_ = (
-        ("worlds", _ADDRESS),
-        ("substeps", _I64),
-        *((name, _ADDRESS) for name in ("act", "policy", "acting", "place", "judge", "observe")),
-        ("num_fields", _I64),
-        ("fields", _ADDRESS),
-        ("dt", ctypes.c_double),
-        ("limit", _I64),
-        ("elapsed", _ADDRESS),
-        ("num_actions", _I64),
-        *((name, _ADDRESS) for name in ("low", "high")),
-        *((name, _I64) for name in ("controls", "num_steps", "obs_dim")),
-        *((name, _ADDRESS) for name in ("obs", "actions", "rewards", "terminated", "truncated", "final_obs")),
-        ("group", _I64),
-        ("done", _ADDRESS),
-        ("next", _I64),
-        ("stopped", _I64),
-    )
-
-
-class _Turn(ctypes.Structure):
-    """Turn of world_rollout.h."""
-
-    unstable: int
-    own: int
-    others: int
-    num_others: int
-
-    _fields_ = (
-        ("room", _ADDRESS),
-        ("stage", ctypes.c_int),
-        *((name, _I64) for name in ("t", "group", "world", "end")),
-        ("before", ctypes.c_double),
-        ("unstable", _I64),
-        *((name, _ADDRESS) for name in ("own", "others")),
-        ("num_others", _I64),
-    )
-
-
-MIRRORS: Mirrors = {
-    "Rows": _Rows,
-    "Rollout": _Rollout,
-    "Turn": _Turn,
-    "ENDED": ENDED,
-    "UNFIT": UNFIT,
-    "LENT": LENT,
-}
-
+_ADDRESS = ctypes.c_void_p
 Begin = Callable[[mujoco.MjData, int], None]
 
 
@@ -138,10 +85,10 @@ class RollLoop:
         """
         num_worlds = len(course.elapsed)
         self._course, self._agent, self._begin = course, agent, begin
-        self._rows = (_Rows * len(course.fields))(*map(_rows, course.fields.values()))
+        self._rows = (RowsStruct * len(course.fields))(*map(_rows, course.fields.values()))
         self._done = torch.zeros(-(-num_worlds // group), dtype=torch.int64)
         self._kept = rollout, final_obs
-        self._rollout = _Rollout(
+        self._rollout = RolloutStruct(
             course.loop.address,
             course.substeps,
             agent.function,
@@ -168,7 +115,7 @@ class RollLoop:
             0,
             0,
         )
-        self._turns: dict[int, tuple[_Turn, Tensor]] = {}
+        self._turns: dict[int, tuple[TurnStruct, Tensor]] = {}
         self._counting = threading.Lock()
         self.num_unstable = 0
         """Times that a world became unstable; its episode ended there."""
@@ -215,16 +162,16 @@ class RollLoop:
                     self.num_unstable += 1
             most = max(most - 1, 0)
 
-    def _turn(self, data: mujoco.MjData) -> _Turn:
+    def _turn(self, data: mujoco.MjData) -> TurnStruct:
         if data._address not in self._turns:
             room = self._agent.make_room()
-            self._turns[data._address] = _Turn(pointer(room)), room
+            self._turns[data._address] = TurnStruct(pointer(room)), room
         return self._turns[data._address][0]
 
 
-def _rows(field: Array) -> _Rows:
+def _rows(field: Array) -> RowsStruct:
     """Each world's numbers lie side by side."""
     inner = field[0]
     if field.dtype != np.float64 or not inner.flags.c_contiguous:
         raise ValueError(f"worlds' rows of {field.shape} do not lie side by side")
-    return _Rows(field.ctypes.data, field.strides[0] // field.itemsize)
+    return RowsStruct(field.ctypes.data, field.strides[0] // field.itemsize)
