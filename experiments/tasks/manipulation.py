@@ -1,10 +1,10 @@
 """What do the arm and the hand achieve, in metres and goals instead of rewards?
 
-    python -m experiments.tasks.manipulation runs/tasks/FrankaCabinet-v0-seed0
+    python -m experiments.tasks.manipulation runs/tasks/FrankaCabinet-v0-seed0 runs/tasks/FrankaCabinet-v0-seed1
     python -m experiments.tasks.manipulation runs/tasks/ShadowHand-v0-seed0
 
 One whole episode of each world, with the policy's mode, and the same episodes with the action 0 throughout: the arm rests,
-the hand stays half closed. Writes results/<task>_episodes.json.
+the hand stays half closed. ShadowHand plays with each of three tolerances of the goal. Writes results/<task>_episodes.json.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from actors.agent import Agent
 from experiments.origin import origin
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory
+from rayagi.run.versions import usable_cores
 from rayagi.serving.source import SavedPolicy, saved_policy
 
 _SEED = 54_321
@@ -33,14 +34,18 @@ _OPENING = 21
 """Where FrankaCabinet's observation has the drawer's opening, m."""
 _TURN_LEFT = 92
 """Where ShadowHand's observation has the real part of the turn between cube and goal."""
+_TOLERANCES_RAD = (0.4, 0.2, 0.1)
 _GOAL_BONUS = 200.0
 """Only a reached goal pays more in one step: 250 of at most 10 besides."""
 
 
-def episodes(saved: SavedPolicy, num_worlds: int, act: Callable[[Tensor], Tensor]) -> list[NDArray[Any]]:
+def episodes(
+    saved: SavedPolicy, num_worlds: int, act: Callable[[Tensor], Tensor], options: dict[str, float]
+) -> list[NDArray[Any]]:
     """The first episode of each world: its observations after each step, with the reward in front, (steps, 1 + obs_dim)."""
-    make_envs = make_env_factory(saved.spec.env.id, kwargs=saved.spec.env.kwargs)
-    env = make_envs(num_envs=num_worlds, first_env_index=0, seed=_SEED, num_threads=1)
+    kwargs = {**saved.spec.env.kwargs, **options}
+    make_envs = make_env_factory(saved.spec.env.id, kwargs=kwargs)
+    env = make_envs(num_envs=num_worlds, first_env_index=0, seed=_SEED, num_threads=usable_cores())
     obs, rows = env.reset(), []
     length = torch.zeros(num_worlds, dtype=torch.int64)
     while (length == 0).any():
@@ -87,6 +92,22 @@ def cube(courses: list[NDArray[Any]], limit: int) -> dict[str, float | None]:
         "share_with_a_goal": float((goals > 0).mean()),
         "seconds_per_goal": float(lengths.sum() * _STEP_S / goals.sum()) if goals.sum() else None,
         "angle_to_the_goal_rad_mean": float(np.mean(np.concatenate(turns))),
+        "least_angle_of_an_episode_rad_median": float(np.median([turn.min() for turn in turns])),
+    }
+
+
+def achieved(saved: SavedPolicy, num_worlds: int, act: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """What the task is about; for ShadowHand by the goal's tolerance, rad."""
+    if "FrankaCabinet" in saved.spec.env.id:
+        return drawer(episodes(saved, num_worlds, act, {}))
+    limit = saved.info.max_episode_steps
+    assert limit is not None
+    return {
+        str(tolerance): cube(
+            episodes(saved, num_worlds, act, {"first_tolerance": tolerance, "last_tolerance": tolerance}),
+            limit,
+        )
+        for tolerance in _TOLERANCES_RAD
     }
 
 
@@ -95,33 +116,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--worlds", type=int, default=128)
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders, one per seed")
+    parser.add_argument("--worlds", type=int, default=256)
     parser.add_argument("--which", default="best", help="checkpoint")
     given = parser.parse_args()
-    saved = saved_policy(given.run, given.which)
-    task, agent = saved.spec.env.id, Agent(saved.policy)
-    still = torch.zeros((given.worlds, saved.info.action.dim))
-    report: dict[str, Any] = {
-        "origin": origin(),
-        "checkpoint": saved.checkpoint,
-        "env_steps": saved.env_steps,
-        "worlds": given.worlds,
-    }
-    for name, act in (("policy", agent.act_greedily), ("action 0", lambda _: still)):
-        courses = episodes(saved, given.worlds, act)
-        report[name] = drawer(courses) if "FrankaCabinet" in task else cube(courses, _limit(saved))
-        print(json.dumps({name: report[name]}), flush=True)
+    policies = [saved_policy(run, given.which) for run in given.runs]
+    task, dim = policies[0].spec.env.id, policies[0].info.action.dim
+    report: dict[str, Any] = {"origin": origin(), "worlds": given.worlds, "seeds": []}
+    for saved in policies:
+        found = achieved(saved, given.worlds, Agent(saved.policy).act_greedily)
+        row = {
+            "seed": saved.spec.seed,
+            "checkpoint": saved.checkpoint,
+            "env_steps": saved.env_steps,
+            "policy": found,
+        }
+        report["seeds"].append(row)
+        print(json.dumps(row), flush=True)
+    report["action 0"] = achieved(policies[0], given.worlds, lambda _: torch.zeros((given.worlds, dim)))
+    print(json.dumps({"action 0": report["action 0"]}), flush=True)
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     file = results / f"{task.rsplit('/', 1)[-1]}_episodes.json"
     file.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _limit(saved: SavedPolicy) -> int:
-    limit = saved.info.max_episode_steps
-    assert limit is not None
-    return limit
 
 
 if __name__ == "__main__":

@@ -1,4 +1,10 @@
-"""How far a step of each task is from one whose constraint solver has converged, by solver settings and engine."""
+"""How far a step of each task is from one whose constraint solver has converged, by solver settings and engine.
+
+    python -m experiments.tasks.residuals --output experiments/tasks/results/residuals.json
+    python -m experiments.tasks.residuals --engine mujoco_warp --runs runs/tasks/FrankaCabinet-v0-seed0
+
+Random actions, or with ``--runs`` the modes of trained policies: an arm that plays at random touches nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,14 @@ from typing import Any
 import mujoco
 import torch
 
+from actors.agent import Agent
 from experiments.origin import origin
 from rayagi.envs.families import Place
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.engines import make_worlds
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+from rayagi.serving.source import saved_policy
 
 CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
 LIMIT_RAD_PER_S = 1e-3
@@ -84,9 +92,16 @@ def copy_state(source: TaskVecEnv, target: TaskVecEnv) -> None:
 
 
 def measure(
-    env_id: str, engine: str, cases: Mapping[str, Solver], *, num_envs: int, num_steps: int, seed: int = 3
+    env_id: str,
+    engine: str,
+    cases: Mapping[str, Solver],
+    *,
+    num_envs: int,
+    num_steps: int,
+    seed: int = 3,
+    agent: Agent | None = None,
 ) -> dict[str, Residual]:
-    """Random play on the CPU with a converged solver; from each of its states every case makes one step.
+    """Play on the CPU with a converged solver, at random or by an agent; from each of its states every case makes one step.
 
     Returns:
         by case, the residual beside the converged step of the same cone on the CPU.
@@ -99,24 +114,36 @@ def measure(
     envs = {name: make_env(env_id, engine, num_envs, solver, seed=seed) for name, solver in cases.items()}
     errors: dict[str, list[torch.Tensor]] = {name: [] for name in cases}
     seconds = dict.fromkeys(cases, 0.0)
-    for player in players.values():
-        player.reset()
+    obs = {cone: player.reset() for cone, player in players.items()}
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_steps):
-        actions = 2.0 * torch.rand((num_envs, player.info.action.dim), generator=generator) - 1.0
+        actions = {
+            cone: choose_actions(agent, seen, players[cone].info.action.dim, generator)
+            for cone, seen in obs.items()
+        }
         for name, env in envs.items():
             copy_state(players[cases[name].cone], env)
             begin = time.process_time()
-            env.step(actions)
+            env.step(actions[cases[name].cone])
             seconds[name] += time.process_time() - begin
         for cone, player in players.items():
-            result = player.step(actions)
+            result = player.step(actions[cone])
+            obs[cone] = result.obs
             going_on = ~(result.terminated | result.truncated)
             for name, env in envs.items():
                 if cases[name].cone == cone:
                     difference = env.fields["qvel"].cpu().double() - player.fields["qvel"]
                     errors[name].append(difference.abs().amax(-1)[going_on])
     return {name: _residual(torch.cat(errors[name]), seconds[name]) for name in cases}
+
+
+def choose_actions(
+    agent: Agent | None, obs: torch.Tensor, dim: int, generator: torch.Generator
+) -> torch.Tensor:
+    """The agent's mode, or actions at random in [-1, 1], (N, dim)."""
+    if agent is None:
+        return 2.0 * torch.rand((len(obs), dim), generator=generator) - 1.0
+    return agent.act_greedily(obs.float())
 
 
 def _residual(errors: torch.Tensor, seconds: float) -> Residual:
@@ -136,9 +163,14 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--runs", type=Path, nargs="+", help="play by these runs' best policies")
     options = parser.parse_args()
+    players: list[tuple[str, Agent | None]] = [(task, None) for task in options.tasks]
+    if options.runs:
+        policies = [saved_policy(run, "best") for run in options.runs]
+        players = [(saved.spec.env.id, Agent(saved.policy)) for saved in policies]
     rows: list[dict[str, Any]] = []
-    for task in options.tasks:
+    for task, agent in players:
         cases = {
             f"{cone} {n}": Solver(n, options.ls_iterations, cone)
             for cone in options.cones
@@ -146,9 +178,10 @@ def main() -> None:
         }
         cases["shipped"] = Solver()
         for name, found in measure(
-            task, options.engine, cases, num_envs=options.num_envs, num_steps=options.steps
+            task, options.engine, cases, num_envs=options.num_envs, num_steps=options.steps, agent=agent
         ).items():
-            rows.append({"task": task, "engine": options.engine, "case": name, **asdict(found)})
+            play = "random" if agent is None else "trained"
+            rows.append({"task": task, "play": play, "engine": options.engine, "case": name, **asdict(found)})
             print(
                 f"{task:24} {name:14} median {found.median:.1e}  p99 {found.p99:.1e}  largest {found.largest:.1e}"
                 f"  wrong {found.share_wrong:.2%}  {found.seconds:.2f} s",

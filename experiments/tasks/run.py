@@ -1,11 +1,11 @@
-"""Does a task learn? Trains it through the `rayagi` command, evaluates what it learned, and shows it.
+"""Does a task learn? Trains it with several seeds through the `rayagi` command, evaluates the policies, and shows the best.
 
-    python -m experiments.tasks.run rayagi/Ant-v0 --time 20m
+    python -m experiments.tasks.run rayagi/Ant-v0 --seeds 0 1 2 --time 20m
     python -m experiments.tasks.run rayagi/Ant-v0 --time 20m --gmis 1 --set ppo.learning_rate=1e-3
-    python -m experiments.tasks.run rayagi/Ant-v0 --from runs/tasks/Ant-v0-seed0 --between 3 4
+    python -m experiments.tasks.run rayagi/Ant-v0 --from runs/tasks/Ant-v0-seed0 runs/tasks/Ant-v0-seed1 --between 3 4
 
-What it does not know goes to `rayagi train`. ``--from`` looks at a run that is there already. Writes results/<task>.json
-(origin, settings, evaluation), .csv and .png (learning curve) and _strip.png (one episode of the best policy, eight frames).
+What it does not know goes to `rayagi train`. ``--from`` evaluates runs that exist. Writes results/<task>.json (origin,
+settings, evaluations of each seed), .csv and .png (learning curves) and _strip.png (eight frames of the best policy's episode).
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ HERE = Path(__file__).parent
 _MOST_POINTS = 400
 _FRAMES = 8
 _CURVE = ("train_s", "env_steps_total", "episode_return_mean", "episode_length_mean")
+Curve = tuple[list[dict[str, float]], list[dict[str, float]]]
+"""Training episodes and evaluations of one seed."""
 _EVALUATION_SEED = 12_345
 """Starts that neither training nor its evaluations saw."""
 
 
-def train(task: str, folder: Path, given: argparse.Namespace, others: list[str]) -> None:
+def train(task: str, seed: int, folder: Path, given: argparse.Namespace, others: list[str]) -> None:
     """Run `rayagi train`."""
-    command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(given.seed), "--time", given.time]
+    command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(seed), "--time", given.time]
     command += ["--evaluate-every", str(given.evaluate_every)]
     command += ["--out", str(folder.parent), "--name", folder.name, *others]
     subprocess.run(command, check=True)
@@ -109,62 +111,78 @@ def draw_strip(saved: SavedPolicy, between: tuple[float, float] | None, path: Pa
     return {"length": length, "return": total, "steps_per_second": fps}
 
 
-def draw_curve(
-    task: str, rows: list[dict[str, float]], evaluated: list[dict[str, float]], path: Path
-) -> None:
-    """Returns of training episodes and of evaluations against minutes and steps."""
+def draw_curves(task: str, curves: dict[int, Curve], path: Path) -> None:
+    """Returns of training episodes (thin) and of evaluations against minutes and steps, one colour per seed."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, name, scale, label in (
         (left, "train_s", 60, "minutes of training, evaluations included"),
         (right, "env_steps_total", 1e6, "million environment steps"),
     ):
-        returns = [row["episode_return_mean"] for row in rows]
-        axes.plot([row[name] / scale for row in rows], returns, linewidth=1, label="training episodes")
-        means = [row["evaluation_return_mean"] for row in evaluated]
-        axes.plot([row[name] / scale for row in evaluated], means, marker=".", label="evaluation")
+        for color, (seed, (rows, evaluated)) in enumerate(curves.items()):
+            returns = [row["episode_return_mean"] for row in rows]
+            axes.plot([row[name] / scale for row in rows], returns, f"C{color}", linewidth=0.6, alpha=0.5)
+            means = [row["evaluation_return_mean"] for row in evaluated]
+            axes.plot([row[name] / scale for row in evaluated], means, f"C{color}.-", label=f"seed {seed}")
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-    left.set_ylabel("mean return")
+    left.set_ylabel("mean return: evaluations, training (thin)")
     left.legend()
     figure.suptitle(task)
     figure.savefig(path, dpi=90)
 
 
-def write_curve(rows: list[dict[str, float]], path: Path) -> None:
-    """The curve as a table."""
+def write_curves(curves: dict[int, Curve], path: Path) -> None:
+    """The training curves as a table."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, _CURVE, lineterminator="\n")
+        writer = csv.DictWriter(file, ("seed", *_CURVE), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for seed, (rows, _) in curves.items():
+            writer.writerows({"seed": seed, **row} for row in rows)
 
 
-def look(task: str, folder: Path, given: argparse.Namespace) -> None:
-    """Evaluate, draw and write what a run learned."""
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    name = task.rsplit("/", 1)[-1]
-    rows, evaluated = training_curve(folder), read_curve(folder)
-    saved = saved_policy(folder, "best")
-    report: dict[str, Any] = {
-        "origin": origin(),
-        "task": task,
+def seed_report(saved: SavedPolicy, curve: Curve, num_episodes: int) -> dict[str, Any]:
+    """What one seed learned, by its best checkpoint."""
+    rows, evaluated = curve
+    return {
+        "seed": saved.spec.seed,
         "checkpoint": saved.checkpoint,
         "env_steps": rows[-1]["env_steps_total"] if rows else 0,
         "train_s": rows[-1]["train_s"] if rows else 0,
-        "evaluation": evaluation(saved, given.episodes),
+        "evaluation": evaluation(saved, num_episodes),
         "evaluations": evaluated,
-        "config": (folder / "config.yaml").read_text(),
-        "plan": (folder / "plan.txt").read_text(),
     }
-    write_curve(rows, results / f"{name}.csv")
-    draw_curve(task, rows, evaluated, results / f"{name}.png")
+
+
+def report_on(task: str, folders: list[Path], given: argparse.Namespace) -> None:
+    """Evaluate, draw and write what the seeds learned."""
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    name = task.rsplit("/", 1)[-1]
+    policies = {folder: saved_policy(folder, "best") for folder in folders}
+    curves = {
+        saved.spec.seed: (training_curve(folder), read_curve(folder)) for folder, saved in policies.items()
+    }
+    seeds = [seed_report(saved, curves[saved.spec.seed], given.episodes) for saved in policies.values()]
+    report: dict[str, Any] = {
+        "origin": origin(),
+        "task": task,
+        "seeds": seeds,
+        "config": (folders[0] / "config.yaml").read_text(),
+        "plan": (folders[0] / "plan.txt").read_text(),
+    }
+    write_curves(curves, results / f"{name}.csv")
+    draw_curves(task, curves, results / f"{name}.png")
+    best = max(seeds, key=lambda row: row["evaluation"]["return_mean"])
     try:
-        report["strip"] = draw_strip(saved, given.between, results / f"{name}_strip.png")
+        shown = policies[folders[seeds.index(best)]]
+        strip = draw_strip(shown, given.between, results / f"{name}_strip.png")
+        report["strip"] = {"seed": best["seed"], **strip}
     except RenderingError as error:
         print(error)
     (results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({"task": task, **report["evaluation"]}), flush=True)
+    for row in seeds:
+        print(json.dumps({"task": task, "seed": row["seed"], **row["evaluation"]}), flush=True)
 
 
 def main() -> None:
@@ -173,20 +191,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("task")
-    parser.add_argument("--time", default="20m", help="training time")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time", default="20m", help="training time of one seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--evaluate-every", type=int, default=50, help="iterations between evaluations")
     parser.add_argument("--episodes", type=int, default=32, help="of the evaluation at the end")
     parser.add_argument(
         "--between", type=float, nargs=2, metavar="S", help="seconds of the episode that the strip shows"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/tasks"))
-    parser.add_argument("--from", type=Path, dest="trained", metavar="RUN", help="look at this run folder")
+    parser.add_argument(
+        "--from", type=Path, nargs="+", dest="trained", metavar="RUN", help="evaluate these run folders"
+    )
     given, others = parser.parse_known_args()
-    folder = given.trained or given.runs / f"{given.task.rsplit('/', 1)[-1]}-seed{given.seed}"
-    if given.trained is None:
-        train(given.task, folder, given, others)
-    look(given.task, folder, given)
+    folders = given.trained
+    if folders is None:
+        name = given.task.rsplit("/", 1)[-1]
+        folders = [given.runs / f"{name}-seed{seed}" for seed in given.seeds]
+        for seed, folder in zip(given.seeds, folders, strict=True):
+            train(given.task, seed, folder, given, others)
+    report_on(given.task, folders, given)
 
 
 if __name__ == "__main__":

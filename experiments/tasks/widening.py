@@ -35,12 +35,10 @@ class Stage:
 
 
 STAGES = (
-    Stage(2_500_000, 2.0, 1.0, 2500),
-    Stage(3_270_000, 0.8, 0.5, 1000),
-    Stage(4_140_000, 1.4, 1.0, 1000),
-    Stage(6_940_000, 2.0, 1.0, 1000),
+    Stage(1_200_000, 0.8, 0.5, 1000),
+    Stage(2_200_000, 1.4, 1.0, 1000),
+    Stage(4_000_000, 2.0, 1.0, 1000),
 )
-"""Those of the committed run, whose first one taught it to stand and to turn, but not to walk."""
 
 
 def set_options(folder: Path, options: dict[str, float | int]) -> None:
@@ -50,7 +48,7 @@ def set_options(folder: Path, options: dict[str, float | int]) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-def train(folder: Path, stage: Stage) -> None:
+def train(folder: Path, stage: Stage, seed: int) -> None:
     """Begin the run, or go on with it, under a stage's options."""
     limit = ["--env-steps", str(stage.env_steps)]
     command = [sys.executable, "-m", "rayagi", "train"]
@@ -59,7 +57,7 @@ def train(folder: Path, stage: Stage) -> None:
         command += ["--resume", str(folder)]
     else:
         options = [f"--set=env.kwargs.{name}={value}" for name, value in stage.options().items()]
-        command += [_TASK, "--gmis", "1", *options]
+        command += [_TASK, "--gmis", "1", "--seed", str(seed), *options]
         command += ["--out", str(folder.parent), "--name", folder.name]
     subprocess.run([*command, *limit], check=True)
 
@@ -71,9 +69,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--name", default="Anymal-v0-seed0")
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for stage in STAGES:
-        train(given.out / given.name, stage)
+        train(given.out / given.name, stage, given.seed)
     set_options(given.out / given.name, {})
 
 

@@ -20,6 +20,10 @@ times the same number; here it is the whole force, as its comments have it, and 
 axis. The feet are pinned by constraints, there by stiff attractors. The sensors are between the tray's plate and its frame,
 there on the tray as a whole. The knees have the inertia of a drive, legs touch neither ball nor floor, and 0.01 s is two
 substeps (see the model).
+
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
+speed, m/s or rad/s: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
+(experiments.tasks.residuals).
 """
 
 from __future__ import annotations

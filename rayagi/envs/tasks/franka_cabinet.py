@@ -31,6 +31,10 @@ cabinet's middle and 0.7 m high. The grasp point and the fingers' places are bet
 at the fingers' roots, the former moved by 0.04 m. The fingers press with up to 70 N (there 200), on a spring of 2 kN/m
 (there 1 MN/m). Joints have damping that lets full torque move them at the arm's greatest speeds, 2.175 and 2.61 rad/s.
 1/60 s is two substeps of MuJoCo.
+
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
+speed, m/s or rad/s, in random play, which touches nothing: 3e-7 on mujoco_cpu, 1e-6 on mujoco_warp
+(experiments.tasks.residuals).
 """
 
 from __future__ import annotations
