@@ -5,7 +5,7 @@
     python -m experiments.tasks.run rayagi/Ant-v0 --from runs/tasks/Ant-v0-seed0 runs/tasks/Ant-v0-seed1 --between 3 4
 
 What it does not know goes to `rayagi train`. ``--from`` evaluates runs that exist. Writes results/<task>.json (origin,
-settings, evaluations of each seed), .csv and .png (learning curves) and _strip.png (eight frames of the best policy's episode).
+settings, evaluations of each seed), .csv and .png (learning curves) and _strip.png (eight frames of the best policy).
 """
 
 from __future__ import annotations

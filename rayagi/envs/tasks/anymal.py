@@ -30,8 +30,8 @@ Gravity is turned into the base's frame, there the other way. The contact's norm
 body is made of capsules and spheres, which touch the floor only; joints have an armature of 0.01 kg m2. 0.02 s is two
 substeps, as there.
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
-speed, m/s or rad/s: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
+of a speed, m/s or rad/s: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

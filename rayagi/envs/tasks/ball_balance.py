@@ -21,8 +21,8 @@ axis. The feet are pinned by constraints, there by stiff attractors. The sensors
 there on the tray as a whole. The knees have the inertia of a drive, legs touch neither ball nor floor, and 0.01 s is two
 substeps (see the model).
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
-speed, m/s or rad/s: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
+of a speed, m/s or rad/s: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

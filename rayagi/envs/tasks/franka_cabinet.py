@@ -32,8 +32,8 @@ at the fingers' roots, the former moved by 0.04 m. The fingers press with up to 
 (there 1 MN/m). Joints have damping that lets full torque move them at the arm's greatest speeds, 2.175 and 2.61 rad/s.
 1/60 s is two substeps of MuJoCo.
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
-speed, m/s or rad/s, in random play, which touches nothing: 3e-7 on mujoco_cpu, 1e-6 on mujoco_warp
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
+of a speed, m/s or rad/s, in random play, which touches nothing: 3e-7 on mujoco_cpu, 1e-6 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

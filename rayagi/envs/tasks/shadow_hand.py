@@ -39,8 +39,8 @@ equality, there by a tendon of little play; it carries its own weight, which is 
 above this hand's palm. Torques at the joints are those of drives, contacts, limits and coupling. A new goal is
 observed at once, there one step later. 1/60 s is two substeps of MuJoCo.
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference of a
-speed, m/s or rad/s: 7e-4 on mujoco_cpu, 1.2e-3 on mujoco_warp
+Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
+of a speed, m/s or rad/s: 7e-4 on mujoco_cpu, 1.2e-3 on mujoco_warp
 (experiments.tasks.residuals).
 """
 
