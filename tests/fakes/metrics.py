@@ -2,7 +2,7 @@
 
 OF_OTHERS = {
     "device_bytes",  # without a GPU
-    *("faults_unstable", "faults_contact_overflow", "faults_constraint_overflow"),  # rayagi's own tasks
+    *("faults_contact_overflow", "faults_constraint_overflow"),  # rayagi's own tasks
     *("exchange_s", "wait_s", "train_samples", "stale_samples"),  # roles apart
     *("policy_lag_mean", "policy_lag_max", "importance_ratio", "importance_truncated"),  # IMPALA, A3C
 }
