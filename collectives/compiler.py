@@ -134,12 +134,10 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise CompilerError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
-        said = "\n".join(done.stderr.strip().splitlines()[:_ERROR_LINES])
-        if any(
-            line.startswith(f"{FILE}:") for line in said.splitlines()
-        ):  # a struct, field or constant is missing
-            raise MirrorError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
-        raise CompilerError(f"{shlex.join(command)} failed with {done.returncode}:\n{said}")
+        lines = done.stderr.strip().splitlines()[:_ERROR_LINES]
+        # The compiler names the table of mirrors where a struct, a field or a constant of it is missing.
+        kind = MirrorError if any(line.startswith(f"{FILE}:") for line in lines) else CompilerError
+        raise kind("\n".join([f"{shlex.join(command)} failed with {done.returncode}:", *lines]))
     return done.stdout
 
 

@@ -16,7 +16,7 @@ from rayagi.envs import SimulationError, has_pictures
 from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import NonFiniteResultError, RunError
+from rayagi.run.errors import NonFiniteResultError, RunError, UnstableSimulationsError
 from rayagi.run.folder import RunFolder, RunRecord
 from rayagi.run.loop_types import Outcome
 
@@ -115,6 +115,13 @@ def _way_on(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpo
             f"{stands} To try again from the start with half the learning rate:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
             f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
+        )
+    if known is not None and isinstance(known.error, UnstableSimulationsError):
+        # A resumed run keeps its configuration, and would end here again.
+        return (
+            f"{stands} Once the model is mended, start anew; or allow as many as there were, with room:\n"
+            f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
+            f"--set env.max_unstable_share={min(1.0, 2 * known.error.unstable / known.error.env_steps):.2g}"
         )
     where = "Go on from it with" if checkpoints else "Start it again with"
     return f"{stands} {where}:\n  rayagi train --resume {folder.path}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import Place, check_saved, tell_faults
+from rayagi.envs.families import Place, check_saved, log_faults
 from rayagi.envs.gymnasium_adapter import episode_seed
 
 
@@ -132,7 +132,7 @@ class EnvPoolVecEnv:
 
     def close(self) -> None:
         """End the pool's threads."""
-        tell_faults(self.info.env_id, self.faults)
+        log_faults(self.info.env_id, self.faults)
         self._close_pool()
 
     def _close_pool(self) -> None:

@@ -82,7 +82,7 @@ def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
 
 
-def tell_faults(env_id: str, faults: Mapping[str, int]) -> None:
+def log_faults(env_id: str, faults: Mapping[str, int]) -> None:
     """Log what went wrong in simulations, for those who have no metrics to look at."""
     if any(faults.values()):
         told = ", ".join(f"{count} {name}" for name, count in faults.items() if count)

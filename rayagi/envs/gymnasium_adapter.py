@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.families import check_saved, tell_faults
+from rayagi.envs.families import check_saved, log_faults
 from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
@@ -238,7 +238,7 @@ class GymnasiumVecEnv:
 
     def close(self) -> None:
         """Close every environment."""
-        tell_faults(self.info.env_id, self.faults)
+        log_faults(self.info.env_id, self.faults)
         self._envs.close()
 
 

@@ -15,7 +15,7 @@ from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
 from collectives.arrivals import Arrivals
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved, tell_faults
+from rayagi.envs.families import check_saved, log_faults
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
 from rayagi.envs.mujoco_cpu.robots import describe, load_robot, make_physics
 from rayagi.envs.mujoco_cpu.task import Task
@@ -170,7 +170,7 @@ class MujocoVecEnv:
 
     def close(self) -> None:
         """Stop the threads and free the simulations."""
-        tell_faults(self.info.env_id, self.faults)
+        log_faults(self.info.env_id, self.faults)
         self._physics.close()
 
 

@@ -31,7 +31,7 @@ body is made of capsules and spheres, which touch the floor only; joints have an
 substeps, as there.
 
 Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp
+of a speed, m/s or rad/s, in random play: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

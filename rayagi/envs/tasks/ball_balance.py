@@ -22,7 +22,7 @@ there on the tray as a whole. The knees have the inertia of a drive, legs touch 
 substeps (see the model).
 
 Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
+of a speed, m/s or rad/s, in random play: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

@@ -35,7 +35,7 @@ Episodes last 1000 steps of 1/60 s. The step's progress is computed without subt
 float32 would cost half its digits. Robots do not touch themselves here; the reference's Humanoid does.
 
 Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s: Ant 9e-5 on mujoco_cpu and 1e-4 on mujoco_warp, Humanoid 5e-4 and 3e-4
+of a speed, m/s or rad/s, in random play: Ant 9e-5 on mujoco_cpu and 1e-4 on mujoco_warp, Humanoid 5e-4 and 3e-4
 (experiments.tasks.residuals).
 """
 

@@ -40,7 +40,7 @@ above this hand's palm. Torques at the joints are those of drives, contacts, lim
 observed at once, there one step later. 1/60 s is two substeps of MuJoCo.
 
 Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s: 7e-4 on mujoco_cpu, 1.2e-3 on mujoco_warp
+of a speed, m/s or rad/s, in random play: 7e-4 on mujoco_cpu, 1.2e-3 on mujoco_warp
 (experiments.tasks.residuals).
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved, tell_faults
+from rayagi.envs.families import check_saved, log_faults
 from rayagi.envs.tasks.draws import START, uniform
 from rayagi.envs.tasks.task import Memory, Outcome, Rules, State, Task
 from rayagi.envs.tasks.worlds import Worlds
@@ -191,5 +191,5 @@ class TaskVecEnv:
 
     def close(self) -> None:
         """Release the worlds; says what went wrong in them, for those who have no metrics to look at."""
-        tell_faults(self.info.env_id, self.faults)
+        log_faults(self.info.env_id, self.faults)
         self._worlds.close()

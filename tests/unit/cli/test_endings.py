@@ -1,0 +1,49 @@
+from dataclasses import replace
+
+import pytest
+
+from rayagi.cli.endings import after_failure
+from rayagi.config.presets import preset
+from rayagi.envs import SimulationError
+from rayagi.run.errors import DiskError, NonFiniteResultError, UnstableSimulationsError
+from rayagi.run.folder import create_run, open_run
+
+
+def ended_by(error, out):
+    """A run of HalfCheetah-v5 that ends by ``error``; returns its folder and what is added to the error."""
+    folder = create_run(out, "HalfCheetah-v5", seed=0, rayagi_version="0")
+    folder.progress_csv.write_text("iteration\n1\n")
+    spec = preset("HalfCheetah-v5")
+    spec = replace(spec, ppo=replace(spec.ppo, learning_rate=4e-4))
+    after_failure(folder, spec, error, before=None)
+    return folder, "\n".join(error.__notes__)
+
+
+def test_a_run_that_the_disk_ended_goes_on_where_it_was(tmp_path):
+    folder, said = ended_by(DiskError("x", "no room", "make some"), tmp_path)
+    assert (
+        said
+        == f"No checkpoint had been saved yet. Start it again with:\n  rayagi train --resume {folder.path}"
+    )
+    assert open_run(folder.path).record.status == "failed"
+
+
+@pytest.mark.parametrize(
+    "error", [NonFiniteResultError("loss", float("nan"), 3, 300), SimulationError(0, 5, "qvel")]
+)
+def test_a_run_that_diverged_begins_anew_with_half_the_learning_rate(tmp_path, error):
+    folder, said = ended_by(error, tmp_path)
+    assert (
+        f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set ppo.learning_rate=0.0002"
+        in said
+    )
+    assert "--resume" not in said
+
+
+@pytest.mark.parametrize(("unstable", "allowed"), [(300, "0.06"), (9_000, "1")])
+def test_a_run_of_unstable_simulations_begins_anew_and_may_allow_twice_as_many(tmp_path, unstable, allowed):
+    # Going on keeps the limit that it just met: --resume would be no way on.
+    folder, said = ended_by(UnstableSimulationsError(unstable, 10_000, 0.01), tmp_path)
+    wanted = f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set env.max_unstable_share={allowed}"
+    assert said.endswith(wanted)
+    assert "--resume" not in said
