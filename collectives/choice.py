@@ -15,15 +15,17 @@ from collectives.available import Candidate, available, this_process
 from collectives.available import Primitive as Tried
 from collectives.composed import perform
 from collectives.compositions import compose
+from collectives.kept_profiles import kept_or_measured
 from collectives.layout import Layout
 from collectives.planner import Plan, make_plan
 from collectives.profile import RUNS, mean_s, measure
 from collectives.rendezvous import Member
 from collectives.schedule import Primitive, Schedule, Step
 from collectives.transports.base import Transport
+from collectives.tuning import Tuner
 
 TYPICAL_BYTES = 440_000
-"""What the choice is made for: Ant's float32 gradients in the preprint's Table 7."""
+"""What the first choice is made for, before a bucket was seen: Ant's float32 gradients in the preprint's Table 7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Choice:
 
     schedule: Schedule
     reason: str
+    tuner: Tuner | None = None
+    """Chooses again by what reductions cost; None where nothing else could be chosen, or one was asked for."""
 
 
 class Connecting(Protocol):
@@ -57,7 +61,8 @@ def choose(
     """The schedule for these members, the same on all of them, and why.
 
     Members without a GPU have one way only: shared memory inside a host, then across hosts. For others each primitive
-    is tried, the steps of each composition are timed, and then the chosen one as a whole. [unverified on GPU]
+    is tried, the steps of each composition are timed, and then the chosen one as a whole; training chooses again, for its
+    own bucket (``Tuner``). [unverified on GPU]
 
     Raises:
         CompositionError: there is no such composition, or it does not apply to where the members are.
@@ -72,7 +77,7 @@ def choose(
     with closing(wires.apart("control").transport("net" if across else "ip", everyone)) as control:
         usable = offered(wires, layout, rank, control, device, timeout_s)
         plan = cheapest(wires, layout, rank, control, device, usable)
-    return Choice(plan.schedule, plan.reason)
+    return Choice(plan.schedule, plan.reason, Tuner(plan))
 
 
 def offered(
@@ -110,7 +115,7 @@ def cheapest(
     usable: set[Primitive],
     runs: int = RUNS,
 ) -> Plan:
-    """What costs least for ``TYPICAL_BYTES``: by a model of steps that are timed now, confronted with whole schedules.
+    """What costs least for ``TYPICAL_BYTES``: by a model of steps that are timed once, confronted with whole schedules now.
 
     All members call it, and come to the same plan.
     """
@@ -130,13 +135,21 @@ def cheapest(
             def take_part() -> None:
                 for step, way in connected:
                     perform(step, way, bucket, "sum")
+                if device.type == "cuda":  # else only queued
+                    torch.cuda.current_stream(device).synchronize()
 
             cost = torch.tensor([mean_s(take_part, runs=runs) if own else 0.0], dtype=torch.float64)
             control.all_reduce(cost, "max")
             return cost.item()
 
-        profile = measure(
-            layout, usable, lambda step, nbytes: timed([step], nbytes), machine="this one, when the group met"
+        profile = kept_or_measured(
+            control,
+            device,
+            layout,
+            usable,
+            lambda: measure(
+                layout, usable, lambda step, nbytes: timed([step], nbytes), machine="machines like these"
+            ),
         )
         plan = make_plan(layout, TYPICAL_BYTES, AlphaBeta.fit(profile), usable)
         for _ in plan.candidates:

@@ -62,7 +62,7 @@ def load(program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors = NOTHIN
 def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = _compiler()
     command = [*compiler, *FLAGS, *flags]
-    parts = [*command, _compiler_version(tuple(compiler)), _machine(), program]
+    parts = [*command, _compiler_version(tuple(compiler)), machine(), program]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
     try:
         return _load_from(cache_directory(), name, command, program)
@@ -158,7 +158,7 @@ def _compiler_version(compiler: tuple[str, ...]) -> str:
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """What -march=native depends on: a cache may be shared by machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

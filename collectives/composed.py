@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,9 @@ from collectives.transports.base import (
     Transport,
 )
 from collectives.transports.calls import layout_of
+from collectives.tuning import Tuner
 
+_logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _REGISTERING = ("ip", "device")
@@ -77,8 +80,17 @@ class ComposedCommunicator:
         wiring: Wiring,
         generation: int = 0,
         reason: str = "it was asked for",
+        tuner: Tuner | None = None,
     ) -> None:
-        """Connect to everyone that the schedule wants this rank to be connected to. ``reason``: why this schedule.
+        """Connect to everyone that the schedule wants this rank to be connected to.
+
+        Args:
+            rank: of this member
+            schedule: the same on all members
+            wiring: connects it to others
+            generation: which forming of the group this is
+            reason: why this schedule
+            tuner: of the plan that the schedule is of, where another may take over; None: it stays
 
         Raises:
             CommunicatorError, RendezvousError: a member is missing or could not be connected to.
@@ -86,8 +98,8 @@ class ComposedCommunicator:
         self.rank = rank
         self.world_size = schedule.layout.world_size
         self.generation = generation
-        self.schedule = schedule
         self.reason = reason
+        self._tuner = tuner
         self._wiring = wiring
         self._broken: str | None = None
         self._queue = OperationQueue(rank)
@@ -97,10 +109,7 @@ class ComposedCommunicator:
         self._transports: dict[tuple[Primitive, tuple[int, ...]], Transport] = {}
         everyone = tuple(range(self.world_size))
         try:
-            self._steps = [
-                _OwnStep(number, step, group, self._transport(step.primitive, group))
-                for number, step, group in schedule.of(rank)
-            ]
+            self._follow(schedule)
             self._whole = self._transport("ip" if len(schedule.layout.nodes) == 1 else "net", everyone)
         except CommunicatorError as error:
             explained = wiring.explained(error)  # before the release: then nobody watches the others any more
@@ -109,10 +118,6 @@ class ComposedCommunicator:
         except BaseException:
             self._release()
             raise
-        # Only where all meet in memory: another schedule was chosen for its own way from member to member.
-        direct = [step.primitive for step in schedule.steps] == ["ip"]
-        self._shares = self._whole if direct and isinstance(self._whole, SharesMemory) else None
-        self._home = self._home_transport()
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place, by the schedule."""
@@ -175,13 +180,21 @@ class ComposedCommunicator:
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
         """Zeroed memory (numel,) of all members, where the schedule is one step among them in the memory of their host."""
-        shares = self._shares
-        return None if shares is None else self._call("common", lambda: shares.common(numel, dtype))
+
+        def share() -> Tensor | None:
+            shares = self._kept_shares()
+            return None if shares is None else shares.common(numel, dtype)
+
+        return self._call("common", share)
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
-        shares = self._shares
-        operations = None if shares is None else self._call("compiled", lambda: shares.compiled(tensor))
+
+        def share() -> CompiledOperations | None:
+            shares = self._kept_shares()
+            return None if shares is None else shares.compiled(tensor)
+
+        operations = self._call("compiled", share)
         return None if operations is None else _InTurn(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
@@ -234,7 +247,29 @@ class ComposedCommunicator:
             self._transports[key] = self._wiring.transport(primitive, ranks)
         return self._transports[key]
 
-    def _home_transport(self) -> Transport | None:
+    def _kept_shares(self) -> SharesMemory | None:
+        """What members share whose schedule is one step in memory: others were chosen for their own ways between members."""
+        if [step.primitive for step in self.schedule.steps] != ["ip"] or not isinstance(
+            self._whole, SharesMemory
+        ):
+            return None
+        self._tuner = None  # who asks relies on it: the schedule stays from now on
+        return self._whole
+
+    def _follow(self, schedule: Schedule) -> None:
+        """Run this schedule from now on; memory that was given out before stays what it is.
+
+        Raises:
+            CommunicatorError, RendezvousError: a member is missing or could not be connected to.
+        """
+        self.schedule = schedule
+        self._steps = [
+            _OwnStep(number, step, group, self._transport(step.primitive, group))
+            for number, step, group in schedule.of(self.rank)
+        ]
+        self._buckets.clear()
+
+    def _home(self) -> Transport | None:
         """Whose memory buffers are: that of the first step with memory to register; None where this rank skips it.
 
         The groups of a step are disjoint, so the members of a group agree on it.
@@ -251,13 +286,33 @@ class ComposedCommunicator:
             return
         flat, layout = adjacent(tensors), layout_of(tensors)
         if flat is not None:
-            self._run_schedule(flat, op, layout)
+            self._run_tuned(flat, op, layout)
             return
         bucket = self._bucket(sum(tensor.numel() for tensor in tensors), tensors[0])
         pieces = views(bucket, tensors)
         copy_all(tensors, pieces)
-        self._run_schedule(bucket, op, layout)
+        self._run_tuned(bucket, op, layout)
         copy_all(pieces, tensors)
+
+    def _run_tuned(self, flat: Tensor, op: ReduceOp, layout: int) -> None:
+        """Run the schedule; the next one runs another, if that is known to cost less by then."""
+        tuner = self._tuner
+        if tuner is None:
+            self._run_schedule(flat, op, layout)
+            return
+        begin = tuner.begin(flat)
+        self._run_schedule(flat, op, layout)
+        better = tuner.end(flat, begin, partial(self._whole.all_reduce, op="max"))
+        if better is not None:
+            self.reason = tuner.plan.reason
+            self._follow(better)
+            if self.rank == 0:
+                _logger.info(
+                    "%d bytes are reduced by %s from now on: %s",
+                    tuner.plan.nbytes,
+                    better.composition,
+                    self.reason,
+                )
 
     def _run_schedule(self, flat: Tensor, op: ReduceOp, layout: int) -> None:
         # In bfloat16 a transport would divide before it rounds, and the result would depend on the number of steps.
@@ -280,7 +335,8 @@ class ComposedCommunicator:
         return bucket[:numel]
 
     def _registered(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(numel, dtype=dtype) if self._home is None else self._home.buffer(numel, dtype)
+        home = self._home()
+        return torch.zeros(numel, dtype=dtype) if home is None else home.buffer(numel, dtype)
 
     def _call(self, operation: str, do: Callable[[], Result]) -> Result:
         """Do an operation of the whole group in its turn."""

@@ -58,8 +58,9 @@ class Plan:
 
     layout: Layout
     nbytes: int
-    origin: str
-    """Where the alpha-beta model comes from, in words."""
+    model: AlphaBeta
+    """Of the primitives that work here; it may know others."""
+    usable: frozenset[Primitive]
     candidates: tuple[Candidate, ...]
     """In the order of ``compositions.names``; no two with the same steps."""
     rejected: tuple[tuple[str, str], ...]
@@ -107,6 +108,22 @@ class Plan:
                 sums[primitive] = sums.get(primitive, 0.0) + weight * ratio
                 weights[primitive] = weights.get(primitive, 0.0) + weight
         return {primitive: sums[primitive] / weights[primitive] for primitive in sums}
+
+    def of_size(self, nbytes: int) -> Plan:
+        """The plan for buckets of another size, by the same model."""
+        return make_plan(self.layout, nbytes, self.model, self.usable)
+
+    def restarted(self) -> Plan:
+        """The same choice, with all that is known as what is expected, and nothing measured.
+
+        For measurements of another kind: of two compositions only costs that were measured alike can be compared.
+        """
+        candidates = []
+        for candidate in self.candidates:
+            factor = self.expected_s(candidate.name) / candidate.model_s if candidate.model_s else 1.0
+            costs = {primitive: factor * s for primitive, s in candidate.by_primitive_s.items()}
+            candidates.append(replace(candidate, by_primitive_s=costs))
+        return replace(self, candidates=tuple(candidates), measured={})
 
     def confront(self, measured_s: float) -> Plan:
         """Take note of what the chosen composition cost; choose anew where the projection was too wrong.
@@ -156,7 +173,7 @@ class Plan:
             ]
             lines.append("  ".join(cells).rstrip())
         lines += [f"   {name}: no, {reason}" for name, reason in self.rejected]
-        lines += [f"chosen: {self.chosen}. {self.reason}.", f"alpha-beta: {self.origin}."]
+        lines += [f"chosen: {self.chosen}. {self.reason}.", f"alpha-beta: {self.model.origin}."]
         return "\n".join(lines)
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
@@ -176,7 +193,7 @@ class Plan:
         return {
             "layout": str(self.layout),
             "nbytes": self.nbytes,
-            "origin": self.origin,
+            "origin": self.model.origin,
             "chosen": self.chosen,
             "reason": self.reason,
             "steps": [
@@ -246,7 +263,8 @@ def make_plan(
     return Plan(
         layout=layout,
         nbytes=nbytes,
-        origin=model.origin,
+        model=model,
+        usable=frozenset(usable),
         candidates=tuple(candidates),
         rejected=tuple(rejected),
         chosen=ranked[0].name,

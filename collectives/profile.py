@@ -67,13 +67,35 @@ class Profile:
     """Which machine and how, in words."""
     points: tuple[Point, ...]
 
-    def save(self, path: Path) -> None:
-        """Write as JSON."""
+    def to_json(self) -> str:
+        """All of it, as ``from_json`` reads it."""
         rows = [
             asdict(point.shape) | {"nbytes": point.nbytes, "seconds": point.seconds} for point in self.points
         ]
         content = {"format": _FORMAT, "machine": self.machine, "points": rows}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Self:
+        """What ``to_json`` wrote.
+
+        Raises:
+            ProfileError: it is not a profile; names ``source``, and says where it is wrong.
+        """
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise ProfileError(source, f"format {content['format']}, and this version reads {_FORMAT}")
+            points = tuple(_point(row) for row in content["points"])
+            return cls(machine=str(content["machine"]), points=points)
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, ProfileError):
+                raise
+            raise ProfileError(source, f"not a profile: {type(error).__name__}: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -83,17 +105,10 @@ class Profile:
             ProfileError: there is no such file, or it is not a profile; the message says where it is wrong.
         """
         try:
-            content = json.loads(path.read_text())
-            if content["format"] != _FORMAT:
-                raise ProfileError(str(path), f"format {content['format']}, and this version reads {_FORMAT}")
-            points = tuple(_point(row) for row in content["points"])
-            return cls(machine=str(content["machine"]), points=points)
-        except OSError as error:
-            raise ProfileError(str(path), error.strerror or str(error)) from None
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, ProfileError):
-                raise
-            raise ProfileError(str(path), f"not a profile: {type(error).__name__}: {error}") from None
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(str(path), getattr(error, "strerror", None) or str(error)) from None
+        return cls.from_json(text, str(path))
 
 
 def _point(row: dict[str, object]) -> Point:

@@ -97,7 +97,7 @@ def communicator_among(
     if composition == "auto" and meeting.transport != "auto":
         composition = "ip_only"  # what it says may be used leaves nothing to choose from
     choice = choose(wires, members, rank, composition, meeting.device, meeting.timeout_s)
-    return ComposedCommunicator(rank, choice.schedule, wires, meeting.generation, choice.reason)
+    return ComposedCommunicator(rank, choice.schedule, wires, meeting.generation, choice.reason, choice.tuner)
 
 
 class Wires:
@@ -181,27 +181,36 @@ class Wires:
         self, members: Sequence[Member], index: int, key: str
     ) -> tuple[shm.Segment | None, list[str]]:
         """The memory of the first member, where this one can map it, and why others cannot, the same on all members."""
-        segment: shm.Segment | None = None
+        segment: shm.Segment | None
         if index == 0:
             segment = shm.Segment.host(len(members))
-            self._publish(key, segment.endpoint)
+            said = key, segment.endpoint
         else:
-            endpoint, refusal = self._endpoint(members[0], key), ""
-            try:
-                segment = shm.Segment.attach(endpoint, len(members), index)
-            except CommunicatorError as error:
-                if not isinstance(error.__cause__, OSError):  # of another version or size
-                    raise
-                refusal = (
-                    f"rank {members[index].rank} (pid {os.getpid()}, user {os.geteuid()}) {error.detail}"
-                )
-            self._publish(f"{key} mapped by {index}", refusal or _MAPPED)
-        answers = [
-            self._endpoint(member, f"{key} mapped by {other}")
-            for other, member in enumerate(members)
-            if other > 0
-        ]
+            segment, refusal = self._attached(members, index, key)
+            said = f"{key} mapped by {index}", refusal or _MAPPED
+        try:
+            self._publish(*said)
+            answers = [
+                self._endpoint(member, f"{key} mapped by {other}")
+                for other, member in enumerate(members)
+                if other > 0
+            ]
+        except BaseException:
+            if segment is not None:
+                segment.close()
+            raise
         return segment, [answer for answer in answers if answer != _MAPPED]
+
+    def _attached(self, members: Sequence[Member], index: int, key: str) -> tuple[shm.Segment | None, str]:
+        """The first member's memory; or None, and why this process cannot map it."""
+        endpoint = self._endpoint(members[0], key)
+        try:
+            return shm.Segment.attach(endpoint, len(members), index), ""
+        except CommunicatorError as error:
+            if not isinstance(error.__cause__, OSError):  # of another version or size
+                raise
+            who = f"rank {members[index].rank} (pid {os.getpid()}, user {os.geteuid()})"
+            return None, f"{who} {error.detail}"
 
     def _device(self, members: Sequence[Member], index: int, key: str) -> Transport:
         """[unverified on GPU]."""

@@ -16,11 +16,19 @@ def test_an_experiment_submitted_as_a_job_succeeds(tmp_path):
     driver = tmp_path / "submit.py"
     driver.write_text(
         """
-import sys, time
+import functools, sys, tempfile, time
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-context = ray.init(address="local", num_cpus=2, include_dashboard=True, dashboard_port=0, object_store_memory=150_000_000)
+# Beside another Ray of this host, which may have the usual port of a node's agent, and whose head is what a job finds by
+# default: ray.init has no argument for the port, and a head's own folder says which cluster is meant.
+parameter = ray._private.parameter
+parameter.RayParams = functools.partial(parameter.RayParams, dashboard_agent_listen_port=0)
+folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
+context = ray.init(
+    address="local", _temp_dir=folder.name, num_cpus=2, include_dashboard=True, dashboard_port=0,
+    object_store_memory=150_000_000,
+)
 client = JobSubmissionClient(f"http://{context.dashboard_url}")
 runtime_env = {"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]}
 until = time.monotonic() + 150
@@ -48,6 +56,7 @@ print("STATUS", client.get_job_status(job).value)
 question = 'import os, rayagi; print("ORIGIN", rayagi.__file__); print("FOLDER", os.getcwd())'
 print(ended(submitted(f"{sys.executable} -c '{question}'")))
 ray.shutdown()
+folder.cleanup()
 """
     )
     environment = {

@@ -10,8 +10,10 @@ from actors.collective import Collective
 from collectives import choice
 from collectives.compositions import compose
 from collectives.errors import CompositionError
+from collectives.kept_profiles import kept_or_measured
 from collectives.layout import Layout
 from collectives.liveness import Liveness
+from collectives.profile import Point, Profile, Shape
 from collectives.rendezvous import meet, this_member
 from collectives.wires import Meeting, Wires
 
@@ -63,6 +65,13 @@ def test_what_works_is_found_by_trying_it():
     assert found == [{"ip", "rp", "net"}] * 4
 
 
+@pytest.fixture(autouse=True)
+def profiles(tmp_path, monkeypatch):
+    """Where they are kept, empty at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "rayagi" / "profiles"
+
+
 def test_all_members_choose_what_was_cheapest_of_all_that_was_timed():
     plans = on_all_members(
         LAYOUT,
@@ -96,3 +105,62 @@ def test_what_was_asked_for_is_run_or_refused():
     assert chosen("rp_only", places).schedule.layout.mpl == [[0, 2], [1, 3]]
     with pytest.raises(CompositionError, match="no such composition"):
         chosen("ring", places)
+
+
+POINTS = [
+    Point(Shape(primitive, op, 4, 1), nbytes, 1e-3 if primitive == "ip" else 5e-3)
+    for primitive in ("ip", "rp")
+    for op in ("all_reduce", "reduce", "broadcast")
+    for nbytes in (4_096, 440_000)
+]
+MEASURED = Profile(machine="made up", points=tuple(POINTS))
+
+
+def profiles_of_all(usable=("ip", "rp"), layout=LAYOUT):
+    """What all members get, and who of them measured."""
+    measured = []
+
+    def member(wires, rank, control):
+        def measure():
+            measured.append(rank)
+            return MEASURED
+
+        return kept_or_measured(control, CPU, layout, set(usable), measure)
+
+    return on_all_members(LAYOUT, member), sorted(measured)
+
+
+def test_a_machine_is_measured_once_for_each_layout_and_set_of_primitives(profiles):
+    assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
+    assert profiles_of_all() == ([MEASURED] * 4, [])
+    assert profiles_of_all(usable=("ip",))[1] == [0, 1, 2, 3]
+    assert profiles_of_all(layout=Layout.parse("4"))[1] == [0, 1, 2, 3]
+    assert len(list(profiles.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff\xfe", b'{"format": 7, "machine": "", "points": []}', b"[1]"]
+)
+def test_a_kept_profile_that_cannot_be_read_is_measured_anew(profiles, content, caplog):
+    profiles_of_all()
+    (kept,) = profiles.iterdir()
+    kept.write_bytes(content)
+    assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
+    assert f"{kept}: " in caplog.text
+    assert "measured anew" in caplog.text
+    assert profiles_of_all()[1] == []
+
+
+def test_where_profiles_cannot_be_kept_members_go_on(profiles, caplog):
+    profiles.parent.mkdir(parents=True)
+    profiles.write_text("a file, where a folder should be")
+    assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
+    assert "cannot be kept" in caplog.text
+
+
+def test_what_was_kept_is_planned_by(profiles):
+    def member(wires, rank, control):
+        return choice.cheapest(wires, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=2)
+
+    first, second = on_all_members(LAYOUT, member), on_all_members(LAYOUT, member)
+    assert first[0].model == second[0].model  # timed anew, no two measurements agree

@@ -1,9 +1,11 @@
+import gc
 import os
 import pickle
 import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +17,12 @@ from actors.collective import Collective
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, CompositionError, RendezvousError
 from collectives.layout import Layout
-from collectives.rendezvous import PROTOCOL, host_identity, this_member
+from collectives.liveness import Liveness
+from collectives.rendezvous import PROTOCOL, host_identity, meet, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment
+from collectives.wires import Meeting, Wires
 
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):
@@ -279,3 +283,59 @@ def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long()
     assert (
         text == "barrier on rank 1 failed after 2.5 s waiting for rank 0 (pid 7 on here): it left the group"
     )
+
+
+def num_memfds():
+    """Files in memory that this process has open."""
+    gc.collect()
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this very listing
+            count += "/memfd:rayagi" in os.readlink(entry)
+    return count
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("maps", [False, True], ids=["never maps", "maps and never arrives"])
+def test_a_meeting_that_fails_leaves_no_memory_open(rank, maps):
+    """Of two members one meets and goes no further, or a step: the other's memory is closed when it gives up."""
+    meeting, before = Collective(2), num_memfds()
+
+    def wires(me, liveness):
+        members = meet(meeting, liveness, world_size=2, generation=0, timeout_s=10)
+        settings = Meeting(
+            rendezvous=meeting,
+            generation=0,
+            timeout_s=0.5,
+            transport="shm",
+            composition="auto",
+            device=torch.device("cpu"),
+            liveness=liveness,
+        )
+        return Wires(settings, members, me, "")
+
+    given_up = threading.Event()
+
+    def goes_on():
+        with Liveness(this_member(rank)) as liveness:
+            try:
+                wires(rank, liveness).transport("ip", (0, 1))
+            finally:
+                given_up.set()
+
+    def stops():
+        other = 1 - rank
+        with Liveness(this_member(other)) as liveness:
+            found = wires(other, liveness)
+            if maps:
+                segment, refusals = found._mapped(found._members, other, "ip 0 1")
+                assert refusals == []
+                assert given_up.wait(20)
+                segment.close()
+            assert given_up.wait(20)
+
+    raised, stopped = in_threads(goes_on, stops)
+    assert isinstance(raised, CommunicatorError | RendezvousError)
+    assert stopped is None
+    del raised
+    assert num_memfds() == before

@@ -1,0 +1,102 @@
+"""Profiles that are kept between runs: one file for each kind of machines and layout of members."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+
+from collectives.compiler import machine
+from collectives.errors import ProfileError
+from collectives.layout import Layout
+from collectives.profile import Profile
+from collectives.rendezvous import PROTOCOL
+from collectives.schedule import Primitive
+from collectives.transports.base import Transport
+
+_logger = logging.getLogger(__name__)
+
+
+def kept_or_measured(
+    control: Transport,
+    device: torch.device,
+    layout: Layout,
+    usable: Collection[Primitive],
+    measure: Callable[[], Profile],
+) -> Profile:
+    """The profile that rank 0 keeps of such machines and this layout; where it has none, one that is measured now, and kept.
+
+    All members call it, and get the same.
+
+    Args:
+        control: among all members
+        device: this member's
+        layout: of the members
+        usable: primitives that work here
+        measure: what all members do to make a profile
+    """
+    path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
+    kept = _broadcast(control, _read(path) if control.rank == 0 else "")
+    if kept:
+        return Profile.from_json(kept, str(path))
+    profile = measure()
+    if control.rank == 0:
+        _write(path, profile)
+    return profile
+
+
+def profiles_directory() -> Path:
+    """Where profiles are kept: ``$XDG_CACHE_HOME/rayagi/profiles``, usually below ``~/.cache``. It may be deleted."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "profiles"
+
+
+def _key(control: Transport, device: torch.device, layout: Layout, usable: Collection[Primitive]) -> str:
+    """What costs depend on: every member's machine, where the members are, and what they can use."""
+    own = [machine(), str(os.cpu_count()), torch.__version__, str(PROTOCOL)]
+    if device.type == "cuda":
+        share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+        own += [torch.cuda.get_device_name(device), str(torch.version.cuda), share]
+    digest = hashlib.sha256("\0".join(own).encode()).digest()
+    everyone = control.all_gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
+    parts = [everyone.numpy().tobytes(), repr(layout.mpl).encode(), repr(layout.nodes).encode()]
+    return hashlib.sha256(b"\0".join([*parts, *sorted(name.encode() for name in usable)])).hexdigest()[:32]
+
+
+def _broadcast(control: Transport, text: str) -> str:
+    """Rank 0's text, on every member."""
+    content = text.encode()
+    length = torch.tensor([len(content)], dtype=torch.int64)
+    control.broadcast(length)
+    if length.item() == 0:
+        return ""
+    # As whole numbers of eight bytes, which every transport carries.
+    padded = torch.zeros(-(-int(length.item()) // 8), dtype=torch.int64)
+    if content:
+        padded.numpy().view("uint8")[: len(content)] = bytearray(content)
+    control.broadcast(padded)
+    return bytes(padded.numpy().view("uint8")[: int(length.item())]).decode()
+
+
+def _read(path: Path) -> str:
+    """A usable profile as its file has it; empty where there is none."""
+    if not path.exists():
+        return ""
+    try:
+        return Profile.load(path).to_json()
+    except ProfileError as error:
+        _logger.warning("%s; the machine is measured anew", error)
+        return ""
+
+
+def _write(path: Path, profile: Profile) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profile.save(beside)
+        beside.replace(path)  # others see all of it or nothing
+    except OSError as error:
+        _logger.warning("the profile of this machine cannot be kept: %s; the next run measures again", error)
