@@ -15,7 +15,7 @@ from collectives.errors import MemberLostError, RendezvousError
 if TYPE_CHECKING:  # which watches members
     from collectives.liveness import Liveness
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what members of a group share: words in shared memory, messages. Raise it with every change of those."""
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1

@@ -41,8 +41,10 @@ struct station {
     _Alignas(LINE) _Atomic uint64_t goodbye;
     uint64_t kernel_py;
     _Atomic uint64_t departures;
+    uint64_t blamed_py;
     _Alignas(LINE) _Atomic uint64_t claimed[2]; /* chunks of its share, by turns */
     _Alignas(LINE) _Atomic uint64_t finished[2];
+    _Atomic uint64_t worked; /* the last arrival whose chunks it has left: who is suspended in one can be told */
 };
 _Static_assert(sizeof(struct station) == 4 * LINE, "LINES_PER_MEMBER of memory.py");
 
@@ -349,6 +351,7 @@ static void work_together(const struct member *m, const struct operation *o) {
     atomic_store_explicit(&station->claimed[next], 0, memory_order_relaxed);
     atomic_store_explicit(&station->finished[next], 0, memory_order_relaxed);
     for (int r = 0; r < m->size; r++) help(m, o, (m->rank + r) % m->size);
+    atomic_store_explicit(&station->worked, m->arrivals, memory_order_relaxed);
     if (all_finished(m, o)) wake(m, FOR_RESULT);
 }
 

@@ -27,11 +27,11 @@ from collectives.shared_words import WORD_BYTES, Words
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, HEADER_BYTES
-from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, CALL, GOODBYE, STRIDE, Barrier
+from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, BLAMED, CALL, GOODBYE, STRIDE, Barrier
 
 _logger = logging.getLogger(__name__)
 
-_SLEEPS, _KERNEL = 4, CACHE_LINE_BYTES // WORD_BYTES + 1
+_SLEEPS, _KERNEL, _WORKED = 4, CACHE_LINE_BYTES // WORD_BYTES + 1, 3 * CACHE_LINE_BYTES // WORD_BYTES + 2
 """Words of a member's station beside those of ``waiting.py``."""
 _COMPLETE, _LOOK, _DIFFERENT, _ABORTED = range(4)
 _NOT_BEGUN = 0
@@ -39,6 +39,8 @@ _NOT_BEGUN = 0
 _KINDS = ("meeting", "alone", "together")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 _SLEEP_NS = 50_000_000
+_NEWS_S = 0.1
+"""How long after an abort to wait for who gave the operation up to say so."""
 _MOST_MEMBERS = 256
 """MOST_MEMBERS of ``kernel.c``."""
 
@@ -96,6 +98,8 @@ _MIRRORS: Mirrors = {
     _station("sleeps"): _SLEEPS,
     _station("goodbye"): GOODBYE,
     _station("kernel_py"): _KERNEL,
+    _station("blamed_py"): BLAMED,
+    _station("worked"): _WORKED,
     "MOST_MEMBERS": _MOST_MEMBERS,
     **{name: value for value, name in enumerate(("COMPLETE", "LOOK", "DIFFERENT", "ABORTED"))},
     **{kind.upper(): value for value, kind in enumerate(_KINDS)},
@@ -195,23 +199,42 @@ class KernelBarrier(Barrier):
         """Until it is complete. Members are looked at between sleeps."""
         begin = time.monotonic()
         while state == _LOOK:
-            arrivals, waited_s = self._side.arrivals, time.monotonic() - begin
-            gone = self._processes.ended()
-            late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
-            loss = self._loss(words, gone, late or self._others, waited_s)
+            waited_s = time.monotonic() - begin
+            loss = self._loss(words, self._processes.ended(), self._late(words, operation), waited_s)
             # Who left or ended may have done its part before, and this side was not yet awake to see it.
             self._side.limit_ns = _SLEEP_NS if loss is None else 0
             state = self._run(self._side_at, operation.at)
-            if state == _LOOK and loss is not None and self._abort_operation(self._side_at):
-                self._fail(operation.call, loss[0], waited_s, loss[1])
+            if state == _LOOK and loss is not None:
+                self._blame(words, loss[0])  # before the others can see the abort
+                if self._abort_operation(self._side_at):
+                    self._fail(operation.call, loss[0], waited_s, loss[1])
+                words[self._own + BLAMED] = 0
         if state == _ABORTED:
-            left = self._loss(words, self._processes.ended(), self._others, 0.0)
-            member, reason = left or (self._members[self._others[0] // STRIDE], "a member gave it up")
-            self._fail(operation.call, member, time.monotonic() - begin, reason)
+            self._fail(operation.call, *self._who_aborted(words, begin))
         if state == _DIFFERENT:
             call_at = CALL + (self._side.arrivals & 1)
             other = next(line for line in self._others if words[line + call_at] != operation.call)
             self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])
+
+    def _late(self, words: Words, operation: Operation) -> Sequence[int]:
+        """The words of those that have not come; where all have, of those that are still at work on it."""
+        arrivals = self._side.arrivals
+        late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
+        if not late and operation.kind == _KINDS.index("together"):
+            late = [other for other in self._others if words[other + _WORKED] < arrivals]
+        return late or self._others
+
+    def _who_aborted(self, words: Words, begin: float) -> tuple[Member, float, str]:
+        """Who gave the operation up, or was given up by it; how long this side has waited; and why."""
+        deadline = time.monotonic() + _NEWS_S
+        while True:
+            waited_s = time.monotonic() - begin
+            told = self._loss(words, self._processes.ended(), self._others, 0.0)
+            if told is not None:
+                return told[0], waited_s, told[1]
+            if time.monotonic() > deadline:
+                return self._members[self._others[0] // STRIDE], waited_s, "a member gave it up"
+            os.sched_yield()  # it says goodbye right after
 
 
 @cache

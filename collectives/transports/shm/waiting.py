@@ -23,8 +23,10 @@ from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
 ARRIVALS, CALL, ASLEEP, GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
+BLAMED = GOODBYE + 3
 """A member's words. Its goodbye is 0, or the number of the first operation that it does not complete. Two for calls, by
-turns: a fast member's next does not overwrite the one that a slow one compares."""
+turns: a fast member's next does not overwrite the one that a slow one compares. Whom it blames for leaving: 1 + its place
+among the members, 0 for nobody."""
 
 _SPINS = 10
 """Looks at a counter before anything else: what a member needs that is about to store it."""
@@ -92,7 +94,8 @@ class Barrier:
                 self._refuse(call, self._members[other // STRIDE], words[other + call_at])
         for other in self._others:
             if 0 < words[other + GOODBYE] <= count:
-                self._fail(call, self._members[other // STRIDE], 0.0, "it left the group")
+                member, reason = self._left(words, other)
+                self._fail(call, member, 0.0, reason)
         self._num_complete = count
 
     def check_open(self, operation: str) -> None:
@@ -147,7 +150,7 @@ class Barrier:
         for line in awaited:
             member = self._members[line // STRIDE]
             if words[line + GOODBYE]:
-                return member, "it left the group"
+                return self._left(words, line)
             if member.pid in gone:
                 return member, "its process has ended"
         first = self._members[awaited[0] // STRIDE]
@@ -156,6 +159,19 @@ class Barrier:
         if waited_s >= self._timeout_s:
             return first, f"it did not come within {self._timeout_s:.1f} s"
         return None
+
+    def _left(self, words: Words, line: int) -> tuple[Member, str]:
+        """Who is behind a member's goodbye, the one that it gave up waiting for or itself; and what happened."""
+        member, blamed = self._members[line // STRIDE], words[line + BLAMED] - 1
+        if blamed < 0:
+            return member, "it left the group"
+        if blamed == self._rank:
+            return member, "it left the group, since it had waited for this process in vain"
+        return self._members[blamed], f"{member} waited for it in vain, and left the group"
+
+    def _blame(self, words: Words, member: Member) -> None:
+        """Let the others know who is behind it that this member will leave."""
+        words[self._own + BLAMED] = 1 + list(self._members).index(member)
 
     def _refuse(self, call: int, member: Member, other_call: int) -> None:
         """Two members came for different calls: what they would exchange means nothing."""
@@ -171,5 +187,7 @@ class Barrier:
         kind: type[CommunicatorError] = CommunicatorError,
     ) -> None:
         self.broken = self.broken or f"an earlier {calls.name(call)} failed: {member}: {detail}"
+        if kind is CommunicatorError and len(self._words):
+            self._blame(self._words, member)
         self.leave()
         raise kind(calls.name(call), self._me.rank, str(member), waited_s, detail)

@@ -15,9 +15,10 @@ from test_shm_waiting import LIMIT_S, in_threads
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
+from collectives.shared_words import WORD_BYTES
 from collectives.shares import shares
 from collectives.transports.shm import SharedMemoryTransport, kernel, waiting
-from collectives.transports.shm.memory import Segment
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, Segment
 from collectives.transports.shm.reduction import REDUCIBLE, Reduction
 from tests.signals import set_default_signals
 
@@ -121,6 +122,42 @@ def test_an_absent_member_is_named_with_the_time_limit():
     errors = in_threads([transports[0].barrier, lambda: transports[2].all_reduce(torch.ones(3))])
     assert all(isinstance(error, CommunicatorError) for error in errors)
     assert any("rank 1" in error.waiting_for or "left the group" in error.detail for error in errors)
+    close(transports)
+
+
+@pytest.mark.parametrize("given_up", [0.1, 20.0], ids=["both give up", "one follows the other"])
+def test_who_stopped_inside_a_chunk_is_named_by_all(given_up):
+    """Rank 2 has come to a reduction and claimed a chunk, and nothing more is heard of it."""
+    transports = group(3)
+    buffers = [None] * 3
+
+    def ask(rank):
+        buffers[rank] = transports[rank].buffer(50_000, torch.float32)
+
+    in_threads([lambda rank=rank: ask(rank) for rank in range(3)])
+    transports[0]._barrier._timeout_s, transports[1]._barrier._timeout_s = 0.1, given_up
+    words, stopped = transports[2]._segment.words, 2 * waiting.STRIDE
+    arrivals = words[stopped + waiting.ARRIVALS] + 1
+    claimed = stopped + 2 * CACHE_LINE_BYTES // WORD_BYTES + (transports[2]._kernel._side.reductions + 1 & 1)
+
+    def stop_inside():
+        # After the others have come: it says that it has, too, with what they came for, and claims a chunk of its share.
+        while min(words[waiting.ARRIVALS], words[waiting.STRIDE + waiting.ARRIVALS]) < arrivals:
+            os.sched_yield()
+        words[stopped + waiting.CALL + (arrivals & 1)] = words[waiting.CALL + (arrivals & 1)]
+        words[claimed] += 1
+        words[stopped + waiting.ARRIVALS] = arrivals
+
+    first, second, _ = in_threads(
+        [
+            lambda: transports[0].all_reduce(buffers[0]),
+            lambda: transports[1].all_reduce(buffers[1]),
+            stop_inside,
+        ]
+    )
+    for error in (first, second):
+        assert isinstance(error, CommunicatorError)
+        assert error.waiting_for == str(this_member(2))
     close(transports)
 
 

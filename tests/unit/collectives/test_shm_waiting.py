@@ -99,3 +99,23 @@ def test_an_absent_member_is_named_with_the_time_limit():
     with pytest.raises(CommunicatorError, match="an earlier barrier failed"):
         made[0].arrive(BARRIER)
     segment.close()
+
+
+def test_who_gave_up_first_is_not_taken_for_the_one_that_did_not_come():
+    segment, made = barriers(3)
+    made[0]._timeout_s = 0.1
+    first, second = in_threads([lambda: made[0].arrive(BARRIER), lambda: made[1].arrive(BARRIER)])
+    for error in (first, second):
+        assert error.waiting_for == str(made[0]._members[2])
+    with pytest.raises(CommunicatorError, match="had waited for this process in vain") as late:
+        made[2].arrive(BARRIER)
+    assert late.value.waiting_for == str(made[0]._members[0])
+    segment.close()
+
+
+def test_who_leaves_for_reasons_of_its_own_is_named_itself():
+    segment, made = barriers(3)
+    made[0].leave()
+    (error,) = in_threads([lambda: made[1].arrive(BARRIER)])
+    assert (error.waiting_for, error.detail) == (str(made[0]._members[0]), "it left the group")
+    segment.close()
