@@ -357,6 +357,7 @@ class ComposedCommunicator:
         """A transport's error as this communicator's, which leaves all its groups: nobody shall wait for it."""
         kind = MismatchedCallError if isinstance(error, MismatchedCallError) else CommunicatorError
         located = kind(operation, self.rank, error.waiting_for, error.waited_s, error.detail, error.step)
+        located.awaited = error.awaited
         explained = self._wiring.explained(located)
         self._broken = f"an earlier {operation} failed: {explained.waiting_for}: {explained.detail}"
         self._release()

@@ -18,7 +18,10 @@ class CommunicatorError(RuntimeError):
         waited_s: for how long, in seconds
         detail: what the transport said
         step: which part of the operation it was, e.g. ``step 2 of 3, reduce by ip among 0 1``; empty for a whole one
+        awaited: members of whom the transport cannot say which one it waited for; set by those that cannot
     """
+
+    awaited: tuple[Member, ...] = ()
 
     def __init__(
         self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str, step: str = ""

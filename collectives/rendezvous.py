@@ -50,6 +50,11 @@ class Member:
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
 
+def others(members: Sequence[Member], index: int) -> tuple[Member, ...]:
+    """All but the one at this place."""
+    return tuple(member for place, member in enumerate(members) if place != index)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attendance:
     """A gathering of members as it stands."""

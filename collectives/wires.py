@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.composed import ComposedCommunicator
 from collectives.errors import CommunicatorError, MemberLostError, MismatchedCallError, RendezvousError
 from collectives.liveness import Liveness
-from collectives.rendezvous import Member, Rendezvous, await_endpoint, poll
+from collectives.rendezvous import Member, Rendezvous, await_endpoint, others, poll
 from collectives.schedule import Primitive, ranks_text
 from collectives.solo import SoloCommunicator
 from collectives.transports import shm
@@ -34,6 +35,12 @@ _MAPPED = "mapped"
 """What a member publishes that mapped the first one's memory; another one publishes why it could not."""
 _MISMATCH = "mismatched call"
 """Under this key members that compared their calls publish what differed, for those that did not get to comparing."""
+_GAVE_UP = "gave up"
+"""What a member publishes that gives up, for itself and for all who wait."""
+_ASKING_S = 0.5
+"""How long a member waits before it asks whether another gave up, and between two questions."""
+_GIVING_UP_NEWS_S = 4 * _ASKING_S
+"""How long those who wait have for giving up, too, before they are named."""
 _LOSS_NEWS_S = 0.7
 """How long after an error the news of a loss behind it may take: of a process that ended it is there already, and of a
 host that fell silent one member hears at most a heartbeat and its way before another, which then leaves."""
@@ -51,11 +58,15 @@ class Meeting:
     device: torch.device
     liveness: Liveness
 
-    def explained(self, error: CommunicatorError) -> CommunicatorError:
-        """What is behind an error: a member's loss, or a mismatched call that another member saw; else the error itself.
+    def explained(self, error: CommunicatorError, group: str = "") -> CommunicatorError:
+        """What is behind an error: a member's loss, or a mismatched call that another member saw; else who did not come.
 
-        Broken connections and missing answers follow from both. Who sees a mismatch publishes it before it leaves.
+        Broken connections and missing answers follow from all of them. Who sees a mismatch publishes it before it leaves,
+        and whoever gives up says so to its ``group``: of those that were waited for, only the others are named then.
         """
+        with suppress(RendezvousError):
+            for member in (self.liveness.me, None):
+                self.rendezvous.publish(self.generation, _gave_up(group, member), _GAVE_UP)
         if isinstance(error, MemberLostError):
             return error
         if isinstance(error, MismatchedCallError):
@@ -76,7 +87,35 @@ class Meeting:
             return MemberLostError(error.operation, error.rank, loss.lost, error.waited_s, error.step, reason)
         except CommunicatorError:
             pass
+        return self._without_innocents(error, group)
+
+    def _without_innocents(self, error: CommunicatorError, group: str) -> CommunicatorError:
+        """The error, naming only those of the awaited members who do not give up themselves; itself where all do."""
+        if len(error.awaited) < 2:
+            return error
+
+        def silent() -> list[Member]:
+            return [
+                member
+                for member in error.awaited
+                if self.rendezvous.endpoint(self.generation, _gave_up(group, member)) is None
+            ]
+
+        with suppress(RendezvousError):
+            poll(lambda: None if silent() else True, _GIVING_UP_NEWS_S)
+            found = silent()
+            if 0 < len(found) < len(error.awaited):
+                named = ", ".join(map(str, found))
+                detail = f"{error.detail}; the others gave up, too"
+                return CommunicatorError(
+                    error.operation, error.rank, named, error.waited_s, detail, error.step
+                )
         return error
+
+
+def _gave_up(group: str, member: Member | None = None) -> str:
+    """Under this key a member of a group publishes that an operation of its failed; or that any member's did."""
+    return f"{group}{_GAVE_UP}" if member is None else f"{group}{_GAVE_UP}: rank {member.rank}"
 
 
 def communicator_among(
@@ -103,9 +142,15 @@ def communicator_among(
 class Wires:
     """Connects this member to others of one group. The first member of a transport publishes where it begins."""
 
-    def __init__(self, meeting: Meeting, members: Sequence[Member], rank: int, name: str) -> None:
+    def __init__(
+        self, meeting: Meeting, members: Sequence[Member], rank: int, name: str, group: str | None = None
+    ) -> None:
+        """``name``: tells these transports from others of the meeting; ``group``: the same of the group that they are of."""
         self._meeting, self._members, self._rank, self._name = meeting, members, rank, name
+        self._group = name if group is None else group
         self._num_groups = 0
+        self._checked_s = self._ask_s = 0.0
+        """When this member last looked after the others, and when it is to ask."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The primitive among these ranks, of which this member is one. On a CPU, Gloo stands in for NCCL's rings."""
@@ -130,7 +175,7 @@ class Wires:
 
     def apart(self, name: str) -> Wires:
         """Wires of the same members whose transports are others, such as to try them."""
-        return Wires(self._meeting, self._members, self._rank, f"{self._name}{name}: ")
+        return Wires(self._meeting, self._members, self._rank, f"{self._name}{name}: ", self._group)
 
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
         """A communicator among these ranks; None where this member is not one of them."""
@@ -143,7 +188,7 @@ class Wires:
 
     def explained(self, error: CommunicatorError) -> CommunicatorError:
         """A loss, if there was one."""
-        return self._meeting.explained(error)
+        return self._meeting.explained(error, self._group)
 
     def close(self) -> None:
         """Stop watching the others, once the whole group is left."""
@@ -246,8 +291,28 @@ class Wires:
         return store
 
     def _check(self) -> None:
-        """Called during waits. An operation that it interrupts is named by the communicator."""
+        """Called during waits, several times a second. An operation that it interrupts is named by the communicator."""
         self._meeting.liveness.check("connect")
+        now_s = time.monotonic()
+        if now_s - self._checked_s > _ASKING_S:
+            self._ask_s = now_s + _ASKING_S  # a new wait
+        self._checked_s = now_s
+        if now_s < self._ask_s:
+            return
+        self._ask_s = now_s + _ASKING_S
+        meeting = self._meeting
+        with suppress(RendezvousError):
+            if meeting.rendezvous.endpoint(meeting.generation, _gave_up(self._group)) is not None:
+                awaited = others(self._members, self._rank)
+                failed = CommunicatorError(
+                    "connect",
+                    meeting.liveness.me.rank,
+                    ", ".join(map(str, awaited)),
+                    0.0,
+                    "another gave up first",
+                )
+                failed.awaited = awaited
+                raise failed
 
     def _publish(self, key: str, endpoint: str) -> None:
         self._meeting.rendezvous.publish(self._meeting.generation, key, endpoint)

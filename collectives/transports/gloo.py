@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.rendezvous import Member
+from collectives.rendezvous import Member, others
 from collectives.shares import shares
 from collectives.transports import calls
 from collectives.transports.arithmetic import combine
@@ -130,7 +130,8 @@ class GlooTransport:
         self.world_size = len(members)
         self._members = members
         self._me = members[rank].rank
-        self._others = ", ".join(str(member) for member in members if member is not members[rank])
+        self._awaited = others(members, rank)
+        self._others = ", ".join(map(str, self._awaited))
         self._timeout_s = timeout_s
         self._check = check
         self._store = store
@@ -289,9 +290,9 @@ class GlooTransport:
             self.close()
             if isinstance(error, CommunicatorError):
                 raise
-            raise CommunicatorError(
-                operation, self._me, self._others, time.monotonic() - begin, detail
-            ) from error
+            failed = CommunicatorError(operation, self._me, self._others, time.monotonic() - begin, detail)
+            failed.awaited = self._awaited
+            raise failed from error
 
     def _ended(self, work: dist.Work) -> bool:
         """Wait a while. Raises RuntimeError when the operation failed, or the transport was closed meanwhile."""

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from collectives.errors import CommunicatorError
 from collectives.limits import run_within
-from collectives.rendezvous import Member
+from collectives.rendezvous import Member, others
 from collectives.transports.gloo import GlooStore
-from collectives.transports.ring import RingTransport, others
+from collectives.transports.ring import RingTransport
 
 Version = tuple[int, int, int]
 
@@ -100,7 +100,8 @@ class NcclTransport(RingTransport):
         except (RuntimeError, TimeoutError) as error:
             detail = " ".join(str(error).split())  # NCCL's reason is on the last line
             waited_s = time.monotonic() - begin
-            raise CommunicatorError("connect", me, others(members, rank), waited_s, detail) from error
+            awaited = ", ".join(map(str, others(members, rank)))
+            raise CommunicatorError("connect", me, awaited, waited_s, detail) from error
         super().__init__(group, members, rank, device=device, timeout_s=timeout_s, check=check)
 
     def _leave(self, group: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.limits import await_completion
-from collectives.rendezvous import Member
+from collectives.rendezvous import Member, others
 from collectives.shares import shares
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
@@ -49,7 +49,8 @@ class RingTransport:
         self._group: Any = group
         self._members = members
         self._me = members[rank].rank
-        self._others = others(members, rank)
+        self._awaited = others(members, rank)
+        self._others = ", ".join(map(str, self._awaited))
         self._device = device
         self._timeout_s = timeout_s
         self._check = check
@@ -198,15 +199,12 @@ class RingTransport:
             self.close()
             if isinstance(error, CommunicatorError):
                 raise
-            raise CommunicatorError(operation, self._me, self._others, waited_s, detail) from error
+            failed = CommunicatorError(operation, self._me, self._others, waited_s, detail)
+            failed.awaited = self._awaited
+            raise failed from error
 
     def _check_open(self) -> None:
         """End the wait if a member is lost, or if this transport was closed by another thread."""
         if self._broken is not None:
             raise RuntimeError(self._broken)
         self._check()
-
-
-def others(members: Sequence[Member], rank: int) -> str:
-    """The members that are waited for, as text. ``rank`` counts within ``members``."""
-    return ", ".join(str(member) for index, member in enumerate(members) if index != rank)

@@ -29,6 +29,7 @@ context = ray.init(
     address="local", _temp_dir=folder.name, num_cpus=2, include_dashboard=True, dashboard_port=0,
     object_store_memory=150_000_000,
 )
+ray._private.utils.write_ray_address(context.address_info["gcs_address"], folder.name)  # as `ray start` does
 client = JobSubmissionClient(f"http://{context.dashboard_url}")
 runtime_env = {"working_dir": sys.argv[1], "excludes": ["runs", ".venv*", "docs", "tests", "*.png"]}
 until = time.monotonic() + 150

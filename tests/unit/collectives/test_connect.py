@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from members import run_group
 
 from actors.collective import Collective
+from collectives import wires
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, CompositionError, RendezvousError
 from collectives.layout import Layout
@@ -285,6 +287,57 @@ def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long()
     )
 
 
+def test_of_those_that_gloo_waits_for_only_who_did_not_come_is_named():
+    """Of four members one does not come; another gives up first, which the others see as broken connections."""
+    members = [this_member(rank) for rank in range(4)]
+    communicators = connect_all(members, "gloo", timeout_s=10.0)
+    communicators[0]._whole._timeout_s = 0.3
+
+    def reduce(communicator):
+        communicator.all_reduce(torch.ones(100))
+
+    errors = in_threads(*(lambda c=c: reduce(c) for c in (communicators[rank] for rank in (0, 1, 3))))
+    for error in errors:
+        assert error.waiting_for == str(communicators[2]._wiring._members[2])
+        assert "the others gave up, too" in str(error)
+    for communicator in communicators:
+        communicator.close()
+
+
+def test_a_group_that_failed_does_not_end_the_waits_of_the_whole(monkeypatch):
+    """Ranks 0 and 1 are a group in which 1 does not come; in the operation of all that follows, 0 and 1 wait for 2."""
+    monkeypatch.setattr(wires, "_ASKING_S", 0.06)
+    monkeypatch.setattr(wires, "_LOSS_NEWS_S", 0.0)
+    communicators = connect_all([this_member(rank) for rank in range(3)], "gloo")
+    groups = in_threads(*(lambda c=c: c.group((0, 1)) for c in communicators))
+    groups[0]._whole._timeout_s = 0.1
+    with pytest.raises(CommunicatorError):
+        groups[0].all_reduce(torch.ones(3))
+    asked, really_ask = [], Collective.endpoint
+
+    def ask(self, generation, key):
+        asked.append(key)
+        return really_ask(self, generation, key)
+
+    monkeypatch.setattr(Collective, "endpoint", ask)
+    tensors = [torch.ones(3) for _ in communicators]
+
+    def come_late():
+        while asked.count("gave up") < 4:
+            time.sleep(0.01)
+        communicators[2].all_reduce(tensors[2])
+
+    found = in_threads(
+        lambda: communicators[0].all_reduce(tensors[0]),
+        lambda: communicators[1].all_reduce(tensors[1]),
+        come_late,
+    )
+    assert found == [None] * 3
+    assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 3
+    for communicator in communicators:
+        communicator.close()
+
+
 def num_memfds():
     """Files in memory that this process has open."""
     gc.collect()
@@ -301,7 +354,7 @@ def test_a_meeting_that_fails_leaves_no_memory_open(rank, maps):
     """Of two members one meets and goes no further, or a step: the other's memory is closed when it gives up."""
     meeting, before = Collective(2), num_memfds()
 
-    def wires(me, liveness):
+    def wires_of(me, liveness):
         members = meet(meeting, liveness, world_size=2, generation=0, timeout_s=10)
         settings = Meeting(
             rendezvous=meeting,
@@ -319,14 +372,14 @@ def test_a_meeting_that_fails_leaves_no_memory_open(rank, maps):
     def goes_on():
         with Liveness(this_member(rank)) as liveness:
             try:
-                wires(rank, liveness).transport("ip", (0, 1))
+                wires_of(rank, liveness).transport("ip", (0, 1))
             finally:
                 given_up.set()
 
     def stops():
         other = 1 - rank
         with Liveness(this_member(other)) as liveness:
-            found = wires(other, liveness)
+            found = wires_of(other, liveness)
             if maps:
                 segment, refusals = found._mapped(found._members, other, "ip 0 1")
                 assert refusals == []
