@@ -149,8 +149,8 @@ class Wires:
         self._meeting, self._members, self._rank, self._name = meeting, members, rank, name
         self._group = name if group is None else group
         self._num_groups = 0
-        self._checked_s = self._ask_s = 0.0
-        """When this member last looked after the others, and when it is to ask."""
+        self._ask_s = 0.0
+        """Not before then this member asks again whether another gave up."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The primitive among these ranks, of which this member is one. On a CPU, Gloo stands in for NCCL's rings."""
@@ -290,14 +290,14 @@ class Wires:
         self._publish(key, store.endpoint)
         return store
 
-    def _check(self) -> None:
-        """Called during waits, several times a second. An operation that it interrupts is named by the communicator."""
+    def _check(self, waited_s: float) -> None:
+        """Called during waits, with their seconds so far; and after long ones, in which this process may have been stopped.
+
+        An operation that it interrupts is named by the communicator.
+        """
         self._meeting.liveness.check("connect")
         now_s = time.monotonic()
-        if now_s - self._checked_s > _ASKING_S:
-            self._ask_s = now_s + _ASKING_S  # a new wait
-        self._checked_s = now_s
-        if now_s < self._ask_s:
+        if waited_s < _ASKING_S or now_s < self._ask_s:
             return
         self._ask_s = now_s + _ASKING_S
         meeting = self._meeting

@@ -30,6 +30,8 @@ from collectives.transports.gloo_mesh import connected_mesh
 _LOOPBACK = "127.0.0.1"
 _CHECK_INTERVAL = timedelta(milliseconds=50)
 """How often a wait looks whether the others are still there."""
+_LONG_S = 0.5
+"""What takes longer is looked at once more when it is complete."""
 _ATTEMPT_S = 1.0
 """Torch tries to reach a store until its time limit, and cannot be interrupted."""
 _GRACE_S = 1.0
@@ -82,7 +84,11 @@ class GlooStore:
 
     @classmethod
     def connect(
-        cls, endpoint: str, rank: int, timeout_s: float, check: Callable[[], None] = lambda: None
+        cls,
+        endpoint: str,
+        rank: int,
+        timeout_s: float,
+        check: Callable[[float], None] = lambda waited_s: None,
     ) -> Self:
         """Reach the store that rank 0 hosts at ``host:port``. ``check`` is called between attempts; it may raise.
 
@@ -97,7 +103,7 @@ class GlooStore:
                 attempt = timedelta(seconds=max(0.0, min(_ATTEMPT_S, left_s)))
                 store = dist.TCPStore(host, int(port), timeout=attempt, wait_for_workers=False)
             except RuntimeError as error:
-                check()
+                check(time.monotonic() - begin)
                 waited_s = time.monotonic() - begin
                 if waited_s >= timeout_s:
                     raise CommunicatorError(
@@ -117,11 +123,12 @@ class GlooTransport:
         members: Sequence[Member],
         rank: int,
         timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
         """Connect to every other member. ``rank`` counts within ``members``.
 
-        ``check`` is called during waits; it may raise CommunicatorError to say that a member is lost.
+        ``check`` is called during waits, with their seconds so far, and after long ones; it may raise CommunicatorError to
+        say that a member is lost, or gave up.
 
         Raises:
             CommunicatorError: a member did not connect within ``timeout_s``.
@@ -135,16 +142,20 @@ class GlooTransport:
         self._timeout_s = timeout_s
         self._check = check
         self._store = store
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._stage, self._scratch = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
         self._broken: str | None = None
         self._num_operations = 0
+        self._began_s = 0.0
+        """When the operation began that is running, or the last one."""
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=_address(members, rank))]
         options._timeout = timedelta(seconds=timeout_s + _GRACE_S)
         begin = time.monotonic()
         try:
-            self._group: Any = connected_mesh(store.store, rank, self.world_size, options, check)
+            self._group: Any = connected_mesh(
+                store.store, rank, self.world_size, options, lambda: check(time.monotonic() - begin)
+            )
         except CommunicatorError:
             raise
         except RuntimeError as error:
@@ -155,7 +166,7 @@ class GlooTransport:
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place: each member its share, which it then sends to all."""
         self._agree("all_reduce", tensor, calls.OPS.index(op), layout)
-        with _on_host(tensor) as flat:
+        with self._staged(tensor) as flat:
             self._reduce_share("all_reduce", flat, op)
             pieces = [flat[begin:end] for begin, end in shares(flat.numel(), self.world_size)]
             self._run(
@@ -168,7 +179,7 @@ class GlooTransport:
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
         self._agree("reduce", tensor, calls.OPS.index(op), layout)
-        with _on_host(tensor) as flat:
+        with self._staged(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
             own = self._scratch_like(flat, end - begin).copy_(flat[begin:end])
             nothing = [0] * self.world_size
@@ -179,13 +190,13 @@ class GlooTransport:
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
         self._agree("reduce_scatter", tensor, calls.OPS.index(op))
-        with _on_host(tensor) as flat:
+        with self._staged(tensor) as flat:
             return self._reduce_share("reduce_scatter", flat, op)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
         self._agree("all_gather", tensor)
-        own = tensor.detach().cpu().contiguous()
+        own = tensor.detach().to("cpu", copy=True).contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
             self._run("all_gather", lambda group: [group._allgather_base(_bytes(gathered), _bytes(own))])
@@ -195,7 +206,7 @@ class GlooTransport:
         """Overwrite every member's tensor with the source's, in place."""
         self._agree("broadcast", tensor, source, layout)
         if tensor.numel():
-            with _on_host(tensor) as flat:
+            with self._staged(tensor) as flat:
                 self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
     def barrier(self) -> None:
@@ -203,7 +214,7 @@ class GlooTransport:
         self._agree("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Plain memory: Gloo sends from and receives into any."""
+        """Plain memory: what is reduced is copied anyway."""
         return torch.zeros(numel, dtype=dtype)
 
     def close(self) -> None:
@@ -221,6 +232,7 @@ class GlooTransport:
             CommunicatorError: on all members, if one called something else; the transport is closed then.
         """
         self._num_operations += 1
+        self._began_s = time.monotonic()
         kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
         own = calls.signature(calls.encoded(call, detail, *kind, layout=layout), self._num_operations)
         gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8)
@@ -261,6 +273,16 @@ class GlooTransport:
             ],
         )
 
+    @contextmanager
+    def _staged(self, tensor: Tensor) -> Iterator[Tensor]:
+        """A copy on the host, which is copied back if nothing is raised. [unverified on GPU]"""
+        size = tensor.numel() * tensor.element_size()
+        if self._stage.numel() < size:
+            self._stage = torch.empty(max(size, 2 * self._stage.numel()), dtype=torch.uint8)
+        flat = self._stage[:size].view(tensor.dtype).copy_(tensor.detach().view(-1))
+        yield flat
+        tensor.detach().view(-1).copy_(flat)
+
     def _scratch_like(self, tensor: Tensor, numel: int) -> Tensor:
         """Memory of the tensor's type that is used again: the steady state allocates nothing."""
         size = numel * tensor.element_size()
@@ -280,9 +302,13 @@ class GlooTransport:
         try:
             for work in start(self._group):
                 while not self._ended(work):
-                    self._check()
+                    self._check(time.monotonic() - begin)
                     if time.monotonic() - begin >= self._timeout_s:
                         raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
+            passed_s = time.monotonic() - self._began_s
+            if passed_s >= _LONG_S:
+                # This process may have been stopped, and the others have given up what it completed.
+                self._check(passed_s)
         except (RuntimeError, TimeoutError) as error:
             detail = (self._broken or str(error)).splitlines()[0]
             self._broken = f"an earlier {operation} failed: {detail}"
@@ -316,17 +342,6 @@ class _Ending:
 
     def __call__(self) -> None:
         self._group = None
-
-
-@contextmanager
-def _on_host(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor itself, or a copy in host memory that is copied back. [unverified on GPU]"""
-    if tensor.is_cpu:
-        yield tensor
-        return
-    flat = tensor.cpu()
-    yield flat
-    tensor.copy_(flat)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class NcclTransport(RingTransport):
         device: torch.device,
         timeout_s: float,
         shared_gpu: bool = False,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
         """Connect to all members through the store that the first hosts, and reduce a first number.
 

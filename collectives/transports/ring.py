@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,12 +38,12 @@ class RingTransport:
         *,
         device: torch.device,
         timeout_s: float,
-        check: Callable[[], None],
+        check: Callable[[float], None],
     ) -> None:
         """Take a connected ``dist.Backend``, whose tensors live on ``device``. ``rank`` counts within ``members``.
 
-        ``check`` is called during waits; it may raise CommunicatorError to say that a member is lost, which neither NCCL nor
-        a stopped process tells.
+        ``check`` is called during waits, with their seconds so far; it may raise CommunicatorError to say that a member is
+        lost, which neither NCCL nor a stopped process tells.
         """
         self.rank = rank
         self.world_size = len(members)
@@ -190,7 +191,7 @@ class RingTransport:
         try:
             for work in start(group):
                 left_s = self._timeout_s - (time.monotonic() - begin)
-                await_completion(work.is_completed, left_s, self._check_open)
+                await_completion(work.is_completed, left_s, partial(self._check_open, begin))
                 work.wait()  # raises what the work ended with
         except (RuntimeError, TimeoutError) as error:
             waited_s = time.monotonic() - begin
@@ -203,8 +204,8 @@ class RingTransport:
             failed.awaited = self._awaited
             raise failed from error
 
-    def _check_open(self) -> None:
+    def _check_open(self, begin: float) -> None:
         """End the wait if a member is lost, or if this transport was closed by another thread."""
         if self._broken is not None:
             raise RuntimeError(self._broken)
-        self._check()
+        self._check(time.monotonic() - begin)

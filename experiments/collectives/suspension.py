@@ -2,12 +2,13 @@
 
     python -m experiments.collectives.suspension --rounds 280
     python -m experiments.collectives.suspension --rounds 140 --without-compiler
+    python -m experiments.collectives.suspension --rounds 120 --transport gloo
 
 A round: three processes repeat an operation: on a registered buffer, a list of tensors, a tensor of their own, memory in
 common, a compiled program's, or all of these by turns. One is suspended (SIGSTOP) at a random moment. The others time out,
-and fill what they keep with other numbers. Then it goes on (SIGCONT). A round fails if a member completed another number of
-operations than the others, if one of the others named anybody but the one that was suspended, or if anything that the
-others had filled has changed. Writes results/suspension.json.
+and fill what they keep with other numbers. Then it goes on (SIGCONT). A round fails if it completes an operation that the
+others gave up, or, in shared memory, if any two members complete different numbers of them; if one of the others named
+anybody but the one that was suspended; or if anything that they had filled has changed. Writes results/suspension.json.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
+from collectives.transports import gloo
+from collectives.wires import TransportName
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
 WORLD_SIZE = 3
 SIZES = (1_216, 30_000, 440_000, 4_000_000)
 """Elements of float32."""
-KINDS = ("registered", "mixed", "program", "list", "own", "common", "broadcast")
-"""Of operations."""
+KINDS = ("registered", "mixed", "program", "list", "own", "broadcast", "common")
+"""Of operations. Only who shares memory has the last."""
 TIMEOUT_S = 0.3
 """After which the others give up."""
 LIMIT_S = 60.0
@@ -66,6 +69,8 @@ class Round:
     kind: str
     numel: int
     victim: int
+    in_memory: bool
+    """Whether they share memory, and with it whether an operation is complete."""
     errors: tuple[str, ...]
     """What each member was told, by rank."""
     num_complete: tuple[int, ...]
@@ -77,7 +82,9 @@ class Round:
     def problems(self) -> list[str]:
         """What is wrong; empty if nothing is."""
         found = []
-        if len(set(self.num_complete)) > 1:
+        others = [count for rank, count in enumerate(self.num_complete) if rank != self.victim]
+        own = self.num_complete[self.victim]
+        if own > max(others) or (self.in_memory and (own < max(others) or len(set(others)) > 1)):
             found.append(f"round {self.number}: members completed {self.num_complete} operations")
         for rank, error in enumerate(self.errors):
             if rank != self.victim and f"waiting for rank {self.victim} " not in error:
@@ -97,6 +104,7 @@ def run(
     sizes: Sequence[int] = SIZES,
     kinds: Sequence[str] = KINDS,
     without_compiler: bool = False,
+    transport: TransportName = "shm",
     seed: int = 0,
 ) -> list[Round]:
     """Play so many rounds; kinds and sizes take turns."""
@@ -107,7 +115,9 @@ def run(
         pipes, processes = [], []
         for rank in range(WORLD_SIZE):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_live, args=(rank, theirs, without_compiler), daemon=True)
+            process = context.Process(
+                target=_live, args=(rank, theirs, transport, without_compiler), daemon=True
+            )
             process.start()
             theirs.close()
             pipes.append(mine)
@@ -123,7 +133,14 @@ def run(
                 victim = generator.randrange(WORLD_SIZE)
                 delay_s = generator.uniform(0.0, LONGEST_DELAY_S)
                 rounds.append(
-                    Round(number, kind, numel, victim, *_suspend(victim, delay_s, processes, pipes))
+                    Round(
+                        number,
+                        kind,
+                        numel,
+                        victim,
+                        transport == "shm",
+                        *_suspend(victim, delay_s, processes, pipes),
+                    )
                 )
             return rounds
         finally:
@@ -161,21 +178,25 @@ def _receive(pipe: Any) -> Any:
     return pipe.recv()
 
 
-def _live(rank: int, pipe: Any, without_compiler: bool) -> None:
+def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool) -> None:
     """One member, round after round."""
     torch.set_num_threads(1)
     wires._LOSS_NEWS_S = 0.0  # nobody is lost here, so no error has to wait for such news
+    wires._ASKING_S = gloo._LONG_S = (
+        TIMEOUT_S / 3
+    )  # a wait of half a second is long where limits are in minutes
     if without_compiler:
         os.environ["CC"] = NO_COMPILER
     while True:
         rendezvous, kind, numel = pipe.recv()
         communicator = connect(
-            rendezvous, this_member(rank), world_size=WORLD_SIZE, timeout_s=LIMIT_S, transport="shm"
+            rendezvous, this_member(rank), world_size=WORLD_SIZE, timeout_s=LIMIT_S, transport=transport
         )
         kept, operations = _operations(communicator, numel)
         # Not all at once: who gives up first leaves, and the others must not take it for the one that did not come.
         limit_s = TIMEOUT_S * (1 + rank / 4)
-        communicator._whole._barrier._timeout_s = limit_s  # type: ignore[attr-defined]
+        whole: Any = communicator._whole  # type: ignore[attr-defined]
+        (whole._barrier if transport == "shm" else whole)._timeout_s = limit_s
         repeated = list(operations.values()) if kind == "mixed" else [operations[kind]]
         pipe.send("connected")
         ended = _repeat(repeated)
@@ -192,7 +213,6 @@ def _operations(
     """What a member keeps after an error, and what it does with it, by kind."""
     buffer = communicator.buffer(numel, torch.float32)
     common = communicator.common(numel, torch.float32)
-    assert common is not None
     tensors = [torch.ones(numel - numel // 3), torch.ones(numel // 3)]
     own = torch.ones(numel)
     programs = communicator.compiled(buffer)
@@ -205,13 +225,18 @@ def _operations(
         addresses = iter((programs.reduce_scatter, programs.barrier, None))
         programs.attend(lambda: next(addresses))
 
-    return [buffer, common, own, *tensors], {
+    operations: dict[str, Callable[[], object]] = {
         "registered": lambda: communicator.all_reduce(buffer),
         "list": lambda: communicator.all_reduce(tensors),
         "own": lambda: communicator.all_reduce(own),
-        "common": lambda: communicator.all_reduce(common),
         "broadcast": lambda: communicator.broadcast(buffer, 1),
         "program": run_program,
+    }
+    if common is None:
+        return [buffer, own, *tensors], operations
+    return [buffer, common, own, *tensors], {
+        **operations,
+        "common": lambda: communicator.all_reduce(common),
     }
 
 
@@ -233,10 +258,17 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=280)
     parser.add_argument("--without-compiler", action="store_true")
+    parser.add_argument("--transport", choices=("shm", "gloo"), default="shm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "suspension.json")
     asked = parser.parse_args()
-    rounds = run(asked.rounds, without_compiler=asked.without_compiler, seed=asked.seed)
+    rounds = run(
+        asked.rounds,
+        kinds=KINDS if asked.transport == "shm" else KINDS[:-1],
+        without_compiler=asked.without_compiler,
+        transport=asked.transport,
+        seed=asked.seed,
+    )
     problems = [problem for one in rounds for problem in one.problems]
     print("\n".join(problems) or "no problem")
     print(f"{len(rounds)} rounds, {len({problem.split(':')[0] for problem in problems})} with problems")

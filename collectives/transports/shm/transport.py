@@ -45,7 +45,7 @@ class SharedMemoryTransport:
         members: Sequence[Member],
         rank: int,
         timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
         """Wait until every member mapped the segment. ``rank`` is this process's place among ``members``.
 

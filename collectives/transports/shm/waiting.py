@@ -48,9 +48,9 @@ class Barrier:
         members: Sequence[Member],
         rank: int,
         timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
-        """``check`` is called during waits; it may raise CommunicatorError where others than these members are lost."""
+        """``check`` is called during waits, with their seconds so far; where others than these are lost, it may raise."""
         self.broken: str | None = None
         """Why no further operation is possible."""
         self._words = words
@@ -141,7 +141,7 @@ class Barrier:
         if loss is not None:
             self._fail(call, loss[0], waited_s, loss[1])
         if late:
-            self._others_lost()
+            self._others_lost(waited_s)
 
     def _loss(
         self, words: Words, gone: set[int], awaited: Sequence[int], waited_s: float

@@ -31,7 +31,7 @@ _kept = []
 """Groups: the end of one waits for what it was doing, until Gloo's own time limit."""
 
 
-def connected(communicator, timeout_s=30.0, check=lambda: None):
+def connected(communicator, timeout_s=30.0, check=lambda waited_s: None):
     rank, n = communicator.rank, communicator.world_size
     members = [this_member(other) for other in range(n)]
     store = GlooStore.host(members, timeout_s) if rank == 0 else None
@@ -156,7 +156,7 @@ def test_an_absent_member_ends_the_wait_at_the_limit_and_the_transport_with_it()
 
 def test_a_lost_member_ends_the_wait_as_soon_as_the_check_says_so():
     def task(communicator, done):
-        def check():
+        def check(waited_s):
             raise CommunicatorError("all_reduce", 0, "rank 1", 0.0, "its process has ended")
 
         ring = connected(communicator, timeout_s=5.0, check=check)
@@ -178,7 +178,7 @@ def test_closing_from_another_thread_ends_a_wait():
             done.wait(30)
             return None
         waiting = threading.Event()
-        ring._check = waiting.set
+        ring._check = lambda waited_s: waiting.set()
         closer = threading.Thread(target=lambda: (waiting.wait(20), ring.close()))
         closer.start()
         with pytest.raises(CommunicatorError, match="this communicator is closed"):
@@ -192,7 +192,7 @@ def test_closing_from_another_thread_ends_a_wait():
 
 def test_the_mean_of_integers_is_refused():
     ring = RingTransport(
-        None, [this_member(0)], 0, device=torch.device("cpu"), timeout_s=1.0, check=lambda: None
+        None, [this_member(0)], 0, device=torch.device("cpu"), timeout_s=1.0, check=lambda waited_s: None
     )
     with pytest.raises(ValueError, match="use 'sum'"):
         ring.all_reduce(torch.ones(3, dtype=torch.int64), "mean")

@@ -111,7 +111,7 @@ def test_a_member_that_gave_up_for_the_loss_of_somebody_on_another_host_is_not_w
     elsewhere = replace(this_member(2), host_id="another")
     lost = threading.Event()
 
-    def check():
+    def check(waited_s):
         if lost.is_set():
             raise MemberLostError("connect", 0, (elsewhere,), 0.0, "", reason="its process has ended")
 

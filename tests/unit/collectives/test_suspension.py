@@ -1,12 +1,16 @@
 """A member that is suspended, given up, and goes on. ``experiments.collectives.suspension`` runs the long version."""
 
+import threading
+
 import pytest
 import torch
 from test_shm_kernel import close, group
 from test_shm_waiting import in_threads
 
 from collectives.errors import CommunicatorError
+from collectives.rendezvous import this_member
 from collectives.transports import calls
+from collectives.transports.gloo import GlooStore, GlooTransport
 from collectives.transports.inprocess import InProcessGroup
 from collectives.transports.shm import kernel, memory
 from experiments.collectives.suspension import run
@@ -18,6 +22,50 @@ def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_noth
         4, sizes=(440_000, 1_216), kinds=("registered", "mixed"), without_compiler=without_compiler, seed=1
     )
     assert [problem for one in rounds for problem in one.problems] == []
+
+
+def test_the_same_over_gloo():
+    rounds = run(2, sizes=(440_000, 1_216), kinds=("registered", "broadcast"), transport="gloo", seed=1)
+    assert [problem for one in rounds for problem in one.problems] == []
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "all_reduce", "reduce", "reduce_scatter"])
+def test_what_gloo_completes_after_it_was_given_up_reaches_no_tensor(kind):
+    """Rank 1 stops between comparing calls and moving data; rank 0 gives up, and rank 1 goes on."""
+    store = GlooStore.host([this_member(0)], 10.0)
+    members = [this_member(rank) for rank in range(2)]
+    made = [None, None]
+
+    def connect(rank):
+        found = store if rank == 0 else GlooStore.connect(store.endpoint, 1, 10.0)
+        made[rank] = GlooTransport(found, members, rank, 0.3 if rank == 0 else 1.5)
+
+    assert in_threads([lambda: connect(0), lambda: connect(1)]) == [None, None]
+    tensors = [torch.full((200_000,), rank + 1.0) for rank in range(2)]
+    given_up, really_agree = threading.Event(), made[1]._agree
+
+    def agree_and_stop(*call, **details):
+        really_agree(*call, **details)
+        assert given_up.wait(20)
+
+    made[1]._agree = agree_and_stop
+
+    def operate(rank):
+        operation = getattr(made[rank], kind)
+        operation(tensors[rank], *((1,) if kind == "broadcast" else ()))
+
+    def give_up():
+        with pytest.raises(CommunicatorError, match="not all came within"):
+            operate(0)
+        tensors[0].fill_(7.0)
+        given_up.set()
+
+    failed, _ = in_threads([give_up, lambda: operate(1)])
+    assert failed is None
+    assert tensors[0].eq(7.0).all()
+    assert not tensors[1].eq(7.0).any()
+    for transport in made:
+        transport.close()
 
 
 def test_what_others_write_after_a_close_is_not_seen():
