@@ -30,8 +30,8 @@ check: setup
 	$(BIN)/lint-imports
 
 # With `apt-get install qemu-user gcc-aarch64-linux-gnu`, the C that orders shared memory is tested for aarch64, too.
-# Tests that start Ray mostly wait for its processes: two files of them at a time, by themselves. But jobs go through Ray's
-# agent, which has one port on a host, so no other Ray may be there.
+# Tests that start Ray mostly wait for its processes: two files of them at a time, by themselves. A head with a dashboard and
+# its jobs are work for all cores.
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow and not gpu"
 	$(BIN)/python -m pytest tests/cluster/test_job_submit.py
