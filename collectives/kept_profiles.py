@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from collectives.alphabeta import AlphaBeta
 from collectives.compiler import machine
 from collectives.errors import ProfileError
 from collectives.layout import Layout
-from collectives.profile import Profile
+from collectives.profile import Profile, Shape, steps_to_measure
 from collectives.rendezvous import PROTOCOL
 from collectives.schedule import Primitive
 from collectives.transports.base import Transport
@@ -40,7 +41,7 @@ def kept_or_measured(
         measure: what all members do to make a profile
     """
     path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
-    kept = _broadcast(control, _read(path) if control.rank == 0 else "")
+    kept = _broadcast(control, _read(path, layout, usable) if control.rank == 0 else "")
     if kept:
         return Profile.from_json(kept, str(path))
     profile = measure()
@@ -81,14 +82,19 @@ def _broadcast(control: Transport, text: str) -> str:
     return bytes(padded.numpy().view("uint8")[: int(length.item())]).decode()
 
 
-def _read(path: Path) -> str:
-    """A usable profile as its file has it; empty where there is none."""
+def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
+    """The kept profile if all that is needed can be planned by it; empty where there is none."""
     if not path.exists():
         return ""
     try:
-        return Profile.load(path).to_json()
+        profile = Profile.load(path)
+        AlphaBeta.fit(profile)
+        needed = {Shape.of(step, layout) for step in steps_to_measure(layout, usable)}
+        if not needed <= {point.shape for point in profile.points}:
+            raise ProfileError(str(path), "it lacks steps that are needed here")
+        return profile.to_json()
     except ProfileError as error:
-        _logger.warning("%s; the machine is measured anew", error)
+        _logger.warning("%s: %s; the machine is measured anew", path, error.reason)
         return ""
 
 

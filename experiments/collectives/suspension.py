@@ -72,7 +72,7 @@ class Round:
     in_memory: bool
     """Whether they share memory, and with it whether an operation is complete."""
     errors: tuple[str, ...]
-    """What each member was told, by rank."""
+    """The text of each member's error, by rank."""
     num_complete: tuple[int, ...]
     """Operations that each member completed, by rank."""
     num_changed: tuple[int, ...]

@@ -119,7 +119,7 @@ def _way_on(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpo
     if known is not None and isinstance(known.error, UnstableSimulationsError):
         # A resumed run keeps its configuration, and would end here again.
         return (
-            f"{stands} Once the model is mended, start anew; or allow as many as there were, with room:\n"
+            f"{stands} Once the model is repaired, start anew; or allow as many as there were, with room:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
             f"--set env.max_unstable_share={min(1.0, 2 * known.error.unstable / known.error.env_steps):.2g}"
         )

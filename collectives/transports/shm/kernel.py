@@ -229,9 +229,9 @@ class KernelBarrier(Barrier):
         deadline = time.monotonic() + _NEWS_S
         while True:
             waited_s = time.monotonic() - begin
-            told = self._loss(words, self._processes.ended(), self._others, 0.0)
-            if told is not None:
-                return told[0], waited_s, told[1]
+            loss = self._loss(words, self._processes.ended(), self._others, 0.0)
+            if loss is not None:
+                return loss[0], waited_s, loss[1]
             if time.monotonic() > deadline:
                 return self._members[self._others[0] // STRIDE], waited_s, "a member gave it up"
             os.sched_yield()  # it says goodbye right after

@@ -13,7 +13,7 @@ from collectives.errors import CompositionError
 from collectives.kept_profiles import kept_or_measured
 from collectives.layout import Layout
 from collectives.liveness import Liveness
-from collectives.profile import Point, Profile, Shape
+from collectives.profile import Point, Profile, Shape, steps_to_measure
 from collectives.rendezvous import meet, this_member
 from collectives.wires import Meeting, Wires
 
@@ -108,9 +108,12 @@ def test_what_was_asked_for_is_run_or_refused():
 
 
 POINTS = [
-    Point(Shape(primitive, op, 4, 1), nbytes, 1e-3 if primitive == "ip" else 5e-3)
-    for primitive in ("ip", "rp")
-    for op in ("all_reduce", "reduce", "broadcast")
+    Point(shape, nbytes, 1e-3 if shape.primitive == "ip" else 5e-3)
+    for shape in dict.fromkeys(
+        Shape.of(step, layout)
+        for layout in (LAYOUT, Layout.parse("4"))
+        for step in steps_to_measure(layout, ("ip", "rp"))
+    )
     for nbytes in (4_096, 440_000)
 ]
 MEASURED = Profile(machine="made up", points=tuple(POINTS))
@@ -138,8 +141,13 @@ def test_a_machine_is_measured_once_for_each_layout_and_set_of_primitives(profil
     assert len(list(profiles.iterdir())) == 3
 
 
+NO_POINTS = Profile(machine="made up", points=()).to_json().encode()
+FEW_POINTS = Profile(machine="made up", points=MEASURED.points[:2]).to_json().encode()
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"\xff\xfe", b'{"format": 7, "machine": "", "points": []}', b"[1]"]
+    "content",
+    [b"", b"{}", b"\xff\xfe", b'{"format": 7, "machine": "", "points": []}', b"[1]", NO_POINTS, FEW_POINTS],
 )
 def test_a_kept_profile_that_cannot_be_read_is_measured_anew(profiles, content, caplog):
     profiles_of_all()
