@@ -3,11 +3,11 @@
     python -m experiments.collectives.chaos --rounds 200
     python -m experiments.collectives.chaos --rounds 200 --hosts 2
 
-A round: a random member is killed (SIGKILL) before, inside or after an operation, or while the next generation meets,
-which another death made necessary. Then the survivors, with a replacement or without, form the next generation and
-check that it reduces. A round fails if a survivor gets no error within 2 s, or one that names nobody who was killed, if
-memory, a descriptor, a thread or a process is left, or if no right next generation forms. Writes
-results/chaos_<transport>_<hosts>.json.
+A round: a random member is killed (SIGKILL) before, inside or after an operation, inside operations of groups of some
+members, or while the next generation meets, which another death made necessary. Then the survivors, with a replacement or
+without, form the next generation and check that it reduces. A round fails if a survivor gets no error within 2 s, or one
+that names nobody who was killed, if memory, a descriptor, a thread or a process is left, or if no right next generation
+forms. Writes results/chaos_<transport>_<hosts>.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ from pathlib import Path
 from typing import Any
 
 from actors.collective import Collective
-from experiments.collectives.chaos_member import COMPUTE_S, Connected, Noticed, Order, Settings, live
+from experiments.collectives.chaos_member import (
+    COMPUTE_S,
+    Action,
+    Connected,
+    Noticed,
+    Order,
+    Settings,
+    live,
+)
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -40,7 +48,9 @@ LIMIT_S = 2.0
 ROUND_LIMIT_S = 60.0
 TIMEOUT_S = 600.0
 """The members' own time limit: whoever waits for it fails the experiment."""
-POINTS = ("before", "inside", "after", "meeting")
+POINTS = ("before", "inside", "after", "group", "meeting")
+ACTIONS: dict[str, Action] = {"after": "compute", "group": "group"}
+"""What members do when one dies, by point; else they reduce."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -197,7 +207,7 @@ class Chaos:
         point = self._random.choice(POINTS)
         num_kills = 2 if point == "meeting" else 1
         replaced = len(members) - num_kills < 2 or self._random.random() < 0.5
-        order = Order("compute" if point == "after" else "reduce", TIMEOUT_S if replaced else 0.0)
+        order = Order(ACTIONS.get(point, "reduce"), TIMEOUT_S if replaced else 0.0)
         kills = [self._first_kill(point, members, order)]
         while replaced and len(group.pipes) < group.full:
             group.start()

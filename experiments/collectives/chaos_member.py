@@ -30,7 +30,7 @@ _ADDRESS = "127.0.0.1"
 _SETTLE_S = 8.0
 """For threads of a closed communicator to end, and a constructor of Gloo's that was given up while it connected."""
 
-Action = Literal["reduce", "compute"]
+Action = Literal["reduce", "compute", "group"]
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,19 @@ class _ChaosMember:
             begin = time.monotonic()
             while time.monotonic() - begin < COMPUTE_S:  # as a simulator: without a look at the others
                 pass
-        while True:
-            self._began = time.monotonic()
-            communicator.all_reduce(tensor)
+        parts = [communicator] if action != "group" else [*self._groups(communicator), communicator]
+        while True:  # the last is always the whole: who shares no group with the victim notices there
+            for part in parts:
+                self._began = time.monotonic()
+                part.all_reduce(tensor)
+
+    def _groups(self, communicator: Communicator) -> list[Communicator]:
+        """Those of neighbours, last first, and of every other one that this member belongs to, several times each."""
+        ranks = range(communicator.world_size)
+        middle = len(ranks) // 2
+        listed = (ranks[middle - 1 :: -1], ranks[: middle - 1 : -1], ranks[::2], ranks[1::2])
+        made = [communicator.group(some) for some in listed if some]
+        return [group for group in made if group is not None] * 3
 
     def _check(self, communicator: Communicator) -> None:
         """A reduction whose sums are exact in float32.

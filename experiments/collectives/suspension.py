@@ -5,10 +5,11 @@
     python -m experiments.collectives.suspension --rounds 120 --transport gloo
 
 A round: three processes repeat an operation: on a registered buffer, a list of tensors, a tensor of their own, memory in
-common, a compiled program's, or all of these by turns. One is suspended (SIGSTOP) at a random moment. The others time out,
-and fill what they keep with other numbers. Then it goes on (SIGCONT). A round fails if it completes an operation that the
-others gave up, or, in shared memory, if any two members complete different numbers of them; if one of the others named
-anybody but the one that was suspended; or if anything that they had filled has changed. Writes results/suspension.json.
+common, a compiled program's, in a group of all members in another order, or all of these by turns. One is suspended
+(SIGSTOP) at a random moment. The others time out, and fill what they keep with another number. Then it goes on (SIGCONT). A
+round fails if it completes an operation that the others gave up, or, in shared memory, if any two members complete
+different numbers of them; if one of the others named anybody but the one that was suspended; or if anything that they had
+filled has changed. Writes results/suspension.json.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ HERE = Path(__file__).parent
 WORLD_SIZE = 3
 SIZES = (1_216, 30_000, 440_000, 4_000_000)
 """Elements of float32."""
-KINDS = ("registered", "mixed", "program", "list", "own", "broadcast", "common")
+KINDS = ("registered", "mixed", "program", "list", "own", "broadcast", "group", "common")
 """Of operations. Only who shares memory has the last."""
+GROUP = (2, 0, 1)
+"""Ranks whose places in the group are others than in the whole."""
+FILL = 7.5
+"""What no reduction of ones gives."""
 TIMEOUT_S = 0.3
 """After which the others give up."""
 LIMIT_S = 60.0
@@ -76,7 +81,7 @@ class Round:
     num_complete: tuple[int, ...]
     """Operations that each member completed, by rank."""
     num_changed: tuple[int, ...]
-    """Elements that changed after a member had filled them, by rank; none of the suspended member's are counted."""
+    """Elements that changed after a member had filled them, by rank; the suspended member fills none."""
 
     @property
     def problems(self) -> list[str]:
@@ -128,9 +133,9 @@ def run(
                 kind = kinds[number % len(kinds)]
                 numel = sizes[number // len(kinds) % len(sizes)]
                 rendezvous = host.Collective(WORLD_SIZE)  # type: ignore[attr-defined]
-                for pipe in pipes:
-                    pipe.send((rendezvous, kind, numel))
                 victim = generator.randrange(WORLD_SIZE)
+                for rank, pipe in enumerate(pipes):
+                    pipe.send((rendezvous, kind, numel, rank != victim))
                 delay_s = generator.uniform(0.0, LONGEST_DELAY_S)
                 rounds.append(
                     Round(
@@ -163,13 +168,9 @@ def _suspend(
     ended[victim] = _receive(pipes[victim])
     for pipe in pipes:
         pipe.send("look")
-    changed = [_receive(pipe) for pipe in pipes]
-    num_complete = tuple(ended[rank][0] for rank in range(WORLD_SIZE))
-    return (
-        tuple(ended[rank][1] for rank in range(WORLD_SIZE)),
-        num_complete,
-        tuple(changed[rank] * (rank != victim) for rank in range(WORLD_SIZE)),
-    )
+    num_changed = tuple(_receive(pipe) for pipe in pipes)
+    errors = tuple(ended[rank][1] for rank in range(WORLD_SIZE))
+    return errors, tuple(ended[rank][0] for rank in range(WORLD_SIZE)), num_changed
 
 
 def _receive(pipe: Any) -> Any:
@@ -188,27 +189,31 @@ def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool
     if without_compiler:
         os.environ["CC"] = NO_COMPILER
     while True:
-        rendezvous, kind, numel = pipe.recv()
+        rendezvous, kind, numel, fills = pipe.recv()
         communicator = connect(
             rendezvous, this_member(rank), world_size=WORLD_SIZE, timeout_s=LIMIT_S, transport=transport
         )
-        kept, operations = _operations(communicator, numel)
+        group = communicator.group(GROUP)
+        assert group is not None
+        kept, operations = _operations(communicator, group, numel)
         # Not all at once: who gives up first leaves, and the others must not take it for the one that did not come.
         limit_s = TIMEOUT_S * (1 + rank / 4)
-        whole: Any = communicator._whole  # type: ignore[attr-defined]
-        (whole._barrier if transport == "shm" else whole)._timeout_s = limit_s
+        for one in (communicator, group):
+            whole: Any = one._whole  # type: ignore[attr-defined]
+            (whole._barrier if transport == "shm" else whole)._timeout_s = limit_s
         repeated = list(operations.values()) if kind == "mixed" else [operations[kind]]
         pipe.send("connected")
         ended = _repeat(repeated)
-        for tensor in kept:
-            tensor.fill_(rank + 7)
+        if fills:  # one number: what a group gave up leaves the memory that the whole has in common
+            for tensor in kept:
+                tensor.fill_(FILL)
         pipe.send(ended)
         pipe.recv()
-        pipe.send(sum(int((tensor != rank + 7).sum()) for tensor in kept))
+        pipe.send(sum(int((tensor != FILL).sum()) for tensor in kept) if fills else 0)
 
 
 def _operations(
-    communicator: Communicator, numel: int
+    communicator: Communicator, group: Communicator, numel: int
 ) -> tuple[list[Tensor], dict[str, Callable[[], object]]]:
     """What a member keeps after an error, and what it does with it, by kind."""
     buffer = communicator.buffer(numel, torch.float32)
@@ -230,6 +235,7 @@ def _operations(
         "list": lambda: communicator.all_reduce(tensors),
         "own": lambda: communicator.all_reduce(own),
         "broadcast": lambda: communicator.broadcast(buffer, 1),
+        "group": lambda: group.all_reduce(own),
         "program": run_program,
     }
     if common is None:

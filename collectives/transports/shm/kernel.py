@@ -250,14 +250,19 @@ def library() -> ctypes.CDLL:
 
 
 def offer(words: Words, rank: int) -> None:
-    """Say which kernel this member has, before the group's first barrier. One line of the log says why it has none."""
+    """Say which kernel this member has, before the group's first barrier. The log says once why it has none."""
     try:
         library()
     except CompilerError as error:
-        reason = str(error).splitlines()[0]
-        _logger.warning("shared memory: reductions without the compiled kernel, which is faster: %s", reason)
+        _warn_without(str(error).splitlines()[0])
     else:
         words[rank * STRIDE + _KERNEL] = _fingerprint()
+
+
+@cache
+def _warn_without(reason: str) -> None:
+    """Once for each reason."""
+    _logger.warning("shared memory: reductions without the compiled kernel, which is faster: %s", reason)
 
 
 def agreed(words: Words, size: int) -> bool:

@@ -6,12 +6,12 @@ from experiments.collectives.chaos import POINTS, run, table
 
 
 @pytest.mark.parametrize("hosts", [1, 2], ids=["one host", "two hosts"])
-@pytest.mark.parametrize("num_rounds", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_members_killed_at_random_are_noticed_and_leave_nothing_and_the_next_generation_reduces(
     hosts, num_rounds
 ):
-    rounds = run(num_rounds, world_size=4, hosts=hosts, transport="auto", seed=0)
+    rounds = run(num_rounds, world_size=4, hosts=hosts, transport="auto", seed=27)
     assert [problem for one in rounds for problem in one.problems] == []
     assert {one.point for one in rounds} == set(POINTS)  # the seed was chosen so
     assert {one.replaced for one in rounds} == {True, False}
-    assert all(point in table(rounds) for point in ("before", "inside", "after"))
+    assert all(point in table(rounds) for point in POINTS)

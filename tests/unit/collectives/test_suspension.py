@@ -19,13 +19,18 @@ from experiments.collectives.suspension import run
 @pytest.mark.parametrize("without_compiler", [False, True], ids=["compiled", "python"])
 def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_nothing(without_compiler):
     rounds = run(
-        4, sizes=(440_000, 1_216), kinds=("registered", "mixed"), without_compiler=without_compiler, seed=1
+        6,
+        sizes=(440_000, 1_216),
+        kinds=("registered", "mixed", "group"),
+        without_compiler=without_compiler,
+        seed=1,
     )
     assert [problem for one in rounds for problem in one.problems] == []
 
 
 def test_the_same_over_gloo():
-    rounds = run(2, sizes=(440_000, 1_216), kinds=("registered", "broadcast"), transport="gloo", seed=1)
+    kinds = ("registered", "broadcast", "group")
+    rounds = run(3, sizes=(440_000, 1_216), kinds=kinds, transport="gloo", seed=1)
     assert [problem for one in rounds for problem in one.problems] == []
 
 
