@@ -19,11 +19,16 @@ from typing import Protocol
 
 import numpy as np
 
-from collectives.compiler import CompilerError, load
+from collectives.kernels import Kernel
 from collectives.system_calls import NUMBERS
 
-_logger = logging.getLogger(__name__)
-
+WORDS = Kernel(
+    name="shared words",
+    module=__name__,
+    reference=f"{__name__}:FencedWords",
+    without="shared memory: words without compiled atomics, which are faster",
+    level=logging.WARNING,
+)
 WORD_BYTES = 8
 _IN_ORDER = ("x86_64", "AMD64")
 _BARRIER, _REGISTER_FOR_BARRIERS = 2, 4
@@ -118,7 +123,7 @@ def atomic_words() -> Callable[[memoryview], Words]:
     Raises:
         CompilerError: there is no compiler.
     """
-    library = load(files(__package__).joinpath("shared_words.c").read_text(encoding="utf-8"))
+    library = WORDS.load(files(__package__).joinpath("shared_words.c").read_text(encoding="utf-8"))
     library.rayagi_load.argtypes, library.rayagi_load.restype = (ctypes.c_void_p,), ctypes.c_uint64
     library.rayagi_store.argtypes, library.rayagi_store.restype = (ctypes.c_void_p, ctypes.c_uint64), None
     return partial(AtomicWords, library)
@@ -141,9 +146,4 @@ def _way() -> Callable[[memoryview], Words] | None:
     """How words are accessed on this machine."""
     if platform.machine() in _IN_ORDER:
         return lambda memory: memory
-    try:
-        return atomic_words()
-    except CompilerError as error:
-        reason = str(error).splitlines()[0]
-        _logger.warning("shared memory: words without compiled atomics, which are faster: %s", reason)
-        return fenced_words()
+    return WORDS.made_or_none(atomic_words) or fenced_words()

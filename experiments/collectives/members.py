@@ -182,8 +182,10 @@ class _Bench:
 
     def _reduce_all_compiled(self, everything: Operation) -> None:
         """The same by the compiled kernel: every member's share."""
+        program = library()
+        assert program is not None, "no compiler"
         for rank in range(self._world_size):
-            library().reduce_share(everything.at, self._world_size, rank)
+            program.reduce_share(everything.at, self._world_size, rank)
 
     def _check(self, run: Run, inputs: list[Tensor]) -> None:
         """The results are right: rank r gave r + 1; alone, rank 0 gave 1 for each member."""

@@ -17,13 +17,19 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
+from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from rayagi.native import packed_policy
 from rayagi.native.headers import numbers, shared
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
-from rayagi.native.program import load_or_none
 
+ACTING = Kernel(
+    name="acting",
+    module=__name__,
+    reference="actors.agent:ActingByOperations",
+    without="agents act by torch",
+)
 LANES = 32
 """Environments of a tile: its activations fit the first-level cache for layers of 256 units."""
 _PRODUCTS_PER_THREAD = 4 << 20
@@ -48,13 +54,15 @@ class _Acting(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The program, the same for every policy; None where it cannot be compiled, which is logged once."""
+    return ACTING.made_or_none(_load)
+
+
+def _load() -> ctypes.CDLL:
     program = "\n".join(
         [f"#define L {LANES}", numbers(torch.float32), shared("policy.h"), shared("acting.h")]
     )
     mirrors: Mirrors = {"Field": _Field, "Acting": _Acting, **packed_policy.MIRRORS}
-    found = load_or_none("agents act by torch", program, mirrors=mirrors)
-    if found is None:
-        return None
+    found = ACTING.load(program, mirrors=mirrors)
     i64, address = ctypes.c_int64, ctypes.c_void_p
     found.rayagi_act.argtypes = (address, address, i64, i64, i64, address, i64, address)
     found.rayagi_act.restype = None

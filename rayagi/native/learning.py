@@ -7,9 +7,15 @@ from functools import cache
 
 import torch
 
+from collectives.kernels import Kernel
 from rayagi.native.headers import numbers, shared
-from rayagi.native.program import load_or_none
 
+LEARNING = Kernel(
+    name="learning",
+    module=__name__,
+    reference="rayagi.algorithms.ppo:PPOLearner.minibatch_step",
+    without="learning by torch",
+)
 LANES = 32
 """Samples of a tile."""
 CHUNK = 16
@@ -21,17 +27,18 @@ PAD = 384
 @cache
 def library() -> ctypes.CDLL | None:
     """The same for all networks; None where it cannot be compiled, which is logged once."""
+    return LEARNING.made_or_none(_load)
+
+
+def _load() -> ctypes.CDLL:
     sizes = f"#define L {LANES}\n#define CHUNK {CHUNK}\n#define PAD {PAD}"
     headers = map(shared, ("team.h", "descent.h", "backprop.h", "ppo.h"))
     from rayagi.native import descent, ppo, team  # which need the sizes above
 
-    found = load_or_none(
-        "learning by torch",
+    found = LEARNING.load(
         "\n".join([sizes, numbers(torch.float32), *headers]),
         mirrors={**team.MIRRORS, **descent.MIRRORS, **ppo.MIRRORS},
     )
-    if found is None:
-        return None
     for function in (found.rayagi_descend, found.rayagi_ppo_update):
         function.restype = ctypes.c_int64
     found.rayagi_descend.argtypes = (ctypes.c_void_p,) * 3

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from collectives import futex
-from collectives.compiler import CompilerError, load
+from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, Words
@@ -29,7 +29,13 @@ from collectives.transports.base import ReduceOp
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, HEADER_BYTES
 from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, BLAMED, CALL, GOODBYE, STRIDE, Barrier
 
-_logger = logging.getLogger(__name__)
+OPERATIONS = Kernel(
+    name="operations in shared memory",
+    module=__name__,
+    reference="collectives.transports.shm.reduction:Reduction",
+    without="shared memory: reductions without the compiled kernel, which is faster",
+    level=logging.WARNING,
+)
 
 _SLEEPS, _KERNEL, _WORKED = 4, CACHE_LINE_BYTES // WORD_BYTES + 1, 3 * CACHE_LINE_BYTES // WORD_BYTES + 2
 """Words of a member's station beside those of ``waiting.py``."""
@@ -238,31 +244,21 @@ class KernelBarrier(Barrier):
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The kernel, compiled where that was not done before.
+def library() -> ctypes.CDLL | None:
+    """The kernel, compiled where that was not done before; None where it cannot be had here, which is logged once."""
+    return OPERATIONS.made_or_none(_load)
 
-    Raises:
-        CompilerError: it cannot be had here.
-    """
-    found = load(_source(), mirrors=_MIRRORS)
+
+def _load() -> ctypes.CDLL:
+    found = OPERATIONS.load(_source(), mirrors=_MIRRORS)
     found.reduce_share.restype = None
     return found
 
 
 def offer(words: Words, rank: int) -> None:
-    """Say which kernel this member has, before the group's first barrier. The log says once why it has none."""
-    try:
-        library()
-    except CompilerError as error:
-        _warn_without(str(error).splitlines()[0])
-    else:
+    """Say which kernel this member has, before the group's first barrier."""
+    if library() is not None:
         words[rank * STRIDE + _KERNEL] = _fingerprint()
-
-
-@cache
-def _warn_without(reason: str) -> None:
-    """Once for each reason."""
-    _logger.warning("shared memory: reductions without the compiled kernel, which is faster: %s", reason)
 
 
 def agreed(words: Words, size: int) -> bool:

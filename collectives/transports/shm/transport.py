@@ -74,8 +74,9 @@ class SharedMemoryTransport:
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s, check)
         self._arrive(calls.encoded("connect"))
         self._kernel: KernelBarrier | None = None
-        if agreed(segment.words, self.world_size):
-            self._barrier = self._kernel = KernelBarrier(self._barrier, library())
+        program = library()
+        if program is not None and agreed(segment.words, self.world_size):
+            self._barrier = self._kernel = KernelBarrier(self._barrier, program)
             self._plans = Plans(self._regions, self.world_size, rank, compiled=True)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:

@@ -6,7 +6,6 @@ Python's part of a step takes some 3 % of it, and holds the interpreter lock, wh
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.compiler import CompilerError
+from collectives.kernels import Kernel
 from rayagi.envs.mujoco_cpu.physics import became_unstable
 from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
 from rayagi.envs.mujoco_cpu.world_structs import (
@@ -26,11 +27,14 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     WorldsStruct,
 )
 from rayagi.native.headers import shared
-from rayagi.native.program import load_or_none
 
+WORLDS = Kernel(
+    name="MuJoCo's worlds",
+    module=__name__,
+    reference="rayagi.envs.mujoco_cpu.world_loop:PythonLoop",
+    without="worlds are stepped by Python",
+)
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
-
-_log = logging.getLogger(__name__)
 
 
 class CompiledLoop:
@@ -134,16 +138,16 @@ def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
 @cache
 def _program() -> ctypes.CDLL | None:
     """None where it cannot be had, which is logged once."""
-    instead = "worlds are stepped by Python"
+    return WORLDS.made_or_none(_load)
+
+
+def _load() -> ctypes.CDLL:
     source = "\n".join(map(shared, ("worlds.h", "world_rollout.h")))
-    found = load_or_none(instead, source, mirrors=MIRRORS)
-    if found is None:
-        return None
+    found = WORLDS.load(source, mirrors=MIRRORS)
     try:
         handler = _ADDRESS.in_dll(_engine(), "mju_user_error")
     except (OSError, ValueError) as error:
-        _log.info("%s: %s", instead, error)
-        return None
+        raise CompilerError(str(error)) from error
     found.rayagi_step_worlds.argtypes = (_ADDRESS, _ADDRESS, _I64, _I64)
     found.rayagi_step_worlds.restype = _I64
     found.rayagi_roll.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64)

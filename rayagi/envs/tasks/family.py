@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from actors.protocols import EnvInfo
-from collectives.compiler import CompilerError
 from rayagi.envs.families import Place, time_limit
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
 from rayagi.envs.tasks.catalogue import TASKS, find, make_task, task_class_of
-from rayagi.envs.tasks.compiled.program import compile_rules
+from rayagi.envs.tasks.compiled.program import RULES, compile_rules
 from rayagi.envs.tasks.compiled.tensors import UntraceableError
 from rayagi.envs.tasks.compiled.trace import trace_rules
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
@@ -52,7 +51,7 @@ class OwnTasks:
         try:
             trace_rules(rules, fields)
         except UntraceableError as error:
-            _warn_once(_runs_on_torch(env_id, error))
+            _warn_once(f"{RULES.without.format(env_id)}, since they cannot be compiled: {error}")
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """From the task's declaration; says what is not installed, and what a user's model lacks, before anything starts."""
@@ -76,15 +75,10 @@ class OwnTasks:
         if isinstance(worlds, MaskedWorlds):
             return MaskedTaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
         if isinstance(worlds, CpuWorlds):
-            try:
-                program = compile_rules(rules, worlds.fields)
-            except CompilerError as error:
-                _tell_once(f"the tasks' rules run on torch, and steps are slower: {error}")
-            except UntraceableError as error:
-                _tell_once(
-                    _runs_on_torch(env_id, error)
-                )  # who asked for the environments was warned by check
-            else:
+            compile_them = partial(compile_rules, rules, worlds.fields)
+            # Who asked for environments whose rules cannot be compiled was warned by check.
+            program = RULES.made_or_none(compile_them, whose=env_id, unfit=(UntraceableError,))
+            if program is not None:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
         return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
 
@@ -94,15 +88,6 @@ def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict
     return time_limit(env_id, kwargs, task_class_of(env_id).max_episode_steps)
 
 
-def _runs_on_torch(env_id: str, error: UntraceableError) -> str:
-    return f"{env_id}: on mujoco_cpu its rules run on torch, and steps are slower, since they cannot be compiled: {error}"
-
-
 @cache
 def _warn_once(text: str) -> None:
     _logger.warning(text)
-
-
-@cache
-def _tell_once(text: str) -> None:
-    _logger.info(text)

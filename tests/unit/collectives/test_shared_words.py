@@ -8,6 +8,7 @@ from experience.channel_cases import SCHEMA, random_rows
 from test_shm_kernel import close, group
 from test_shm_waiting import in_threads
 
+from collectives import kernels
 from collectives import shared_words as module
 from collectives.experience.errors import ChannelError
 from collectives.experience.inbox import Inbox
@@ -86,6 +87,7 @@ def test_members_reduce(ordered, compiled, monkeypatch):
 def on_arm(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     module._way.cache_clear()
+    kernels._log_once.cache_clear()
     yield
     module._way.cache_clear()
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shm_members import run_members
 from test_shm_waiting import LIMIT_S, in_threads
 
+from collectives import kernels
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
 from collectives.shared_words import WORD_BYTES
@@ -217,7 +218,7 @@ def test_all_members_go_the_same_way(without_compiler, compiled):
 def test_without_a_compiler_one_line_says_so_whatever_number_of_groups_there_is(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     kernel.library.cache_clear()
-    kernel._warn_without.cache_clear()
+    kernels._log_once.cache_clear()
     segment = Segment.host(2)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

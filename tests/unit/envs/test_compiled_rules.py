@@ -8,9 +8,9 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
+from collectives import kernels
 from rayagi.envs.families import Place
 from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
-from rayagi.envs.tasks import family
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.family import OwnTasks
@@ -111,7 +111,7 @@ def test_a_world_begins_as_after_mujocos_own_reset(env_id):
 
 def test_without_a_compiler_rules_run_on_torch_and_that_is_said_once(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
-    family._tell_once.cache_clear()
+    kernels._log_once.cache_clear()
     caplog.set_level("INFO", "rayagi.envs.tasks")
     place = Place(2, 0, 0, 1)
     envs = [OwnTasks().make("rayagi/Ant-v0", "mujoco_cpu", {}, place) for _ in range(2)]

@@ -14,6 +14,7 @@ from actors.agent import Agent
 from actors.collecting import collect
 from actors.rollout import Rollout
 from actors.simulator import Simulator
+from collectives import kernels
 from collectives.arrivals import Arrivals
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.presets import preset
@@ -233,6 +234,7 @@ def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
     from rayagi.envs.mujoco_cpu.walkers import Ant
 
     monkeypatch.setattr(Ant, "place", lambda self, robot, fields: np.cosh(fields["qpos"][:, 0]))
+    kernels._log_once.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)
     assert not isinstance(env, RolloutMujocoVecEnv)

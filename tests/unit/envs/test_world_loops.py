@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives import compiler
+from collectives import compiler, kernels
 from collectives.compiler import CompilerError
 from rayagi.envs import make_env_factory
 from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
@@ -115,6 +115,7 @@ def test_without_a_compiler_python_steps_them(monkeypatch, caplog):
 
     monkeypatch.setattr(compiler, "_load", refuse)
     compiled_loop._program.cache_clear()
+    kernels._log_once.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     try:
         assert isinstance(balls().loop, PythonLoop)

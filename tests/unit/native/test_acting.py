@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from actors.agent import ActingByOperations, Agent
 from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import Rollout
+from collectives import kernels
 from collectives.statistics import Moments
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
@@ -144,8 +145,9 @@ def test_without_a_compiler_agents_act_by_operations(monkeypatch, caplog, tmp_pa
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     acting.library.cache_clear()
+    kernels._log_once.cache_clear()
     try:
-        with caplog.at_level("INFO", logger="rayagi.native.program"):
+        with caplog.at_level("INFO", logger="rayagi.native.acting"):
             info = info_of(5, CONTINUOUS)
             agent = Agent(policy_of(info))
             rollout = Rollout.allocate(1, 2, info, HOST)

@@ -5,44 +5,22 @@ import itertools
 import re
 
 import pytest
-import torch
+from kernel_programs import LOADED
 
-from collectives import compiler, mirrors
-from collectives.compiler import CompilerError, load
+from collectives import compiler, kernels, mirrors
+from collectives.compiler import load
 from collectives.mirrors import MirrorError, check
-from collectives.transports.shm import kernel
-from rayagi.envs import make_env_factory
-from rayagi.envs.fused.c import form
-from rayagi.envs.fused.catalogue import SIMULATORS
-from rayagi.envs.mujoco_cpu import compiled_loop
-from rayagi.envs.tasks.compiled import program as rules_program
-from rayagi.native import acting, learning, program
-from rayagi.native.program import load_or_none
+from rayagi.native import learning
 
-
-def fused_program():
-    form.compiled(next(iter(SIMULATORS.values()))(), torch.float32)
-
-
-def task_program():
-    make_env_factory("rayagi/BallBalance-v0")(num_envs=2, first_env_index=0, seed=0, num_threads=1).close()
-
-
-LIBRARIES = {
-    "shared memory": kernel.library.__wrapped__,
-    "acting": acting.library.__wrapped__,
-    "learning": learning.library.__wrapped__,
-    "worlds": compiled_loop._program.__wrapped__,
-    "fused": fused_program,
-    "tasks": task_program,
-}
+WITHOUT_MIRRORS = {"shared words", "tasks' formulas", "fused simulators with knobs"}
+"""The first two share no struct with Python; the last has those of the fused simulators."""
 
 
 class Loaded(Exception):
     """What a library is made of."""
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=[name for name in LOADED if name not in WITHOUT_MIRRORS])
 def loaded(request, monkeypatch):
     """Program, flags and mirrors of a library."""
 
@@ -50,10 +28,9 @@ def loaded(request, monkeypatch):
         raise Loaded(program, flags, mirrors)
 
     with monkeypatch.context() as patched:
-        for module in (program, kernel, form, rules_program):
-            patched.setattr(module, "load", stop)
+        patched.setattr(kernels, "load", stop)
         with pytest.raises(Loaded) as caught:
-            LIBRARIES[request.param]()
+            LOADED[request.param]()
     return caught.value.args
 
 
@@ -152,19 +129,6 @@ def test_like_ones_are_no_error():
     check(library, {"Pair": Pair, "2 + 3": 5})
 
 
-def test_a_difference_is_no_reason_to_do_without_the_program(monkeypatch, caplog):
-    caplog.set_level("INFO")
-    with pytest.raises(MirrorError):
-        load_or_none("by torch", "", mirrors={"1": 2})
-
-    def refuse(program, flags):
-        raise CompilerError("no C compiler")
-
-    monkeypatch.setattr(compiler, "_load", refuse)
-    assert load_or_none("by torch", "", mirrors={"1": 2}) is None
-    assert "by torch: no C compiler" in caplog.text
-
-
 def place(cls):
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -178,7 +142,7 @@ def test_every_struct_of_the_package_is_compared(monkeypatch):
         mirrors.check(library, given)
 
     monkeypatch.setattr(compiler, "check", note)
-    for use in LIBRARIES.values():
+    for use in LOADED.values():
         use()
     packages = ("rayagi.", "collectives.", "actors.", "placement.")
     ours = {place(cls) for cls in ctypes.Structure.__subclasses__() if cls.__module__.startswith(packages)}

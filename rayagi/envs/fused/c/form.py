@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collectives.compiler import CompilerError, load
+from collectives.compiler import CompilerError
+from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
@@ -22,6 +23,12 @@ from rayagi.envs.fused.trace import Traced, trace
 from rayagi.native import packed_policy
 from rayagi.native.pointers import pointer
 
+FUSED = Kernel(
+    name="fused simulators",
+    module=__name__,
+    reference="rayagi.envs.fused.reference:TorchForm",
+    without="engine fused_torch needs no compiler",
+)
 _STEPS_PER_THREAD = 1 << 14
 """Environment steps that are worth waking a thread for."""
 
@@ -151,7 +158,7 @@ class CForm:
 def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CDLL]:
     """A simulator's trace and its program, loaded."""
     traced = trace(simulator)
-    library = load_kernel(f"{simulator.name} in C", source(traced, real), mirrors=MIRRORS)
+    library = load_kernel(FUSED, f"{simulator.name} in C", source(traced, real))
     i64, u32, address = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)
@@ -164,16 +171,18 @@ def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CD
     return traced, library
 
 
-def load_kernel(kernel: str, program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors) -> ctypes.CDLL:
-    """A compiled program, loaded; ``kernel`` says what it is, ``flags`` are for the compiler.
+def load_kernel(kernel: Kernel, what: str, program: str) -> ctypes.CDLL:
+    """A program of these structs, compiled and loaded; ``what`` says what it is.
+
+    Its reference is an engine of its own, which users ask for by name: it is never used unasked.
 
     Raises:
         KernelError: it cannot be compiled here.
     """
     try:
-        return load(program, flags, mirrors=mirrors)
+        return kernel.load(program, mirrors=MIRRORS)
     except CompilerError as error:
-        raise KernelError(kernel, f"{error}; engine fused_torch needs no compiler") from error
+        raise KernelError(what, f"{error}; {kernel.without}") from error
 
 
 def pointers(structure: Any, holder: Any) -> Any:

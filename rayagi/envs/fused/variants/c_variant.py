@@ -7,11 +7,19 @@ from importlib.resources import files
 
 from torch import Tensor
 
-from rayagi.envs.fused.c.form import MIRRORS, CForm, load_kernel
+from collectives.kernels import Kernel
+from rayagi.envs.fused.c.form import CForm, load_kernel
 from rayagi.envs.fused.c.source import source
 from rayagi.envs.fused.simulator import Choices
 from rayagi.envs.fused.variants.variant import Counts, Standing, Work
 from rayagi.native.pointers import pointer
+
+KNOBS = Kernel(
+    name="fused simulators with knobs",
+    module=__name__,
+    reference="rayagi.envs.fused.variants.torch_variants:TorchStepper",
+    without="engine fused_torch needs no compiler",
+)
 
 
 class CStepper:
@@ -23,9 +31,9 @@ class CStepper:
         self._form = CForm(work.setting, work.num_threads)
         knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
         library = load_kernel(
+            KNOBS,
             f"{work.simulator.name} in C, with knobs",
             f"{source(self._form.traced, work.real)}\n{knobs}",
-            mirrors=MIRRORS,
         )
         i64, address = ctypes.c_int64, ctypes.c_void_p
         self._simulate = library.rayagi_simulate

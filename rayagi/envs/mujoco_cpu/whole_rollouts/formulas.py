@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.compiler import load
+from collectives.kernels import Kernel
 from rayagi.envs.fused.expressions import Graph
 from rayagi.envs.fused.printing import Body, print_function
 from rayagi.envs.fused.trace import Function, needed
@@ -18,8 +18,13 @@ from rayagi.envs.mujoco_cpu.task import Robot, Task
 from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
 from rayagi.envs.tasks.compiled.source import C
 
-_FLAGS = ("-ffp-contract=off",)
-"""Rounds as numpy does: a product before it is added to."""
+FORMULAS = Kernel(
+    name="tasks' formulas",
+    module=__name__,
+    reference="rayagi.envs.mujoco_cpu.engine:MujocoVecEnv",
+    without="{} is stepped from Python",
+    flags=("-ffp-contract=off",),  # rounds as numpy does: a product before it is added to
+)
 _BEGIN = """#include <math.h>
 static inline double least(double a, double b) { return a < b || a != a ? a : b; }
 static inline double most(double a, double b) { return a > b || a != a ? a : b; }
@@ -50,7 +55,7 @@ def compile_formulas(task: Task, robot: Robot, fields: Fields) -> Formulas:
         SimulatorError: a method does something that cannot be traced.
         CompilerError: there is no compiler here, or it refuses the program.
     """
-    library = load(source(task, robot, {name: array.shape[1:] for name, array in fields.items()}), _FLAGS)
+    library = FORMULAS.load(source(task, robot, {name: array.shape[1:] for name, array in fields.items()}))
     addresses = (_address(library, name) for name in ("rayagi_place", "rayagi_judge", "rayagi_observe"))
     return Formulas(library, tuple(fields), *addresses)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from functools import cache
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -23,14 +22,12 @@ from rayagi.envs.mujoco_cpu.contact_physics import AT_ONCE, ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import WorldError
 from rayagi.envs.mujoco_cpu.task import Task
-from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import compile_formulas
+from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, compile_formulas
 from rayagi.envs.mujoco_cpu.whole_rollouts.program import Course, RollLoop
 from rayagi.native import acting
 
 _GROUP = 8
 """Worlds that act together: as many as fill a register, so that their policy costs each as little as many at once."""
-
-_log = logging.getLogger(__name__)
 
 
 class RolloutMujocoVecEnv(MujocoVecEnv):
@@ -135,13 +132,8 @@ def _episodes(
 def make_vec_env(env_id: str, task: Task, **options: Any) -> MujocoVecEnv:
     """Environments that act, too, where the task's physics and a compiler allow it."""
     if task.needs_contact_forces:
-        try:
-            return RolloutMujocoVecEnv(env_id, task, **options)
-        except (CompilerError, SimulatorError) as error:
-            _tell_once(f"{env_id} is stepped from Python: {error}")
+        make = partial(RolloutMujocoVecEnv, env_id, task, **options)
+        made = FORMULAS.made_or_none(make, whose=env_id, unfit=(SimulatorError,))
+        if made is not None:
+            return made
     return MujocoVecEnv(env_id, task, **options)
-
-
-@cache
-def _tell_once(text: str) -> None:
-    _log.info(text)

@@ -9,13 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from collectives.compiler import load
+from collectives.kernels import Kernel
 from rayagi.envs.tasks.compiled.source import rows_of, source
 from rayagi.envs.tasks.compiled.trace import TracedRules, trace_rules
 from rayagi.envs.tasks.task import Rules
 
-_FLAGS = ("-ffp-contract=off",)
-"""Rounds as torch does: a product before it is added to."""
+RULES = Kernel(
+    name="tasks' rules",
+    module=__name__,
+    reference="rayagi.envs.tasks.vec_env:TaskVecEnv",
+    without="{}: on mujoco_cpu its rules run on torch, and steps are slower",
+    flags=("-ffp-contract=off",),  # rounds as torch does: a product before it is added to
+)
 
 
 class _Rows(ctypes.Structure):
@@ -60,7 +65,7 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
     traced = trace_rules(rules, fields)
     sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim, "TERMS": len(task.reward_terms)}
     structure = _structure(traced)
-    library = load(source(traced, sizes), _FLAGS, mirrors={"Rows": _Rows, "Worlds": structure})
+    library = RULES.load(source(traced, sizes), mirrors={"Rows": _Rows, "Worlds": structure})
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
     library.rayagi_arrive.argtypes = (address,) * 9

@@ -1,0 +1,35 @@
+"""How each kernel gets its program: one that is the same for all, or one for an example."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from collectives import shared_words
+from collectives.transports.shm import kernel
+from rayagi.envs import make_env_factory
+from rayagi.envs.fused.c import form
+from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.variants.c_variant import CStepper
+from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.mujoco_cpu import compiled_loop
+from rayagi.native import acting, learning
+
+
+def made(env_id: str) -> None:
+    make_env_factory(env_id)(num_envs=2, first_env_index=0, seed=0, num_threads=1).close()
+
+
+LOADED: Mapping[str, Callable[[], object]] = {
+    "shared words": shared_words.atomic_words,
+    "operations in shared memory": kernel._load,
+    "acting": acting._load,
+    "learning": learning._load,
+    "MuJoCo's worlds": compiled_loop._load,
+    "tasks' formulas": lambda: made("Ant-v5"),
+    "tasks' rules": lambda: made("rayagi/BallBalance-v0"),
+    "fused simulators": lambda: form.compiled(CartPole(), torch.float32),
+    "fused simulators with knobs": lambda: CStepper(
+        Work(simulator=CartPole(), num_envs=2, steps_per_call=1, seed=0)
+    ),
+}
+"""Loads it, by its name; another may be loaded before."""
