@@ -1,0 +1,1 @@
+"""Does a change of the code change what training computes?"""

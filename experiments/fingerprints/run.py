@@ -1,0 +1,148 @@
+"""Fingerprints of training: a digest of the parameters after five iterations, for each algorithm, template and kind of task.
+
+    python -m experiments.fingerprints.run --record      # train every case, write results/fingerprints.json
+    python -m experiments.fingerprints.run               # train every case, compare with that file
+    python -m experiments.fingerprints.run --only e_at   # the cases whose name contains this
+
+A change of structure keeps every digest. A change that means to alter numbers records them anew, in a commit of its own.
+Bits depend on the processor and on the versions of torch and MuJoCo: digests of another machine are not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collectives.compiler import machine
+from experiments.origin import origin
+from rayagi.run.checkpoints import CheckpointStore
+
+HERE = Path(__file__).parent
+RECORD = HERE / "results" / "fingerprints.json"
+_ITERATIONS = 5
+_SMALL = ("--num-envs", "8", "--set", "network.hidden=[32,16]", "--seed", "3")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One short training."""
+
+    name: str
+    arguments: tuple[str, ...]
+    compiled: bool = True
+
+
+def cases() -> list[Case]:
+    """Every case, each with the compiled programs and without a compiler."""
+    trainings = {
+        "ppo_ant": ("Ant-v5", "--gmis", "2"),  # whole rollouts in one call, one copy of the parameters
+        "ppo_half_cheetah": ("HalfCheetah-v5", "--gmis", "2"),  # MuJoCo's batch
+        "ppo_half_cheetah_one_gmi": ("HalfCheetah-v5", "--gmis", "1"),
+        "ppo_replicas": ("HalfCheetah-v5", "--gmis", "2", "--set", "gmi.transport=gloo"),
+        "ppo_anymal": ("rayagi/Anymal-v0", "--gmis", "2"),
+        "ppo_cartpole": ("CartPole-v1", "--gmis", "2"),  # a categorical head, Gymnasium's own environments
+        "ppo_fused_cartpole": ("fused/CartPole-v1", "--gmis", "2"),
+        "ppo_ea_t": ("HalfCheetah-v5", "--gmis", "2", "--template", "ea_t"),
+        "ppo_e_at": ("HalfCheetah-v5", "--gmis", "2", "--template", "e_at"),
+        "ppo_dp_mp": ("HalfCheetah-v5", "--gmis", "3", "--template", "dp_mp", "--set", "gmi.threads_per_gmi=1"),
+        "impala_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala", "--template", "dp_only"),
+        "a3c_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "a3c", "--template", "dp_only"),
+        "impala_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala"),
+    }
+    without = {"ppo_fused_cartpole": ("--set", "env.engine=fused_torch")}  # it has no C without a compiler
+    return [
+        Case(name, arguments)
+        if compiled
+        else Case(f"{name}_without_compiler", (*arguments, *without.get(name, ())), compiled=False)
+        for name, arguments in trainings.items()
+        for compiled in (True, False)
+    ]
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors(value)
+
+
+def digest(run: Path) -> str:
+    """Of every tensor that GMIs share (parameters, moments of Adam, statistics), whatever they are called."""
+    shared = CheckpointStore(run / "checkpoints").load("last").state["shared"]
+    each = sorted(
+        hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.numpy().tobytes()).hexdigest()
+        for tensor in _tensors(shared)
+    )
+    return hashlib.sha256("".join(each).encode()).hexdigest()[:16]
+
+
+def fingerprint(case: Case) -> str:
+    """Train the case.
+
+    Raises:
+        RuntimeError: `rayagi train` failed, with what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="fingerprint-") as folder:
+        command = [sys.executable, "-m", "rayagi", "train", *case.arguments, *_SMALL]
+        command += ["--iterations", str(_ITERATIONS), "--out", folder, "--name", "run"]
+        environment = dict(os.environ) if case.compiled else {**os.environ, "CC": "no-such-compiler"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{case.name}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+        return digest(Path(folder) / "run")
+
+
+def _where() -> dict[str, object]:
+    """What bits depend on."""
+    header = origin()
+    return {
+        "processor": hashlib.sha256(machine().encode()).hexdigest()[:16],
+        **{name: header[name] for name in ("torch", "mujoco", "numpy") if name in header},
+    }
+
+
+def main() -> int:
+    """Record or compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true", help="write what is found instead of comparing")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--file", type=Path, default=RECORD, help=f"the record (default {RECORD})")
+    given = parser.parse_args()
+    kept: dict[str, Any] = json.loads(given.file.read_text()) if given.file.is_file() else {}
+    comparable = kept.get("where") == _where()
+    if not given.record and not comparable:
+        print("no fingerprints of this processor and these versions: --record them from the code before the change")
+        return 2
+    found = dict(kept.get("fingerprints", {})) if comparable else {}
+    changed = []
+    for case in cases():
+        if given.only not in case.name:
+            continue
+        now, before = fingerprint(case), found.get(case.name)
+        state = "new" if before is None else "same" if now == before else "CHANGED"
+        print(f"{case.name:40} {now} {state}", flush=True)
+        if state != "same":
+            changed.append(case.name)
+        found[case.name] = now
+        if given.record:
+            record = {"origin": origin(), "where": _where(), "fingerprints": found}
+            given.file.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if changed and not given.record else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
