@@ -8,36 +8,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rayagi.algorithms.registry import DEFINITIONS
+
 if TYPE_CHECKING:
-    from rayagi.algorithm import A3C, IMPALA, PPO
-    from rayagi.config.impala_config import A3CConfig, ImpalaConfig
-    from rayagi.config.ppo_config import PPOConfig
-    from rayagi.config.spec import RunSpec
-    from rayagi.coordinator.session import Session
+    from rayagi.algorithm import GmiAlgorithm
+    from rayagi.config.rllib_config import GmiConfig
+    from rayagi.config.spec import RunSpec as RunSpec
+    from rayagi.coordinator.session import Session as Session
+
+    A3C: type[GmiAlgorithm]
+    IMPALA: type[GmiAlgorithm]
+    PPO: type[GmiAlgorithm]
+    A3CConfig: type[GmiConfig]
+    ImpalaConfig: type[GmiConfig]
+    PPOConfig: type[GmiConfig]
 
 __version__ = "0.1.0"
-__all__ = [
-    "A3C",
-    "IMPALA",
-    "PPO",
-    "A3CConfig",
-    "ImpalaConfig",
-    "PPOConfig",
-    "RunSpec",
-    "Session",
-    "__version__",
-]
 
 _HOMES = {
-    "A3C": "rayagi.algorithm",
-    "A3CConfig": "rayagi.config.impala_config",
-    "IMPALA": "rayagi.algorithm",
-    "ImpalaConfig": "rayagi.config.impala_config",
-    "PPO": "rayagi.algorithm",
-    "PPOConfig": "rayagi.config.ppo_config",
     "RunSpec": "rayagi.config.spec",
     "Session": "rayagi.coordinator.session",
+    **{each.rllib.algorithm: "rayagi.algorithm" for each in DEFINITIONS.values()},
+    **{each.rllib.config: "rayagi.config.rllib_classes" for each in DEFINITIONS.values()},
 }
+__all__ = tuple(sorted({*_HOMES, "__version__"}))
 
 
 def __getattr__(name: str) -> Any:

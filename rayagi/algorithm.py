@@ -23,13 +23,13 @@ from ray.tune.result import TRIAL_INFO
 
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import Plan
+from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.policy import load_policy
-from rayagi.config.impala_config import A3CConfig, ImpalaConfig
-from rayagi.config.ppo_config import PPOConfig
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
-from rayagi.config.spec import Algorithm as AlgorithmName
 from rayagi.coordinator.auto import resolved
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import refuse_short_memory
@@ -287,26 +287,21 @@ class GmiAlgorithm(Algorithm):
         make_callback(name, self.callbacks, functions, kwargs={"algorithm": self, **kwargs})
 
 
-class PPO(GmiAlgorithm):
-    """PPO, synchronous: ``PPOConfig``."""
-
-    config_class = PPOConfig
-
-
-class IMPALA(GmiAlgorithm):
-    """IMPALA, asynchronous on the decoupled template: ``ImpalaConfig``."""
-
-    config_class = ImpalaConfig
+def _algorithm_class(definition: AlgorithmDefinition) -> type[GmiAlgorithm]:
+    face = definition.rllib
+    body = {
+        "config_class": CONFIGS[definition.name],
+        "__doc__": f"{face.algorithm}, {definition.summary}: ``{face.config}``.",
+        "__module__": __name__,
+    }
+    return type(face.algorithm, (GmiAlgorithm,), body)
 
 
-class A3C(GmiAlgorithm):
-    """A3C, asynchronous on the decoupled template: ``A3CConfig``."""
-
-    config_class = A3CConfig
-
-
-ALGORITHMS: dict[AlgorithmName, type[GmiAlgorithm]] = {"ppo": PPO, "impala": IMPALA, "a3c": A3C}
+ALGORITHMS: dict[str, type[GmiAlgorithm]] = {
+    name: _algorithm_class(each) for name, each in DEFINITIONS.items()
+}
 """By their names in a RunSpec."""
+globals().update({each.__name__: each for each in ALGORITHMS.values()})  # where pickle and Tune look for them
 
 
 def _absolute(path: str | Path) -> str:

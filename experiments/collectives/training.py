@@ -51,7 +51,7 @@ ITERATIONS = 2
 
 def work_of(layout: Layout, model: Model) -> Work:
     """What an iteration is made of."""
-    ppo = model.spec(1).ppo
+    ppo = model.spec(1).learning
     return Work(
         steps=layout.world_size * ENVS_PER_GMI * ppo.rollout_length,
         reductions=ppo.num_epochs * ppo.num_minibatches,

@@ -39,8 +39,9 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
     from actors.gmi import GmiContext, GmiIdentity
     from collectives.solo import SoloCommunicator
     from placement.types import Slice
+    from rayagi.algorithms.ppo import PPOSpec
     from rayagi.algorithms.program import DpOnlyProgram
-    from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+    from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
     from rayagi.envs import make_env_factory
 
     torch.set_num_threads(threads)
@@ -54,7 +55,7 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
         env=EnvSpec(id=env_id, engine=engine),
         gmi=GmiSpec(backend="cpu", num_gmis=1, num_envs=settings.num_envs, threads_per_gmi=threads),
         network=NetworkSpec(hidden=settings.hidden, activation="tanh"),
-        ppo=PPOSpec(**same, normalize_obs=False, normalize_rewards=False),
+        learning=PPOSpec(**same, normalize_obs=False, normalize_rewards=False),
         seed=settings.seed,
     )
     identity = GmiIdentity(

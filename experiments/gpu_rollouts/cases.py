@@ -18,7 +18,8 @@ from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import NetworkPolicy, new_policy
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 
@@ -45,7 +46,7 @@ def spec_of(case: Case) -> RunSpec:
         env=EnvSpec(id=case.task, engine="mujoco_warp"),
         gmi=GmiSpec(num_envs=case.num_envs),
         network=NetworkSpec(hidden=default_hidden(case.task)),
-        ppo=PPOSpec(rollout_length=case.num_steps, num_epochs=4, num_minibatches=4),
+        learning=PPOSpec(rollout_length=case.num_steps, num_epochs=4, num_minibatches=4),
         seed=1,
     )
 

@@ -21,7 +21,8 @@ from experiments.origin import origin
 from placement.errors import PlacementError
 from placement.inventory import local_machine
 from placement.types import Node
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
 
 TOTAL_ENVS, ROLLOUT_LENGTH = 3072, 32
@@ -63,7 +64,7 @@ def run_spec(case: Case) -> RunSpec:
             num_envs=TOTAL_ENVS // case.shares,
         ),
         network=NetworkSpec(hidden=(256, 128, 64)),
-        ppo=PPOSpec(rollout_length=ROLLOUT_LENGTH, num_epochs=4, num_minibatches=4),
+        learning=PPOSpec(rollout_length=ROLLOUT_LENGTH, num_epochs=4, num_minibatches=4),
         seed=1,
     )
 

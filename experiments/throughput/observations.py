@@ -24,7 +24,7 @@ from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from rayagi.algorithms.policy import NetworkPolicy, new_policy
-from rayagi.algorithms.ppo import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
 from rayagi.config.spec import NetworkSpec
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
@@ -66,7 +66,7 @@ class Course:
         spec = run_spec(1, 1)
         network = NetworkSpec(hidden=spec.network.hidden, activation=activation)
         self._policy = new_policy(replace(spec, network=network), INFO, torch.device("cpu"))
-        self._learner = PPOLearner(self._policy.model, spec.ppo, SoloCommunicator())
+        self._learner = PPOLearner(self._policy.model, spec.learning, SoloCommunicator())
         self._start = self._learner.state_dict()
         self._orders = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1)).view(-1, MINIBATCH)
 

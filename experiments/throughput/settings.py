@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 
 TOTAL_ENVS, ROLLOUT_LENGTH = 64, 32
 
@@ -15,7 +16,7 @@ def run_spec(num_gmis: int, threads_per_gmi: int, seed: int = 1, task: str = "An
             backend="cpu", num_gmis=num_gmis, num_envs=TOTAL_ENVS // num_gmis, threads_per_gmi=threads_per_gmi
         ),
         network=NetworkSpec(hidden=(256, 128, 64), activation="elu", initial_log_std=0.0),
-        ppo=PPOSpec(
+        learning=PPOSpec(
             rollout_length=ROLLOUT_LENGTH,
             num_epochs=4,
             num_minibatches=4,

@@ -9,7 +9,8 @@ from actors.gmi import GmiIdentity
 from collectives.communicator import Communicator
 from placement.kinds import OVERLAPPED, served_by
 from rayagi.algorithms.crew import Crew
-from rayagi.config.spec import ImpalaSpec, RunSpec
+from rayagi.config.learning import AsynchronousSpec
+from rayagi.config.spec import RunSpec
 
 EXPERIENCE = "experience"
 """Name of the channel set between collectors and learners."""
@@ -47,7 +48,7 @@ class Flow:
         collectors, crew = identity.hosting("agent"), Crew.of(identity, spec.gmi)
         learning, paced = spec.learning, spec.gmi.template in OVERLAPPED
         bound, stale, rollouts = 0, "wait", None
-        if isinstance(learning, ImpalaSpec) and paced:
+        if isinstance(learning, AsynchronousSpec) and paced:
             bound, stale, rollouts = learning.max_lag, learning.on_stale, learning.rollouts_per_update
         in_step = stale == "wait" or bound == 0
         return cls(

@@ -17,7 +17,7 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.adam import BETAS, FlatAdam
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.algorithms.one_copy import OneCopy
-from rayagi.config.spec import LearningSpec
+from rayagi.config.learning import LearningSpec
 from rayagi.native.descent import SHARE_STRIDE, CompiledDescent, Stepped
 from rayagi.native.learning import library
 

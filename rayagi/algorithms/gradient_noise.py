@@ -21,8 +21,8 @@ from torch import Tensor
 
 from collectives.communicator import Communicator
 from rayagi.algorithms.networks import ActorCritic
-from rayagi.algorithms.ppo import PPOBatch, PPOLearner
-from rayagi.config.spec import PPOSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
 
 GROUPS = 8
 """Groups of environments whose gradients are compared with that of all."""

@@ -1,13 +1,12 @@
-"""Which learner an algorithm has."""
+"""Makes what learns from the rollouts of a run, by its algorithm's definition."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from rayagi.algorithms.captured_ppo import CapturedPPOTraining
-from rayagi.algorithms.impala import ImpalaTraining
 from rayagi.algorithms.policy import NetworkPolicy
-from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.algorithms.rollout_training import RolloutTraining
 from rayagi.config.spec import RunSpec
 
@@ -23,8 +22,15 @@ def make_training(
         captured: whether rollouts are those of DeviceRollouts, on the policy's GPU, and the trainer is alone
         whose: ``communicator, num_envs, first_env_index, total_envs``, as RolloutTraining takes them
     """
-    common = {"policy": policy, "seed": spec.seed, "total_env_steps": spec.total_env_steps, **whose}
-    if spec.algorithm == "ppo":
-        training = CapturedPPOTraining if captured else PPOTraining
-        return training(spec=spec.ppo, **common)
-    return ImpalaTraining(spec=spec.impala, corrects=spec.algorithm == "impala", **common)
+    definition = DEFINITIONS[spec.algorithm]
+    place = definition.captured_training if captured and definition.captured_training else definition.training
+    module, _, name = place.partition(":")
+    training: type[RolloutTraining[Any]] = getattr(importlib.import_module(module), name)
+    return training(
+        policy=policy,
+        spec=spec.learning,
+        seed=spec.seed,
+        total_env_steps=spec.total_env_steps,
+        **definition.options,
+        **whose,
+    )

@@ -7,11 +7,13 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.cli.arguments import add_command, count_argument, duration_argument, seed_argument
 from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.serving_parser import add_serving
-from rayagi.config.spec import Algorithm, Backend, Template
+from rayagi.config.learning import Template
+from rayagi.config.spec import Backend
 from rayagi.run.versions import rayagi_version
 
 _TRAIN_EXAMPLES = """\
@@ -261,13 +263,15 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--algorithm",
-        choices=get_args(Algorithm),
-        help="ppo (default); impala and a3c learn while they collect",
+        choices=tuple(DEFINITIONS),
+        help="; ".join(f"{name}: {each.summary}" for name, each in DEFINITIONS.items()) + " (default: ppo)",
     )
     group.add_argument(
         "--template",
         choices=[template for template in get_args(Template) if template != "program"],
-        help="which roles share a GMI (default: dp_only, or decoupled for impala and a3c)",
+        help="which roles share a GMI (default: the algorithm's first of "
+        + "; ".join(f"{each.name}: {', '.join(each.templates)}" for each in DEFINITIONS.values())
+        + ")",
     )
     group.add_argument(
         "--gmis",

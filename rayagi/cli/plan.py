@@ -58,7 +58,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
         say("Every one can be run: rayagi train --template NAME.")
     if arguments.nodes is not None:
-        updates = spec.ppo.num_epochs * spec.ppo.num_minibatches
+        updates = spec.learning.num_epochs * spec.learning.num_minibatches
         sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None
         found = [
             best_forecast(costs, each, updates=updates, measured_sms=sms) for each in sizes_up_to(cluster)

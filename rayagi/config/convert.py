@@ -13,25 +13,34 @@ from typing import Any, Literal, Union, cast
 
 import yaml
 
+from rayagi.algorithms.registry import DEFINITIONS, SECTIONS, names_of
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
 
 def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
-    """Nested plain data (dict, list, str, number, None); ``run_spec_from_dict`` makes it a RunSpec again."""
-    return cast("dict[str, Any]", _plain(spec))
+    """Nested plain data (dict, list, str, number, None); ``run_spec_from_dict`` makes it a RunSpec again.
+
+    The algorithm's settings are in a section of their own name, ``ppo: {...}``.
+    """
+    data: dict[str, Any] = _plain(spec)
+    return {spec.learning_section if key == "learning" else key: value for key, value in data.items()}
 
 
 def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
     """A RunSpec from nested plain data; sections and fields that are not given keep RunSpec's defaults.
 
-    Whole numbers may be written as floats (``2e6``) and floats as whole numbers.
+    Whole numbers may be written as floats (``2e6``) and floats as whole numbers. Sections of other algorithms' settings are
+    read, so that their mistakes are found, and left out.
 
     Raises:
-        ConfigError: an unknown key (the nearest names are offered) or a value of the wrong type.
+        ConfigError: an unknown key (the nearest names are offered), an unknown algorithm, or a value of the wrong type.
     """
-    return cast("RunSpec", _build(RunSpec, data, ""))
+    values = _values(run_spec_sections(), data, "")
+    definition = DEFINITIONS[values.get("algorithm", next(iter(DEFINITIONS)))]
+    sections = {name: values.pop(name) for name in SECTIONS if name in values}
+    return RunSpec(**values, learning=sections.get(definition.section, definition.settings()))
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     return changed
 
 
-def setting_path(key: str, section: str = "ppo") -> str:
+def setting_path(key: str, section: str) -> str:
     """The dotted path that a ``--set`` key means in a run whose algorithm reads ``section``.
 
     Raises:
@@ -110,18 +119,28 @@ def setting_path(key: str, section: str = "ppo") -> str:
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
 
 
-_OTHERS = {"ppo": ("impala", "impala and a3c"), "impala": ("ppo", "ppo")}
-"""By the section that a run's algorithm reads: the one that it does not, and whose that is."""
-
-
 def _refuse_unread(path: str, section: str) -> None:
-    other, algorithms = _OTHERS[section]
-    if path == other or path.startswith(f"{other}."):
+    other = path.partition(".")[0]
+    if other in SECTIONS and other != section:
         own = path.replace(other, section, 1)
-        has_it = own in setting_paths()
         raise ConfigError(
-            path, NO_VALUE, f"is a setting of {algorithms}", f"write {own}" if has_it else "leave it out"
+            path,
+            NO_VALUE,
+            f"is a setting of {' and '.join(names_of(other))}",
+            f"write {own}" if own in setting_paths() else "leave it out",
         )
+
+
+@cache
+def run_spec_sections() -> dict[str, Any]:
+    """Key of a configuration -> its type: RunSpec's fields, with a section for each algorithm's settings in their place."""
+    keys: dict[str, Any] = {}
+    for name, wanted in _hints(RunSpec).items():
+        if name == "learning":
+            keys.update(SECTIONS)
+        else:
+            keys[name] = Literal[tuple(DEFINITIONS)] if name == "algorithm" else wanted
+    return keys
 
 
 @cache
@@ -129,15 +148,15 @@ def setting_paths() -> dict[str, Literal["value", "mapping", "section"]]:
     """Every setting's dotted path and whether it is a value, a free mapping, or a section of settings."""
     paths: dict[str, Literal["value", "mapping", "section"]] = {}
 
-    def visit(cls: type, prefix: str) -> None:
-        for name, wanted in _hints(cls).items():
+    def visit(keys: Mapping[str, Any], prefix: str) -> None:
+        for name, wanted in keys.items():
             if is_dataclass(wanted):
                 paths[prefix + name] = "section"
-                visit(cast("type", wanted), f"{prefix}{name}.")
+                visit(_hints(cast("type", wanted)), f"{prefix}{name}.")
             else:
                 paths[prefix + name] = "mapping" if typing.get_origin(wanted) is Mapping else "value"
 
-    visit(RunSpec, "")
+    visit(run_spec_sections(), "")
     return paths
 
 
@@ -174,12 +193,16 @@ def _replaced(data: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict
     return {**data, head: _replaced(data.get(head) or {}, rest, value) if rest else value}
 
 
-def _build(cls: type, data: Any, path: str) -> Any:
+def _values(hints: Mapping[str, Any], data: Any, path: str) -> dict[str, Any]:
+    """The values of one section's keys, converted.
+
+    Raises:
+        ConfigError: no mapping, an unknown key, or a value of the wrong type.
+    """
     if not isinstance(data, Mapping):
         raise ConfigError(
-            path or "configuration", data, "must be a mapping of settings", f"with keys {_keys(cls)}"
+            path or "configuration", data, "must be a mapping of settings", f"with keys {', '.join(hints)}"
         )
-    hints = _hints(cls)
     values: dict[str, Any] = {}
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
@@ -192,14 +215,11 @@ def _build(cls: type, data: Any, path: str) -> Any:
             )
         wanted = hints[key]
         if is_dataclass(wanted):
-            values[key] = _build(cast("type", wanted), value, where)
+            cls = cast("type", wanted)
+            values[key] = cls(**_values(_hints(cls), value, where))
         else:
             values[key] = _convert(wanted, value, where)
-    return cls(**values)
-
-
-def _keys(cls: type) -> str:
-    return ", ".join(_hints(cls))
+    return values
 
 
 def _convert(wanted: Any, value: Any, path: str) -> Any:

@@ -15,15 +15,13 @@ from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.config.spec import Algorithm, RunSpec
+from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def load_config_file(
-    path: str | Path, env_id: str | None = None, algorithm: Algorithm | None = None
-) -> RunSpec:
+def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str | None = None) -> RunSpec:
     """Read a run's configuration, checked.
 
     A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), laid over the preset of the task and the
@@ -60,7 +58,7 @@ def load_config_file(
     return spec
 
 
-def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: Algorithm | None) -> RunSpec:
+def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: str | None) -> RunSpec:
     try:
         data = parse_yaml(source)
     except yaml.YAMLError as error:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from rayagi.config.rules import TEMPLATES_OF
-from rayagi.config.spec import (
-    Activation,
-    Algorithm,
-    EnvSpec,
-    GmiSpec,
-    ImpalaSpec,
-    NetworkSpec,
-    PPOSpec,
-    RunSpec,
-)
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.spec import Activation, EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs.registry import default_hidden, is_user_task
 
 
@@ -22,8 +15,8 @@ from rayagi.envs.registry import default_hidden, is_user_task
 class TaskPreset:
     """Settings of one task that differ from the specs' own defaults."""
 
-    ppo: PPOSpec = field(default_factory=PPOSpec)
-    impala: ImpalaSpec = field(default_factory=ImpalaSpec)
+    learning: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of LearningSpec, for every algorithm."""
     num_envs: int = 32
     """Environments of one GMI."""
     hidden: tuple[int, ...] | None = None
@@ -36,19 +29,19 @@ _CLASSIC = TaskPreset(
     num_envs=16,
     hidden=(64, 64),
     activation="tanh",
-    ppo=PPOSpec(
-        rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False
-    ),
-    impala=ImpalaSpec(
-        rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3, normalize_rewards=False
-    ),
+    learning={
+        "rollout_length": 64,
+        "num_epochs": 8,
+        "num_minibatches": 4,
+        "learning_rate": 1e-3,
+        "normalize_rewards": False,
+    },
 )
 """Small tasks with short episodes: cheap steps, so many epochs; bounded rewards, so no scaling."""
 
 _MUJOCO = TaskPreset(
     initial_log_std=-1.0,
-    ppo=PPOSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
-    impala=ImpalaSpec(rollout_length=64, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.015),
+    learning={"rollout_length": 64, "num_minibatches": 8, "lr_schedule": "kl_adaptive", "target_kl": 0.015},
 )
 """Robots of MuJoCo. Chosen by a few single trials on Ant-v5 and HalfCheetah-v5 (experiments/learning/README.md)."""
 
@@ -58,8 +51,7 @@ _ANT = replace(_MUJOCO, num_envs=64)
 _HUMANOID = TaskPreset(
     num_envs=128,
     initial_log_std=-1.0,
-    ppo=PPOSpec(num_epochs=5, gamma=0.97, lr_schedule="kl_adaptive", target_kl=0.03),
-    impala=ImpalaSpec(num_epochs=5, gamma=0.97, lr_schedule="kl_adaptive", target_kl=0.03),
+    learning={"num_epochs": 5, "gamma": 0.97, "lr_schedule": "kl_adaptive", "target_kl": 0.03},
 )
 """rayagi's own Humanoid. Falling takes half a second, 30 steps: a short horizon suffices. After three trials."""
 
@@ -68,23 +60,20 @@ _PENDULUM = TaskPreset(
     hidden=(64, 64),
     activation="tanh",
     initial_log_std=-0.5,
-    ppo=PPOSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
-    impala=ImpalaSpec(rollout_length=64, num_epochs=8, num_minibatches=4, learning_rate=1e-3),
+    learning={"rollout_length": 64, "num_epochs": 8, "num_minibatches": 4, "learning_rate": 1e-3},
 )
 
 _BALL_BALANCE = TaskPreset(
     num_envs=128,
     initial_log_std=-1.6,
-    ppo=PPOSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
-    impala=ImpalaSpec(rollout_length=32, num_epochs=4, num_minibatches=4, lr_schedule="kl_adaptive"),
+    learning={"rollout_length": 32, "num_epochs": 4, "num_minibatches": 4, "lr_schedule": "kl_adaptive"},
 )
 """Little noise: an action of 1 is 20 rad/s (experiments/tasks/README.md has the run with more)."""
 
 _ANYMAL = TaskPreset(
     num_envs=256,
     initial_log_std=-1.0,
-    ppo=PPOSpec(num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.02),
-    impala=ImpalaSpec(num_epochs=3, num_minibatches=8, lr_schedule="kl_adaptive", target_kl=0.02),
+    learning={"num_epochs": 3, "num_minibatches": 8, "lr_schedule": "kl_adaptive", "target_kl": 0.02},
 )
 """Steps are cheap beside updates, so few epochs; many robots, since each has one command for long."""
 
@@ -98,15 +87,13 @@ _FUSED = TaskPreset(
     num_envs=64,
     hidden=(64, 64),
     activation="tanh",
-    ppo=PPOSpec(num_epochs=8, learning_rate=1e-3, normalize_rewards=False),
-    impala=ImpalaSpec(num_epochs=8, learning_rate=1e-3, normalize_rewards=False),
+    learning={"num_epochs": 8, "learning_rate": 1e-3, "normalize_rewards": False},
 )
 """Fused simulators of small tasks, as _CLASSIC with more environments, since steps cost next to nothing."""
 
 _FUSED_ACROBOT = replace(
     _FUSED,
-    ppo=replace(_FUSED.ppo, normalize_rewards=True),
-    impala=replace(_FUSED.impala, normalize_rewards=True),
+    learning={**_FUSED.learning, "normalize_rewards": True},
 )
 """Its rewards add up to -100 and less, and unscaled they cost seeds four times the steps (docs/fused.md)."""
 
@@ -114,8 +101,7 @@ _FUSED_PENDULUM = TaskPreset(
     num_envs=64,
     hidden=(64, 64),
     activation="tanh",
-    ppo=PPOSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
-    impala=ImpalaSpec(num_epochs=8, learning_rate=1e-3, gamma=0.95),
+    learning={"num_epochs": 8, "learning_rate": 1e-3, "gamma": 0.95},
 )
 
 _FUSED_QUADROTOR = TaskPreset(
@@ -123,8 +109,7 @@ _FUSED_QUADROTOR = TaskPreset(
     hidden=(64, 64),
     activation="tanh",
     initial_log_std=-0.5,
-    ppo=PPOSpec(learning_rate=1e-3, gamma=0.98),
-    impala=ImpalaSpec(learning_rate=1e-3, gamma=0.98),
+    learning={"learning_rate": 1e-3, "gamma": 0.98},
 )
 
 PRESETS: dict[str, TaskPreset] = {
@@ -157,18 +142,18 @@ PRESETS: dict[str, TaskPreset] = {
 """Tasks with settings of their own; a user's MuJoCo task takes _MUJOCO, every other TaskPreset()."""
 
 
-def preset(env_id: str, algorithm: Algorithm = "ppo") -> RunSpec:
+def preset(env_id: str, algorithm: str = "ppo") -> RunSpec:
     """The default run of a task with an algorithm, on the algorithm's usual template."""
+    definition = DEFINITIONS[algorithm]
     task = PRESETS.get(env_id) or (_MUJOCO if is_user_task(env_id) else TaskPreset())
     return RunSpec(
         algorithm=algorithm,
         env=EnvSpec(id=env_id),
-        gmi=GmiSpec(num_envs=task.num_envs, template=TEMPLATES_OF[algorithm][0]),
+        gmi=GmiSpec(num_envs=task.num_envs, template=definition.templates[0]),
         network=NetworkSpec(
             hidden=task.hidden if task.hidden is not None else tuple(default_hidden(env_id)),
             activation=task.activation,
             initial_log_std=task.initial_log_std,
         ),
-        ppo=task.ppo,
-        impala=task.impala,
+        learning=definition.settings(**{**task.learning, **definition.preset}),
     )

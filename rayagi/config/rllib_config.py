@@ -11,11 +11,11 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
 from rayagi.config.convert import merged, nearest, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
-from rayagi.config.rllib_algorithms import SETTINGS
 from rayagi.config.rllib_settings import (
     BATCH_SETTINGS,
     PRESET,
@@ -26,7 +26,7 @@ from rayagi.config.rllib_settings import (
 )
 from rayagi.config.rllib_values import given_model_config, in_our_words
 from rayagi.config.rules import checked
-from rayagi.config.spec import Algorithm, RunSpec
+from rayagi.config.spec import RunSpec
 
 _DRIVER_CALLBACKS = frozenset(
     {"on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result"}
@@ -40,7 +40,8 @@ class GmiConfig(AlgorithmConfig):
     ConfigError, which names what to use instead, when the algorithm is built.
     """
 
-    algorithm: ClassVar[Algorithm]
+    algorithm: ClassVar[str]
+    """Its name in rayagi.algorithms.registry."""
 
     def __init__(self, algo_class: type | None = None) -> None:
         if algo_class is None:
@@ -57,7 +58,7 @@ class GmiConfig(AlgorithmConfig):
 
     @classmethod
     def _settings(cls) -> AlgorithmSettings:
-        return SETTINGS[cls.algorithm]
+        return AlgorithmSettings(definition=DEFINITIONS[cls.algorithm])
 
     def gmi(
         self,
@@ -137,18 +138,22 @@ class GmiConfig(AlgorithmConfig):
         normalize_rewards: bool = NotProvided,
         obs_clip: float = NotProvided,
         total_env_steps: int | None = NotProvided,
-        **rllib_settings: Any,
+        **settings: Any,
     ) -> Self:
-        """Settings of the algorithm: RLlib's names, which its config lists, and rayagi's own, fields of its LearningSpec.
+        """Settings of the algorithm: RLlib's names, and the fields of its own settings by their names.
+
+        A name that RLlib's config of the algorithm lacks, such as ``max_lag``, is rayagi's.
 
         ``lr_schedule`` is "constant", "linear" (to zero at ``total_env_steps``) or "kl_adaptive" (holds ``kl_target``).
 
         Raises:
             ConfigError: neither RLlib nor rayagi has a setting of that name.
         """
-        self._refuse_unknown(rllib_settings)
-        super().training(**rllib_settings)
+        self._refuse_unknown(settings)
+        own = self._own_settings()
+        super().training(**{name: value for name, value in settings.items() if name not in own})
         return self._set(
+            **{name: value for name, value in settings.items() if name in own},
             rollout_length=rollout_length,
             num_minibatches=num_minibatches,
             lr_schedule=lr_schedule,
@@ -166,13 +171,19 @@ class GmiConfig(AlgorithmConfig):
         Raises:
             ConfigError: the argument, and what is like it.
         """
-        methods = [vars(cls)["training"] for cls in type(self).__mro__ if "training" in vars(cls)]
-        known = set().union(*map(_parameters, methods))
+        known = self._own_settings() | _training_parameters(type(self))
         for name, value in settings.items():
             if name not in known:
                 raise ConfigError(
-                    f"training({name}=)", value, "no such setting", nearest(name, sorted(known))
+                    f"training({name}=)",
+                    value,
+                    "no such setting",
+                    nearest(name, sorted(each for each in known if not each.startswith("_"))),
                 )
+
+    def _own_settings(self) -> set[str]:
+        """Settings of the algorithm that RLlib's ``training()`` does not know."""
+        return set(self._settings().definition.rllib.names) - _training_parameters(type(self))
 
     def _set(self, **settings: Any) -> Self:
         for name, value in settings.items():
@@ -202,15 +213,13 @@ class GmiConfig(AlgorithmConfig):
             # Twice: sizes can only be worked out from settings that have the right types.
             spec = run_spec_from_dict(merged(run_spec_to_dict(base), self._changes()))
             section, learning = spec.learning_section, spec.learning
-            if self.kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
+            kl_target = getattr(self, "kl_target", PRESET)
+            if kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
                 reason = f"has no effect with lr_schedule={learning.lr_schedule!r}"
-                raise ConfigError(
-                    f"{section}.target_kl", self.kl_target, reason, 'use lr_schedule="kl_adaptive"'
-                )
+                raise ConfigError(f"{section}.target_kl", kl_target, reason, 'use lr_schedule="kl_adaptive"')
             length, minibatches = self._sizes(spec, base)
             sized = dataclasses.replace(learning, rollout_length=length, num_minibatches=minibatches)
-            sections: dict[str, Any] = {section: sized}
-            return checked(dataclasses.replace(spec, **sections))
+            return checked(dataclasses.replace(spec, learning=sized))
         except ConfigError as error:
             raise error.at(self._settings().user_name(error.path)) from None
 
@@ -224,7 +233,7 @@ class GmiConfig(AlgorithmConfig):
 
     def _given(self, name: str) -> Any:
         """A batch size; None where the user gave none, or the algorithm takes none."""
-        value = getattr(self, name) if self._settings().takes_batch_sizes else PRESET
+        value = getattr(self, name) if self._settings().definition.rllib.takes_batch_sizes else PRESET
         return None if value is PRESET else value
 
     def _changes(self) -> dict[str, Any]:
@@ -292,9 +301,15 @@ class GmiConfig(AlgorithmConfig):
                     )
 
 
-def _parameters(function: Any) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+def _training_parameters(cls: type) -> set[str]:
+    """Names that ``training()`` of the class and of its bases takes."""
+    methods = [vars(base)["training"] for base in cls.__mro__ if "training" in vars(base)]
+    return {
+        parameter.name
+        for method in methods
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

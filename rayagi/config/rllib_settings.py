@@ -1,16 +1,17 @@
 """Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, what to use for the others.
 
-What concerns one algorithm is in its table, ``AlgorithmSettings`` (rayagi.config.rllib_algorithms).
+What concerns one algorithm is in its definition (rayagi.algorithms.definition.RllibFace).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
 from rayagi.config.errors import NO_VALUE, ConfigError
 
@@ -145,25 +146,15 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
-    """Which settings one algorithm's config has, beside the common ones."""
+    """Which settings one algorithm's config has, the common ones included."""
 
-    config: str
-    """Name of the config's class, for messages."""
-    section: str
-    """Of a RunSpec, where the algorithm's settings are."""
-    names: Mapping[str, str]
-    """Setting of ``training()``: its name in the section."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Settings whose RLlib default does not say what rayagi does: unset, or exactly this value."""
-    takes_batch_sizes: bool = False
-    """Whether RLlib's batch sizes become a rollout length and minibatches."""
-    instead: tuple[tuple[str, str], ...] = ()
-    """Pattern of an RLlib setting that is not honoured: what to use for it. Comes before the common ones."""
+    definition: AlgorithmDefinition
 
     @property
     def paths(self) -> dict[str, tuple[str, str]]:
         """Attribute of the config: (its place in a RunSpec, how a user writes it)."""
-        own = {name: (f"{self.section}.{leaf}", f"training({name}=)") for name, leaf in self.names.items()}
+        section, names = self.definition.section, self.definition.rllib.names
+        own = {name: (f"{section}.{leaf}", f"training({name}=)") for name, leaf in names.items()}
         return {**COMMON_PATHS, **own}
 
     @property
@@ -171,8 +162,8 @@ class AlgorithmSettings:
         """Attributes that a new config sets to PRESET, so that a value the user gives is told from RLlib's default."""
         return (
             *(name for name in self.paths if name not in _KEPT_DEFAULTS),
-            *(BATCH_SETTINGS if self.takes_batch_sizes else ()),
-            *self.fixed,
+            *(BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()),
+            *self.definition.rllib.fixed,
             "num_envs_per_env_runner",
             "rollout_fragment_length",
             "num_cpus_for_main_process",
@@ -180,7 +171,7 @@ class AlgorithmSettings:
 
     def is_honoured(self, key: str) -> bool:
         """Whether a key of the config's ``to_dict()`` has an effect in rayagi."""
-        sizes = BATCH_SETTINGS if self.takes_batch_sizes else ()
+        sizes = BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()
         return _DICT_NAMES.get(key, key) in self.paths or key in RLLIB_HONOURED or key in sizes
 
     def refuse_unhonoured(self, config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
@@ -198,10 +189,13 @@ class AlgorithmSettings:
                 continue
             if key not in pristine:
                 known = dict.fromkeys([*self.paths, *(name for name in pristine if not name.startswith("_"))])
-                raise ConfigError(key, value, f"{self.config} has no such setting", nearest(key, known))
+                raise ConfigError(
+                    key, value, f"{self.definition.rllib.config} has no such setting", nearest(key, known)
+                )
             if _same(value, pristine[key]) or self.is_honoured(key):
                 continue
-            if key in self.fixed and _same(value, self.fixed[key]):
+            fixed = self.definition.rllib.fixed
+            if key in fixed and _same(value, fixed[key]):
                 continue
             raise ConfigError(
                 _user_key(key),
@@ -221,7 +215,7 @@ class AlgorithmSettings:
         return path
 
     def _what_instead(self, key: str, default: Any) -> str:
-        for pattern, suggestion in (*self.instead, *_SUGGESTIONS):
+        for pattern, suggestion in (*self.definition.rllib.instead, *_SUGGESTIONS):
             if re.fullmatch(pattern, key):
                 return suggestion
         return f"leave it at {default!r}" if default is not PRESET else "leave it out"

@@ -6,26 +6,10 @@ import math
 from collections.abc import Iterator
 
 from collectives.compositions import KNOWN_NAMES, is_name
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
-from rayagi.config.spec import (
-    Algorithm,
-    Auto,
-    EvaluationSpec,
-    GmiSpec,
-    ImpalaSpec,
-    LearningSpec,
-    NetworkSpec,
-    PPOSpec,
-    RunSpec,
-    Template,
-)
-
-TEMPLATES_OF: dict[Algorithm, tuple[Template, ...]] = {
-    "ppo": ("dp_only", "ea_t", "e_at", "dp_mp"),
-    "impala": ("decoupled", "dp_only"),
-    "a3c": ("decoupled", "dp_only"),
-}
-"""Which templates an algorithm trains on; its usual one first. The asynchronous ones are synchronous on dp_only."""
+from rayagi.config.learning import LearningSpec, at_least_one, positive
+from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -42,7 +26,11 @@ def checked(spec: RunSpec) -> RunSpec:
 
 
 def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
-    """Every rule that ``spec`` breaks."""
+    """Every rule that ``spec`` breaks; only the first where it names no algorithm, or another one's settings."""
+    unknown = list(_algorithm(spec))
+    if unknown:
+        yield from unknown
+        return
     if not spec.env.id.strip():
         yield ConfigError("env.id", spec.env.id, "must name an environment", "`rayagi envs` lists them")
     if not 0 <= spec.env.max_unstable_share <= 1:
@@ -50,8 +38,7 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     yield from _gmi(spec.gmi)
     yield from _template(spec)
     yield from _network(spec.network)
-    yield from _ppo(spec.ppo)
-    yield from _impala(spec.impala, spec.algorithm)
+    yield from _learning(spec)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
         yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
     yield from _schedule(spec)
@@ -59,7 +46,26 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     if not 0 <= spec.seed <= _LARGEST_SEED:
         yield ConfigError("seed", spec.seed, f"must be between 0 and {_LARGEST_SEED}")
     if spec.total_env_steps is not None:
-        yield from _at_least_one("total_env_steps", spec.total_env_steps)
+        yield from at_least_one("total_env_steps", spec.total_env_steps)
+
+
+def _algorithm(spec: RunSpec) -> Iterator[ConfigError]:
+    definition = DEFINITIONS.get(spec.algorithm)
+    if definition is None:
+        yield ConfigError("algorithm", spec.algorithm, f"must be one of {', '.join(map(repr, DEFINITIONS))}")
+    elif type(spec.learning) is not definition.settings:
+        yield ConfigError(
+            "learning",
+            type(spec.learning).__name__,
+            f"are not the settings of algorithm = {spec.algorithm!r}",
+            f"give a {definition.settings.__name__}",
+        )
+
+
+def _learning(spec: RunSpec) -> Iterator[ConfigError]:
+    """The rules that the settings have themselves, and those of the algorithm."""
+    yield from spec.learning.broken_rules(spec.learning_section)
+    yield from DEFINITIONS[spec.algorithm].rules(spec.learning, spec.learning_section)
 
 
 def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:
@@ -70,23 +76,11 @@ def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:
     return tuple(below + above)
 
 
-def _at_least_one(path: str, value: int | Auto | None) -> Iterator[ConfigError]:
-    if isinstance(value, int) and value < 1:
-        yield ConfigError(path, value, "must be at least 1")
-
-
-def _positive(path: str, value: float | None, *, zero: bool = False) -> Iterator[ConfigError]:
-    if value is None:
-        return
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        yield ConfigError(path, value, f"must be finite and {'at least' if zero else 'greater than'} 0")
-
-
 def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
     for name in ("num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi", "num_learners"):
-        yield from _at_least_one(f"gmi.{name}", getattr(gmi, name))
+        yield from at_least_one(f"gmi.{name}", getattr(gmi, name))
     for name in ("reserve_timeout_s", "collective_timeout_s"):
-        yield from _positive(f"gmi.{name}", getattr(gmi, name))
+        yield from positive(f"gmi.{name}", getattr(gmi, name))
     if gmi.slices is not None:
         yield from _slices(gmi, gmi.slices)
     if gmi.num_gmis is not None and gmi.gmis_per_gpu is not None:
@@ -107,7 +101,7 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
 
 
 def _template(spec: RunSpec) -> Iterator[ConfigError]:
-    gmi, possible = spec.gmi, TEMPLATES_OF[spec.algorithm]
+    gmi, possible = spec.gmi, DEFINITIONS[spec.algorithm].templates
     if gmi.template == "program":
         yield ConfigError(
             "gmi.template",
@@ -117,7 +111,7 @@ def _template(spec: RunSpec) -> Iterator[ConfigError]:
         )
         return
     if gmi.template not in possible:
-        others = [name for name, templates in TEMPLATES_OF.items() if gmi.template in templates]
+        others = [name for name, other in DEFINITIONS.items() if gmi.template in other.templates]
         yield ConfigError(
             "gmi.template",
             gmi.template,
@@ -180,52 +174,9 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
     if not network.hidden:
         yield ConfigError("network.hidden", network.hidden, "must have at least one layer")
     for i, size in enumerate(network.hidden):
-        yield from _at_least_one(f"network.hidden[{i}]", size)
+        yield from at_least_one(f"network.hidden[{i}]", size)
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
-
-
-def _ppo(ppo: PPOSpec) -> Iterator[ConfigError]:
-    yield from _learning("ppo", ppo)
-    for name in ("clip_ratio", "value_clip"):
-        yield from _positive(f"ppo.{name}", getattr(ppo, name))
-
-
-def _impala(impala: ImpalaSpec, algorithm: Algorithm) -> Iterator[ConfigError]:
-    yield from _learning("impala", impala)
-    for name in ("clip_ratio", "rho_bar", "c_bar"):
-        yield from _positive(f"impala.{name}", getattr(impala, name))
-    if impala.c_bar > impala.rho_bar:
-        reason = f"must be at most impala.rho_bar = {impala.rho_bar} (Espeholt et al. 2018, §4.1)"
-        yield ConfigError("impala.c_bar", impala.c_bar, reason)
-    if impala.max_lag < 0:
-        yield ConfigError("impala.max_lag", impala.max_lag, "must be at least 0 (0: the synchronous learner)")
-    yield from _at_least_one("impala.rollouts_per_update", impala.rollouts_per_update)
-    if impala.on_stale == "correct" and algorithm == "a3c":
-        yield ConfigError(
-            "impala.on_stale", "correct", "needs a correction, and a3c has none", "use 'wait' or 'drop'"
-        )
-    if (impala.on_stale == "wait" or impala.max_lag == 0) and impala.rollouts_per_update is not None:
-        yield ConfigError(
-            "impala.rollouts_per_update",
-            impala.rollouts_per_update,
-            "cannot be chosen with impala.on_stale = 'wait' or impala.max_lag = 0: an update then takes one rollout of "
-            "every collecting GMI",
-            "leave it out, or allow a lag with on_stale 'drop' or 'correct'",
-        )
-
-
-def _learning(section: str, learning: LearningSpec) -> Iterator[ConfigError]:
-    for name in ("rollout_length", "num_epochs", "num_minibatches"):
-        yield from _at_least_one(f"{section}.{name}", getattr(learning, name))
-    for name in ("learning_rate", "target_kl", "adam_eps", "obs_clip"):
-        yield from _positive(f"{section}.{name}", getattr(learning, name))
-    for name in ("value_coef", "entropy_coef", "max_grad_norm"):
-        yield from _positive(f"{section}.{name}", getattr(learning, name), zero=True)
-    if not 0 < learning.gamma <= 1:
-        yield ConfigError(f"{section}.gamma", learning.gamma, "must be greater than 0 and at most 1")
-    if not 0 <= learning.gae_lambda <= 1:
-        yield ConfigError(f"{section}.gae_lambda", learning.gae_lambda, "must be between 0 and 1")
 
 
 def _minibatches(section: str, learning: LearningSpec, num_envs: int | Auto) -> Iterator[ConfigError]:
@@ -267,4 +218,4 @@ def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
 def _evaluation(evaluation: EvaluationSpec) -> Iterator[ConfigError]:
     if evaluation.interval < 0:
         yield ConfigError("evaluation.interval", evaluation.interval, "must be at least 0 (0: no evaluation)")
-    yield from _at_least_one("evaluation.num_episodes", evaluation.num_episodes)
+    yield from at_least_one("evaluation.num_episodes", evaluation.num_episodes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.learning import LearningSpec, Template
+
 Activation = Literal["elu", "relu", "tanh", "silu"]
-Algorithm = Literal["ppo", "impala", "a3c"]
-Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "program"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine decides (rayagi.coordinator.auto)."""
@@ -95,65 +96,6 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningSpec:
-    """What every algorithm has: a rollout, estimates from it, and minibatches that Adam steps on."""
-
-    rollout_length: int = 32
-    """T: steps of every environment between updates."""
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps."""
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    """Decay of the trace: lambda of GAE, and of V-trace (Espeholt et al. 2018, remark 2)."""
-    value_coef: float = 0.5
-    entropy_coef: float = 0.0
-    learning_rate: float = 3e-4
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
-    """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
-    target_kl: float = 0.01
-    """For kl_adaptive: of an update, from the policy before it."""
-    max_grad_norm: float = 0.5
-    """Clip the global gradient norm; 0: no clipping."""
-    adam_eps: float = 1e-5
-    normalize_advantages: bool = True
-    normalize_obs: bool = True
-    normalize_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return."""
-    obs_clip: float = 10.0
-    """Clip normalised observations to [-obs_clip, obs_clip]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PPOSpec(LearningSpec):
-    """PPO as the field knows it (Schulman et al. 2017)."""
-
-    clip_ratio: float = 0.2
-    value_clip: float | None = None
-    """Clip range of the value loss; None: unclipped."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImpalaSpec(LearningSpec):
-    """The asynchronous algorithms: IMPALA (Espeholt et al. 2018), and A3C (Mnih et al. 2016) without its correction."""
-
-    rho_bar: float = 1.0
-    """Upper bound of the importance ratios in the temporal differences: which policy the values converge to. IMPALA's."""
-    c_bar: float = 1.0
-    """Upper bound of those in the trace: how fast they do. IMPALA's."""
-    clip_ratio: float | None = 0.2
-    """Bound on what one update changes, as in PPO (IMPALA with it is known as APPO); None: the papers' plain gradient."""
-    max_lag: int = 1
-    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner. 1: a rollout is collected
-    while the one before is learned from; more only evens out their paces, and learns more slowly."""
-    on_stale: Literal["wait", "drop", "correct"] = "wait"
-    """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
-    whatever their age (IMPALA's)."""
-    rollouts_per_update: int | None = None
-    """Rollouts that one update takes, each of one collecting GMI. None: one of every such GMI, as ``wait`` always has it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpec:
     """Evaluation during training, with the policy's mode."""
 
@@ -170,25 +112,26 @@ class RunSpec:
     ``dataclasses.replace``.
     """
 
-    algorithm: Algorithm = "ppo"
-    """a3c and impala are asynchronous where the template is decoupled."""
+    algorithm: str = "ppo"
+    """A name in rayagi.algorithms.registry."""
     env: EnvSpec = field(default_factory=EnvSpec)
     gmi: GmiSpec = field(default_factory=GmiSpec)
     network: NetworkSpec = field(default_factory=NetworkSpec)
-    ppo: PPOSpec = field(default_factory=PPOSpec)
-    impala: ImpalaSpec = field(default_factory=ImpalaSpec)
-    """Of both asynchronous algorithms."""
+    learning: LearningSpec = field(default_factory=LearningSpec)
+    """The algorithm's settings; a plain LearningSpec becomes one of the algorithm's own class. ``learning_section`` is what
+    files and ``--set`` call them."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     seed: int = 0
     total_env_steps: int | None = None
     """Steps of all environments after which training ends; None: another limit ends it."""
 
-    @property
-    def learning_section(self) -> Literal["ppo", "impala"]:
-        """Name of the section that the algorithm reads."""
-        return "ppo" if self.algorithm == "ppo" else "impala"
+    def __post_init__(self) -> None:
+        """Settings that every algorithm has become the algorithm's own."""
+        if type(self.learning) is LearningSpec and self.algorithm in DEFINITIONS:
+            common = {each.name: getattr(self.learning, each.name) for each in fields(LearningSpec)}
+            object.__setattr__(self, "learning", DEFINITIONS[self.algorithm].settings(**common))
 
     @property
-    def learning(self) -> PPOSpec | ImpalaSpec:
-        """That section."""
-        return self.ppo if self.algorithm == "ppo" else self.impala
+    def learning_section(self) -> str:
+        """What the algorithm's settings are called in files and ``--set``."""
+        return DEFINITIONS[self.algorithm].section

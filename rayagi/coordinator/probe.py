@@ -117,12 +117,12 @@ class SessionProbe:
         started = time.monotonic()
         spec = candidate(self._spec, self._machine, gmis_per_gpu, num_envs)
         steps_per_s = self._fastest.get(gmis_per_gpu, _GUESSED_STEPS_PER_S)
-        expected_s = num_envs * spec.ppo.rollout_length / steps_per_s
+        expected_s = num_envs * spec.learning.rollout_length / steps_per_s
         if gmis_per_gpu in self._fastest and expected_s > settings.longest_s:
             reason = f"an iteration would last {expected_s:.0f} s, and {settings.longest_s:.0f} s may be"
             return Failed(kind="too long", reason=reason)
         parts = parts_of(spec, expected_s, settings.iteration_s)
-        part_steps = spec.ppo.rollout_length // parts
+        part_steps = spec.learning.rollout_length // parts
         try:
             session = self._built(gmis_per_gpu, spec, parts)
             results, settled = _watch(session, settings, math.ceil(settings.warm_up_steps / part_steps))

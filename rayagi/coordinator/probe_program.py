@@ -15,7 +15,7 @@ from actors.gmi import GmiContext
 from actors.host_memory import forget_peak, peak_bytes
 from actors.protocols import EnvFactory, IterationResult
 from actors.rollout import Rollout, StepRow
-from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.algorithms.ppo.training import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
@@ -33,7 +33,7 @@ def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
         iteration_s: how long a whole iteration is expected to last
         wanted_s: how long a part may
     """
-    steps, minibatches = spec.ppo.rollout_length, spec.ppo.num_minibatches
+    steps, minibatches = spec.learning.rollout_length, spec.learning.num_minibatches
     parts = 1
     while (
         spec.algorithm == "ppo"
@@ -67,9 +67,9 @@ class ProbeProgram(DpOnlyProgram):
         self._knows_peak = forget_peak()
         if context.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(context.device)
-        steps, minibatches = spec.ppo.rollout_length, spec.ppo.num_minibatches
-        ppo = replace(spec.ppo, rollout_length=steps // parts, num_minibatches=minibatches // parts)
-        super().__init__(replace(spec, ppo=ppo), make_env, context)
+        steps, minibatches = spec.learning.rollout_length, spec.learning.num_minibatches
+        learning = replace(spec.learning, rollout_length=steps // parts, num_minibatches=minibatches // parts)
+        super().__init__(replace(spec, learning=learning), make_env, context)
         self._parts = parts
         self._whole: Rollout | None = None
         """A rollout as training has it, and keeps."""

@@ -13,6 +13,7 @@ from actors.protocols import EnvFactory, Program, StateDict
 from placement.templates import UnitCosts, unit_costs_from_dict
 from placement.types import Machine
 from rayagi.algorithms.gradient_noise import GROUPS, MeteredLearner, NoiseScale, noise_scale
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.search_store import SearchStore
@@ -51,7 +52,8 @@ class NoiseProgram(DpOnlyProgram):
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         super().__init__(spec, make_env, context)
         policy = self.training.policy
-        self.metered = MeteredLearner(policy.model, spec.ppo, context.communicator, spec.gmi.envs)
+        assert isinstance(spec.learning, PPOSpec)  # the search is of PPO
+        self.metered = MeteredLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
         self.training.learner = self.metered
 
     def state_dict(self) -> StateDict:

@@ -32,8 +32,8 @@ from actors.simulator import Simulator
 from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.policy import NetworkPolicy
-from rayagi.algorithms.ppo import PPOBatch
-from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOBatch
+from rayagi.algorithms.ppo.training import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
@@ -157,7 +157,7 @@ class CostProgram:
         return IterationResult(iteration=len(self._readings), metrics=metrics)
 
     def _measure(self) -> Readings:
-        program, spec = self._program, self._spec.ppo
+        program, spec = self._program, self._spec.learning
         steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
         simulator, training = program.simulator, program.training
         assert isinstance(training, PPOTraining), "unit costs are measured with PPO"
@@ -200,7 +200,7 @@ class CostProgram:
             self._agent.act(obs, noise)
 
     def _orders(self, num_envs: int) -> torch.Tensor:
-        spec = self._spec.ppo
+        spec = self._spec.learning
         return minibatch_orders(
             seed=self._spec.seed,
             first_env_index=0,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.protocols import IterationResult
+from rayagi.algorithms.registry import DEFINITIONS
 
 Merge = Literal["sum", "mean", "max"]
 
@@ -171,6 +172,11 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         merge="max",
         group="learning",
         help="updates that the policy which acted was behind, most of an update's samples",
+    ),
+    *(
+        GmiMetric(name=metric.name, unit=metric.unit, merge="mean", group="learning", help=metric.help)
+        for definition in DEFINITIONS.values()
+        for metric in definition.metrics
     ),
     GmiMetric(
         name="resident_bytes",

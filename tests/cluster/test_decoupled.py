@@ -11,9 +11,11 @@ import pytest
 import ray
 import torch
 
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.algorithms.separate import SeparateFactory
-from rayagi.config.spec import EnvSpec, GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
 from tests.fakes.point import make_point
@@ -25,14 +27,14 @@ SPEC = RunSpec(
     env=EnvSpec(id="Point"),
     gmi=GmiSpec(num_envs=4, template="ea_t", backend="cpu"),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(**LEARNING),
+    learning=PPOSpec(**LEARNING),
     seed=3,
 )
 DECOUPLED = replace(
     SPEC,
     algorithm="impala",
     gmi=replace(SPEC.gmi, template="decoupled"),
-    impala=ImpalaSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
+    learning=ImpalaSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
 )
 
 
@@ -152,7 +154,7 @@ def test_of_several_learners_one_is_killed_and_all_go_on_alike():
 
 
 def test_what_a_program_raises_ends_the_session():
-    spec = replace(DECOUPLED, impala=replace(DECOUPLED.impala, learning_rate=1e30))
+    spec = replace(DECOUPLED, learning=replace(DECOUPLED.learning, learning_rate=1e30))
     with (
         session_of(spec, factory=SeparateFactory(spec, make_point)) as session,
         pytest.raises(Exception, match="NaN or infinite"),

@@ -14,8 +14,9 @@ import ray
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
+from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.separate import SeparateFactory
-from rayagi.config.spec import EnvSpec, GmiSpec, ImpalaSpec, NetworkSpec, RunSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from tests.fakes.point import make_point
 
@@ -26,7 +27,7 @@ SPEC = RunSpec(
     algorithm="impala",
     gmi=GmiSpec(num_envs=4, template="decoupled", backend="cpu"),
     network=NetworkSpec(hidden=(16, 8)),
-    impala=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    learning=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
     seed=3,
 )
 
@@ -81,7 +82,7 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
         results = opened.train(10)
         # In step: every update takes a rollout of both, with parameters that are one update old at most.
         assert {result.metrics["train_samples"] for result in results} == {2 * 4 * 8}
-        assert max(result.metrics["policy_lag_max"] for result in results) <= SPEC.impala.max_lag
+        assert max(result.metrics["policy_lag_max"] for result in results) <= SPEC.learning.max_lag
         assert opened.account().missing == 0
         states = [ask(opened, index, "state_dict") for index in collectors]
         shared = ask(opened, learner, "state_dict")["shared"]
@@ -103,7 +104,7 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
 
 @pytest.mark.slow
 def test_synchronous_collectors_on_another_host_make_the_same_updates():
-    spec = replace(SPEC, impala=replace(SPEC.impala, max_lag=0))
+    spec = replace(SPEC, learning=replace(SPEC.learning, max_lag=0))
     with session(spec, []) as opened:
         results = opened.train(6)
         assert {result.metrics["policy_lag_max"] for result in results} == {0.0}

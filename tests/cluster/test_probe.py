@@ -44,7 +44,7 @@ def measured(spec, gmis, num_envs):
 def misbehaving(how):
     spec = preset("CartPole-v1")
     env = EnvSpec(id="tests.fakes.misbehaving:Misbehaving-v0", kwargs={"how": how})
-    return replace(spec, env=env, ppo=replace(spec.ppo, rollout_length=8, num_minibatches=1))
+    return replace(spec, env=env, learning=replace(spec.learning, rollout_length=8, num_minibatches=1))
 
 
 def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():

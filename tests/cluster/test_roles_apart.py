@@ -13,8 +13,9 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import dp_only_factory
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.envs import env_info
 from rayagi.planning import plan_of, serving_plan_of
@@ -28,7 +29,7 @@ SPEC = RunSpec(
     env=EnvSpec(id="InvertedPendulum-v5"),
     gmi=GmiSpec(backend="cpu", template="e_at", num_gmis=3, num_envs=2, threads_per_gmi=1),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2),
+    learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2),
     seed=3,
 )
 

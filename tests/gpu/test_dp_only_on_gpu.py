@@ -9,8 +9,10 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.experience.parameters import ParameterBoard
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
 
 pytestmark = [
@@ -21,8 +23,7 @@ pytestmark = [
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=8),
     network=NetworkSpec(hidden=(32, 16)),
-    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
-    impala=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+    learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
     seed=3,
 )
 
@@ -38,7 +39,8 @@ def program(device, spec=SPEC):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "a3c"])
 def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
-    spec = replace(SPEC, algorithm=algorithm)
+    settings = DEFINITIONS[algorithm].settings(rollout_length=8, num_minibatches=2, num_epochs=1)
+    spec = replace(SPEC, algorithm=algorithm, learning=settings)
     on_gpu, on_cpu = program("cuda:0", spec), program("cpu", spec)
     found, expected = on_gpu.iterate(), on_cpu.iterate()
     assert on_gpu.rollout.obs.device.type == "cuda"

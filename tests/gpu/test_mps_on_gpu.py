@@ -15,7 +15,8 @@ from placement.backends.mps_control import MpsDaemon
 from placement.inventory import local_machine
 from placement.ledger import Ledger, all_ledgers
 from placement.types import Slice
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
 
 pytestmark = [
@@ -110,7 +111,7 @@ def test_two_gmis_train_on_mps_shares_and_nothing_is_left():
         env=EnvSpec(id="InvertedPendulum-v5"),
         gmi=GmiSpec(gmis_per_gpu=2, num_gmis=2, num_envs=4),
         network=NetworkSpec(hidden=(16,)),
-        ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+        learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
     )
     with Session(spec) as session:
         assert session.plan.backend == "mps"

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from placement.inventory import local_machine
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
 
 pytestmark = [
@@ -19,7 +20,7 @@ def spec(transport):
         env=EnvSpec(id="InvertedPendulum-v5"),
         gmi=GmiSpec(backend="direct", gmis_per_gpu=2, num_gmis=2, num_envs=4, transport=transport),
         network=NetworkSpec(hidden=(16,)),
-        ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
+        learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1),
     )
 
 

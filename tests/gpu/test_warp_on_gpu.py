@@ -13,11 +13,12 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.captured_ppo import CapturedPPOTraining
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.policy import new_policy
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.captured import CapturedPPOTraining
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.tasks.catalogue import TASKS
 
@@ -36,7 +37,7 @@ SPEC = RunSpec(
     env=EnvSpec(id=ANT, engine="mujoco_warp"),
     gmi=GmiSpec(num_envs=ENVS),
     network=NetworkSpec(hidden=(32, 16)),
-    ppo=PPOSpec(rollout_length=STEPS, num_minibatches=2, num_epochs=2, normalize_rewards=True),
+    learning=PPOSpec(rollout_length=STEPS, num_minibatches=2, num_epochs=2, normalize_rewards=True),
     seed=3,
 )
 
@@ -142,7 +143,7 @@ def test_launches_of_an_iteration_do_not_grow_with_the_rollout():
 
     counts = []
     for steps in (8, 32):
-        learner = program(replace(SPEC, ppo=replace(SPEC.ppo, rollout_length=steps)))
+        learner = program(replace(SPEC, learning=replace(SPEC.learning, rollout_length=steps)))
         for _ in range(2):
             learner.iterate()
         counts.append(profiled(learner.iterate)["launches"])

@@ -14,16 +14,17 @@ from actors.collecting import collect
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms.captured_ppo import CapturedPPOTraining
 from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
-from rayagi.config.spec import NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.captured import CapturedPPOTraining
+from rayagi.config.spec import NetworkSpec, RunSpec
 
 ANT, ENVS, STEPS = "rayagi/Ant-v0", 3, 8
 SPEC = RunSpec(
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(rollout_length=STEPS, num_minibatches=2, num_epochs=2, normalize_rewards=True),
+    learning=PPOSpec(rollout_length=STEPS, num_minibatches=2, num_epochs=2, normalize_rewards=True),
     seed=3,
 )
 

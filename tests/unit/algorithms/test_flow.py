@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,9 @@ from actors.gmi import GmiIdentity
 from placement.kinds import mix_of
 from placement.types import Slice
 from rayagi.algorithms.flow import MOST_SLOTS, Flow
-from rayagi.config.spec import GmiSpec, ImpalaSpec, RunSpec
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import GmiSpec, RunSpec
 
 
 def flow_of(template, collectors, learners, num_envs=4, **impala):
@@ -22,8 +22,8 @@ def flow_of(template, collectors, learners, num_envs=4, **impala):
     )  # fmt: skip
     spec = RunSpec(
         algorithm="ppo" if template == "ea_t" else "impala",
+        learning=PPOSpec() if template == "ea_t" else ImpalaSpec(**impala),
         gmi=GmiSpec(template=template, num_envs=num_envs),
-        impala=replace(ImpalaSpec(), **impala),
     )
     return Flow.of(spec, identity)
 

@@ -17,8 +17,9 @@ from rayagi.algorithms.gradient_noise import (
     noise_scale,
     useful_steps_per_s,
 )
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
 
 
@@ -71,7 +72,7 @@ def test_measuring_does_not_change_what_is_learnt():
         env=EnvSpec(id="Point"),
         gmi=GmiSpec(num_envs=GROUPS * 2),
         network=NetworkSpec(hidden=(8,)),
-        ppo=PPOSpec(rollout_length=4, num_epochs=1, num_minibatches=2),
+        learning=PPOSpec(rollout_length=4, num_epochs=1, num_minibatches=2),
     )
     identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
     programs = [
@@ -83,7 +84,7 @@ def test_measuring_does_not_change_what_is_learnt():
         for _ in range(2)
     ]
     plain, metered = programs
-    learner = MeteredLearner(metered.training.policy.model, spec.ppo, SoloCommunicator(), GROUPS * 2)
+    learner = MeteredLearner(metered.training.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2)
     metered.training.learner = learner
     for _ in range(3):
         plain.iterate()

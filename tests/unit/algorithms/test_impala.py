@@ -9,9 +9,10 @@ from test_vtrace import defined
 
 from actors.errors import NonFiniteError
 from actors.rollout import Rollout
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.config.presets import preset
-from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 
 ONE_PASS = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
@@ -31,8 +32,7 @@ def spec(algorithm, **settings):
         algorithm=algorithm,
         gmi=GmiSpec(num_envs=4),
         network=NetworkSpec(hidden=(16, 8)),
-        ppo=PPOSpec(**(settings if algorithm == "ppo" else {})),
-        impala=ImpalaSpec(**({} if algorithm == "ppo" else settings)),
+        learning=DEFINITIONS[algorithm].settings(**settings),
         seed=3,
     )
 

@@ -12,14 +12,15 @@ from collectives.solo import SoloCommunicator
 from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.policy import load_policy
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point, make_poisoned_point
 
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
     evaluation=EvaluationSpec(),
     seed=3,
 )
@@ -191,7 +192,9 @@ def test_a_nan_reward_stops_the_iteration_before_the_update():
 
 
 def test_training_improves_the_point():
-    program = build(replace(SPEC, gmi=GmiSpec(num_envs=16), ppo=replace(SPEC.ppo, learning_rate=3e-3)))
+    program = build(
+        replace(SPEC, gmi=GmiSpec(num_envs=16), learning=replace(SPEC.learning, learning_rate=3e-3))
+    )
     before = program.evaluate(20, seed=99).mean_return()
     for _ in range(60):
         program.iterate()
@@ -211,21 +214,21 @@ def test_evaluation_uses_the_wanted_number_of_episodes_and_a_loaded_policy_agree
 
 
 def test_kl_adaptive_steps_stay_equal_on_all_gmis():
-    spec = replace(SPEC, ppo=replace(SPEC.ppo, lr_schedule="kl_adaptive", target_kl=1e-9))
+    spec = replace(SPEC, learning=replace(SPEC.learning, lr_schedule="kl_adaptive", target_kl=1e-9))
     rates = run_gmis(spec, 2, lambda program: [program.iterate().metrics["learning_rate"] for _ in range(4)])
     assert rates[0] == rates[1]
     assert rates[0] == pytest.approx([1e-3 / 1.5**k for k in range(4)])
 
 
 def test_the_linear_schedule_ends_at_zero():
-    spec = replace(SPEC, total_env_steps=4 * 8 * 2, ppo=replace(SPEC.ppo, lr_schedule="linear"))
+    spec = replace(SPEC, total_env_steps=4 * 8 * 2, learning=replace(SPEC.learning, lr_schedule="linear"))
     program = build(spec)
     # 32 steps an iteration of 64 in all
     assert [program.iterate().metrics["learning_rate"] for _ in range(3)] == pytest.approx([1e-3, 5e-4, 0.0])
 
 
 def test_the_linear_schedule_goes_on_where_it_was_after_a_resume_with_fewer_environments():
-    spec = replace(SPEC, total_env_steps=8 * 8 * 4, ppo=replace(SPEC.ppo, lr_schedule="linear"))
+    spec = replace(SPEC, total_env_steps=8 * 8 * 4, learning=replace(SPEC.learning, lr_schedule="linear"))
     larger = build(replace(spec, gmi=GmiSpec(num_envs=8)))
     larger.iterate()  # 64 steps of 256
     smaller = build(spec)
@@ -236,10 +239,10 @@ def test_the_linear_schedule_goes_on_where_it_was_after_a_resume_with_fewer_envi
 
 def test_a_restored_run_uses_its_own_learning_rate_unless_that_was_adapted():
     saved = build().state_dict()
-    other = build(replace(SPEC, ppo=replace(SPEC.ppo, learning_rate=5e-4)))
+    other = build(replace(SPEC, learning=replace(SPEC.learning, learning_rate=5e-4)))
     other.load_state_dict(saved)
     assert other.iterate().metrics["learning_rate"] == 5e-4
-    adaptive = replace(SPEC, ppo=replace(SPEC.ppo, lr_schedule="kl_adaptive", target_kl=1e-9))
+    adaptive = replace(SPEC, learning=replace(SPEC.learning, lr_schedule="kl_adaptive", target_kl=1e-9))
     first = build(adaptive)
     first.iterate()
     second = build(adaptive)

@@ -11,23 +11,25 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.threads import ThreadGroup
 from placement.kinds import mix_of
 from placement.types import Slice
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.algorithms.separate import SeparateFactory
-from rayagi.config.spec import GmiSpec, ImpalaSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
 
 PPO = PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3)
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4, template="ea_t", collective_timeout_s=30.0),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPO,
+    learning=PPO,
     seed=3,
 )
 IMPALA = replace(
     SPEC,
     algorithm="impala",
     gmi=replace(SPEC.gmi, template="decoupled"),
-    impala=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
+    learning=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
 )
 
 
@@ -129,7 +131,7 @@ def test_in_step_the_updates_are_those_of_dp_only(spec, num_learners):
 
 def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
     """A collector that goes without a goodbye, as a killed one does, is replaced under its number."""
-    spec = replace(IMPALA, impala=replace(IMPALA.impala, max_lag=2))
+    spec = replace(IMPALA, learning=replace(IMPALA.learning, max_lag=2))
     _, successor_of, learner_of = identities(spec, 2, 1)
     directory = Collective(3)
 

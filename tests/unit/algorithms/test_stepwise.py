@@ -12,8 +12,9 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.policy import load_policy
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.stepwise import StepwiseFactory
-from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.monitoring.catalogue import merge
 from tests.fakes.point import PointEnv, make_point
 from tests.unit.algorithms.test_program import build as build_dp_only
@@ -22,7 +23,7 @@ E, A, T, AT = ("simulator",), ("agent",), ("trainer",), ("agent", "trainer")
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4, collective_timeout_s=30.0),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
     seed=3,
 )
 

@@ -14,7 +14,7 @@ def ended_by(error, out):
     folder = create_run(out, "HalfCheetah-v5", seed=0, rayagi_version="0")
     folder.progress_csv.write_text("iteration\n1\n")
     spec = preset("HalfCheetah-v5")
-    spec = replace(spec, ppo=replace(spec.ppo, learning_rate=4e-4))
+    spec = replace(spec, learning=replace(spec.learning, learning_rate=4e-4))
     after_failure(folder, spec, error, before=None)
     return folder, "\n".join(error.__notes__)
 

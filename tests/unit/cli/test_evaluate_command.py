@@ -28,7 +28,7 @@ def saved_run(task):
     info = env_info(task)
     torch.manual_seed(0)
     model = ActorCritic(info, spec.network)
-    normaliser = ObservationNormaliser(info.obs_dim, spec.ppo.obs_clip, torch.device("cpu"))
+    normaliser = ObservationNormaliser(info.obs_dim, spec.learning.obs_clip, torch.device("cpu"))
     shared = {"learner": {"model": model.state_dict()}, "obs_normaliser": normaliser.state_dict()}
     folder = create_run(Path("runs"), task, seed=0, rayagi_version="0.1", name="a")
     folder.write_config(run_spec_to_dict(spec))

@@ -13,9 +13,10 @@ from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
 from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
-from rayagi.algorithms.ppo import PPOLearner
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
 
 INFO = EnvInfo(
@@ -24,7 +25,7 @@ INFO = EnvInfo(
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=8),
     network=NetworkSpec(hidden=(32, 16)),
-    ppo=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2),
+    learning=PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2),
     seed=3,
 )
 
@@ -73,7 +74,7 @@ LARGE = NetworkSpec(hidden=(128, 64))
 )
 def test_trainers_of_one_host_take_the_steps_of_replicas(network, slices, max_grad_norm):
     """To rounding: the gradient's norm is summed share by share."""
-    spec = replace(SPEC, network=network, ppo=replace(SPEC.ppo, max_grad_norm=max_grad_norm))
+    spec = replace(SPEC, network=network, learning=replace(SPEC.learning, max_grad_norm=max_grad_norm))
     steps = [
         [(answer[1] - answer[0]).detach() for answer in run_group(transport, 2, partial(train, slices, spec))]
         for transport in ("shm", "gloo")

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.convert import (
     merged,
     run_spec_from_dict,
@@ -14,7 +16,7 @@ from rayagi.config.convert import (
     with_settings,
 )
 from rayagi.config.errors import NO_VALUE, ConfigError
-from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
 counts = st.integers(1, 10_000)
@@ -29,7 +31,7 @@ run_specs = st.builds(
     ),
     gmi=st.builds(GmiSpec, num_gmis=st.none() | counts, num_envs=counts, threads_per_gmi=st.none() | counts),
     network=st.builds(NetworkSpec, hidden=st.lists(counts, min_size=1).map(tuple)),
-    ppo=st.builds(PPOSpec, rollout_length=counts, value_clip=st.none() | fractions, gamma=fractions),
+    learning=st.builds(PPOSpec, rollout_length=counts, value_clip=st.none() | fractions, gamma=fractions),
     evaluation=st.builds(EvaluationSpec, interval=counts, num_episodes=counts),
     seed=counts,
     total_env_steps=st.none() | counts,
@@ -57,7 +59,7 @@ def test_plain_data_holds_no_tuples_and_no_dataclasses(spec):
 
 def test_what_is_not_given_keeps_its_default():
     assert run_spec_from_dict({}) == RunSpec()
-    assert run_spec_from_dict({"ppo": {"gamma": 0.9}}).ppo == replace(PPOSpec(), gamma=0.9)
+    assert run_spec_from_dict({"ppo": {"gamma": 0.9}}).learning == replace(PPOSpec(), gamma=0.9)
 
 
 def test_an_unknown_key_is_refused_with_its_path_and_the_nearest_name():
@@ -111,7 +113,7 @@ def test_whole_numbers_may_be_written_as_floats_and_the_reverse():
     spec = run_spec_from_dict({"total_env_steps": 2e6, "ppo": {"obs_clip": 5}})
     assert spec.total_env_steps == 2_000_000
     assert isinstance(spec.total_env_steps, int)
-    assert isinstance(spec.ppo.obs_clip, float)
+    assert isinstance(spec.learning.obs_clip, float)
 
 
 def test_settings_are_applied_in_order_by_path_or_by_name_alone():
@@ -119,17 +121,16 @@ def test_settings_are_applied_in_order_by_path_or_by_name_alone():
         RunSpec(),
         ["ppo.learning_rate=1e-4", "num_envs=64", "hidden=[32, 32]", "num_gmis=null", "num_envs=128"],
     )
-    assert spec.ppo.learning_rate == 1e-4
+    assert spec.learning.learning_rate == 1e-4
     assert spec.gmi.num_envs == 128
     assert spec.network.hidden == (32, 32)
     assert spec.gmi.num_gmis is None
 
 
 def test_a_name_that_several_algorithms_have_means_the_runs_own():
-    assert with_settings(RunSpec(), ["gamma=0.9"]).ppo.gamma == 0.9
+    assert with_settings(RunSpec(), ["gamma=0.9"]).learning.gamma == 0.9
     spec = with_settings(RunSpec(algorithm="a3c"), ["gamma=0.9", "max_lag=3"])
-    assert (spec.impala.gamma, spec.impala.max_lag, spec.ppo.gamma) == (0.9, 3, 0.99)
-    assert spec.learning is spec.impala
+    assert (type(spec.learning), spec.learning.gamma, spec.learning.max_lag) == (ImpalaSpec, 0.9, 3)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_settings_reach_into_the_environments_arguments():
 
 def test_a_mapping_is_laid_over_a_section_and_replaces_the_environments_arguments():
     spec = with_settings(RunSpec(), ["ppo={rollout_length: 48, gamma: 0.9}", "ppo={gamma: 0.8}"])
-    assert spec.ppo == replace(RunSpec().ppo, rollout_length=48, gamma=0.8)
+    assert spec.learning == replace(RunSpec().learning, rollout_length=48, gamma=0.8)
     spec = with_settings(spec, ["env.kwargs={frame_skip: 4}", "env.kwargs={healthy_reward: 2}"])
     assert spec.env.kwargs == {"healthy_reward": 2}
 
@@ -194,7 +195,7 @@ def test_a_setting_that_cannot_be_applied_says_why(setting, message):
 
 def test_every_setting_is_found_by_its_own_path():
     for path in setting_paths():
-        assert setting_path(path) == path
+        assert setting_path(path, "ppo") == path
 
 
 def test_merging_lays_sections_over_each_other_and_leaves_both_alone():

@@ -16,9 +16,9 @@ def written(folder, name, text):
 def test_a_yaml_file_is_laid_over_its_tasks_preset(tmp_path):
     path = written(tmp_path, "run.yaml", "env: {id: CartPole-v1}\nppo: {learning_rate: 3e-4}\nseed: 7\n")
     spec = load_config_file(path)
-    assert spec.ppo.learning_rate == 3e-4
+    assert spec.learning.learning_rate == 3e-4
     assert spec.seed == 7
-    assert spec.ppo.rollout_length == preset("CartPole-v1").ppo.rollout_length
+    assert spec.learning.rollout_length == preset("CartPole-v1").learning.rollout_length
     assert spec.network == preset("CartPole-v1").network
 
 
@@ -26,13 +26,13 @@ def test_a_file_without_a_task_takes_the_one_that_was_asked_for(tmp_path):
     assert load_config_file(written(tmp_path, "a.yml", "seed: 1"), "Hopper-v5").env.id == "Hopper-v5"
     text = "from rayagi import PPOConfig\nconfig = PPOConfig().training(lr=1e-3)\n"
     spec = load_config_file(written(tmp_path, "a.py", text), "Hopper-v5")
-    assert (spec.env.id, spec.ppo.learning_rate) == ("Hopper-v5", 1e-3)
+    assert (spec.env.id, spec.learning.learning_rate) == ("Hopper-v5", 1e-3)
 
 
 def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template(tmp_path):
     path = written(tmp_path, "a.yaml", "algorithm: impala\nimpala: {max_lag: 3}\n")
     spec = load_config_file(path, "Ant-v5")
-    assert (spec.algorithm, spec.gmi.template, spec.impala.max_lag) == ("impala", "decoupled", 3)
+    assert (spec.algorithm, spec.gmi.template, spec.learning.max_lag) == ("impala", "decoupled", 3)
     assert load_config_file(path, "Ant-v5", "impala") == spec
     with pytest.raises(
         ConfigError, match=r"algorithm = 'impala': is not the algorithm that was asked for, 'a3c'"
@@ -43,7 +43,7 @@ def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template
     assert (spec.algorithm, spec.gmi.template) == ("a3c", "dp_only")
     text = "from rayagi import ImpalaConfig\nconfig = ImpalaConfig().training(max_lag=1)\n"
     spec = load_config_file(written(tmp_path, "c.py", text), "Ant-v5", "impala")
-    assert (spec.algorithm, spec.impala.max_lag) == ("impala", 1)
+    assert (spec.algorithm, spec.learning.max_lag) == ("impala", 1)
 
 
 def test_an_empty_yaml_file_is_the_preset(tmp_path):

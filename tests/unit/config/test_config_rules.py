@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.convert import with_settings
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import PRESETS, TaskPreset, preset
@@ -21,7 +22,7 @@ def test_the_default_spec_and_every_preset_keep_all_rules():
 def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
     assert "Humanoid-v4" not in PRESETS
     assert preset("Humanoid-v4").network.hidden == (200, 400, 100)
-    assert preset("Humanoid-v4").ppo == TaskPreset().ppo
+    assert preset("Humanoid-v4").learning == PPOSpec(**TaskPreset().learning)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@ import pickle
 
 import pytest
 
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.impala_config import A3CConfig, ImpalaConfig
 from rayagi.config.presets import preset
-from rayagi.config.rllib_algorithms import SETTINGS
-from rayagi.config.rllib_settings import PRESET
-from rayagi.config.spec import GmiSpec, ImpalaSpec
+from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
+from rayagi.config.spec import GmiSpec
 
 CONFIGS = [ImpalaConfig, A3CConfig]
 
@@ -59,7 +60,7 @@ def test_every_field_of_the_section_can_be_set_in_rllibs_words():
     )
     spec = built.to_run_spec()
     assert spec.gmi == GmiSpec(template="decoupled", num_gmis=4, num_learners=2, num_envs=10)
-    assert spec.impala == ImpalaSpec(
+    assert spec.learning == ImpalaSpec(
         rollout_length=30,
         rollouts_per_update=2,
         max_lag=7,
@@ -83,12 +84,12 @@ def test_every_field_of_the_section_can_be_set_in_rllibs_words():
         normalize_rewards=False,
         obs_clip=4.0,
     )
-    assert spec.ppo == preset("Hopper-v5").ppo
 
 
 def test_a_clip_of_none_is_the_papers_gradient():
     assert (
-        ImpalaConfig().environment("Ant-v5").training(clip_param=None).to_run_spec().impala.clip_ratio is None
+        ImpalaConfig().environment("Ant-v5").training(clip_param=None).to_run_spec().learning.clip_ratio
+        is None
     )
 
 
@@ -103,7 +104,6 @@ def test_a_clip_of_none_is_the_papers_gradient():
             "vtrace_clip_rho_threshold",
             "ImpalaConfig",
         ),
-        (A3CConfig, lambda c: c.training(c_bar=2.0), "c_bar = 2.0", "A3CConfig has no such setting"),
         (A3CConfig, lambda c: c.training(on_stale="correct"), "training(on_stale=)", "'wait' or 'drop'"),
         (
             ImpalaConfig,
@@ -142,11 +142,13 @@ def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
         ConfigError, match=r"training\(max_lags=\) = 1: no such setting; did you mean max_lag"
     ):
         ImpalaConfig().training(max_lags=1)
+    with pytest.raises(ConfigError, match=r"training\(c_bar=\) = 2.0: no such setting"):
+        A3CConfig().training(c_bar=2.0)  # V-trace's
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_a_setting_that_nothing_honours_is_refused_with_what_to_use_instead(cls):
-    settings, pristine = SETTINGS[cls.algorithm], cls().to_dict()
+    settings, pristine = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), cls().to_dict()
     unhonoured = [key for key in pristine if not settings.is_honoured(key) and not key.startswith("_")]
     assert "num_env_runners" in unhonoured
     for key in unhonoured:
@@ -158,13 +160,15 @@ def test_a_setting_that_nothing_honours_is_refused_with_what_to_use_instead(cls)
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
-    settings, attributes = SETTINGS[cls.algorithm], vars(cls())
+    settings, attributes = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), vars(cls())
     assert set(settings.paths) <= set(attributes)
     assert {name for name, value in attributes.items() if value is PRESET} == set(settings.unset)
-    for leaf in settings.names.values():
+    for leaf in settings.definition.rllib.names.values():
         assert hasattr(ImpalaSpec(), leaf)
     only_impalas = {"rho_bar", "c_bar"} if cls is A3CConfig else set()
-    assert set(settings.names.values()) == set(ImpalaSpec.__dataclass_fields__) - only_impalas
+    assert (
+        set(settings.definition.rllib.names.values()) == set(ImpalaSpec.__dataclass_fields__) - only_impalas
+    )
 
 
 @pytest.mark.parametrize("cls", CONFIGS)

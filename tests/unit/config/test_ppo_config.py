@@ -8,14 +8,16 @@ from ray.rllib.algorithms.ppo.ppo import PPOConfig as RllibPPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.presets import preset
-from rayagi.config.rllib_algorithms import SETTINGS
-from rayagi.config.rllib_settings import PRESET
-from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
+from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 
-PPO = SETTINGS["ppo"]
+PPO = AlgorithmSettings(definition=DEFINITIONS["ppo"])
 
 
 def config(env="Ant-v5"):
@@ -23,9 +25,10 @@ def config(env="Ant-v5"):
 
 
 def value_at(spec, path):
+    value = run_spec_to_dict(spec)
     for part in path.split("."):
-        spec = getattr(spec, part)
-    return spec
+        value = value[part]
+    return value
 
 
 def refusal(built):
@@ -97,7 +100,7 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
             collective_timeout_s=7.0,
         ),
         network=NetworkSpec(hidden=(8, 4), activation="relu", initial_log_std=-1.0),
-        ppo=PPOSpec(
+        learning=PPOSpec(
             rollout_length=30,
             num_epochs=3,
             num_minibatches=5,
@@ -117,7 +120,6 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
             normalize_rewards=False,
             obs_clip=4.0,
         ),
-        impala=preset("Hopper-v5").impala,
         evaluation=EvaluationSpec(interval=4, num_episodes=6),
         seed=11,
         total_env_steps=1000,
@@ -127,19 +129,23 @@ def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
 def test_a_value_that_equals_rllibs_default_still_wins_over_the_preset():
     rllib = RllibPPOConfig()
     spec = config().training(lr=rllib.lr, clip_param=rllib.clip_param, lambda_=rllib.lambda_).to_run_spec()
-    assert (spec.ppo.learning_rate, spec.ppo.clip_ratio, spec.ppo.gae_lambda) == (5e-5, 0.3, 1.0)
+    assert (spec.learning.learning_rate, spec.learning.clip_ratio, spec.learning.gae_lambda) == (
+        5e-5,
+        0.3,
+        1.0,
+    )
 
 
 def test_rllibs_ways_of_saying_none_are_understood():
     spec = config().training(grad_clip=None, vf_clip_param=float("inf")).to_run_spec()
-    assert (spec.ppo.max_grad_norm, spec.ppo.value_clip) == (0.0, None)
+    assert (spec.learning.max_grad_norm, spec.learning.value_clip) == (0.0, None)
     assert config().evaluation(evaluation_interval=None).to_run_spec().evaluation.interval == 0
     assert config().debugging(seed=None).to_run_spec().seed == 0
 
 
 def test_batch_sizes_become_rollout_length_and_minibatches():
     built = config().gmi(num_envs=16, num_gmis=2).training(train_batch_size=1024, minibatch_size=128)
-    ppo = built.to_run_spec().ppo
+    ppo = built.to_run_spec().learning
     assert (ppo.rollout_length, ppo.num_minibatches) == (32, 4)  # 1024 / (2 * 16); 32 * 16 / 128
 
 
@@ -149,7 +155,7 @@ def test_numbers_may_be_left_to_a_search_but_not_with_batch_sizes_that_need_them
     )
     spec = config.to_run_spec()
     assert (spec.gmi.num_gmis, spec.gmi.num_envs, spec.gmi.wants_search) == ("auto", "auto", True)
-    assert spec.ppo.rollout_length == 16
+    assert spec.learning.rollout_length == 16
     with pytest.raises(ValueError, match="resolved"):
         _ = spec.gmi.envs
     with pytest.raises(ConfigError, match=r"minibatch_size = 64: needs the numbers .* give rollout_length"):
@@ -325,7 +331,7 @@ def test_the_tables_of_settings_agree_with_each_other():
     attributes = vars(PPOConfig())
     assert set(PPO.paths) <= set(attributes)
     assert {name for name, value in attributes.items() if value is PRESET} == set(PPO.unset)
-    assert set(PPO.fixed) <= set(PPO.unset)
+    assert set(PPO.definition.rllib.fixed) <= set(PPO.unset)
     for path, _ in PPO.paths.values():
         value_at(RunSpec(), path)
     assert repr(PRESET) == "<preset>"

@@ -14,7 +14,8 @@ from actors.host_memory import forget_peak, give_back, peak_bytes, resident_byte
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms import gradient_learner
-from rayagi.config.spec import GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.probe_program import ProbeFactory, parts_of
 from tests.fakes.point import make_point
 
@@ -22,7 +23,7 @@ MIB = 2**20
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4),
     network=NetworkSpec(hidden=(16, 8)),
-    ppo=PPOSpec(rollout_length=32, num_minibatches=4, num_epochs=2),
+    learning=PPOSpec(rollout_length=32, num_minibatches=4, num_epochs=2),
     seed=3,
 )
 
@@ -48,7 +49,7 @@ def build(spec, parts):
     ],
 )
 def test_into_how_many_parts(steps, minibatches, iteration_s, parts):
-    spec = replace(SPEC, ppo=replace(SPEC.ppo, rollout_length=steps, num_minibatches=minibatches))
+    spec = replace(SPEC, learning=replace(SPEC.learning, rollout_length=steps, num_minibatches=minibatches))
     assert parts_of(spec, iteration_s, wanted_s=0.25) == parts
 
 
@@ -101,7 +102,7 @@ def memory_held():
         SPEC,
         gmi=GmiSpec(num_envs=1024),
         network=NetworkSpec(hidden=(256, 128)),
-        ppo=replace(SPEC.ppo, num_epochs=1),
+        learning=replace(SPEC.learning, num_epochs=1),
     )
 
     def held(parts):

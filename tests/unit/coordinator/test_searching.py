@@ -199,7 +199,7 @@ def test_the_key_tells_machines_and_tasks_apart_but_not_seeds_and_sizes(two_core
     key = search_key(SPEC, two_cores)
     assert search_key(SPEC, eight_gpus) != key
     assert search_key(preset("Hopper-v5"), two_cores) != key
-    assert search_key(replace(SPEC, ppo=replace(SPEC.ppo, rollout_length=128)), two_cores) != key
+    assert search_key(replace(SPEC, learning=replace(SPEC.learning, rollout_length=128)), two_cores) != key
     other = replace(SPEC, seed=7, total_env_steps=10, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=8))
     assert search_key(other, two_cores) == key
 

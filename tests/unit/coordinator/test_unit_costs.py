@@ -10,7 +10,8 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, PPOSpec, RunSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.unit_costs import CostProgram, Readings, Timing, unit_costs
 from tests.fakes.point import ACTION_DIM, OBS_DIM, make_point
 
@@ -70,7 +71,7 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases():
         env=EnvSpec(id="Point"),
         gmi=GmiSpec(num_envs=8),
         network=NetworkSpec(hidden=(8,)),
-        ppo=PPOSpec(rollout_length=4, num_epochs=2, num_minibatches=2),
+        learning=PPOSpec(rollout_length=4, num_epochs=2, num_minibatches=2),
     )
     identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))

@@ -26,8 +26,8 @@ def build(env_id, engine, *, num_envs=70, hidden=(20, 13), activation="tanh", th
         spec,
         gmi=replace(spec.gmi, num_envs=num_envs),
         network=NetworkSpec(hidden=hidden, activation=activation, initial_log_std=-0.3),
-        ppo=replace(
-            spec.ppo, rollout_length=32, num_epochs=1, num_minibatches=2, normalize_obs=normalize_obs
+        learning=replace(
+            spec.learning, rollout_length=32, num_epochs=1, num_minibatches=2, normalize_obs=normalize_obs
         ),
         seed=5,
     )

@@ -230,7 +230,7 @@ def balance(simulator, steps):
 
 def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
     spec = preset("CartPole-v1")
-    spec = replace(spec, ppo=replace(spec.ppo, normalize_rewards=True, rollout_length=8))
+    spec = replace(spec, learning=replace(spec.learning, normalize_rewards=True, rollout_length=8))
     identity = GmiIdentity(
         index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"), roles=("trainer",)
     )

@@ -107,7 +107,7 @@ def test_the_list_shows_it(folder, capsys):
 
 def test_its_settings_are_those_of_robots(folder):
     spec, robots = preset("cart_task:Cart"), PRESETS["Hopper-v5"]
-    assert (spec.network.hidden, spec.ppo) == ((256, 128, 64), robots.ppo)
+    assert (spec.network.hidden, spec.learning) == ((256, 128, 64), robots.learning)
 
 
 def test_it_is_drawn_as_the_batched_one_steps(folder):

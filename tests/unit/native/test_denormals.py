@@ -18,9 +18,10 @@ from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.policy import NetworkPolicy
-from rayagi.algorithms.ppo import PPOBatch, PPOLearner
-from rayagi.algorithms.ppo_rollouts import PPOTraining
-from rayagi.config.spec import NetworkSpec, PPOSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo.training import PPOTraining
+from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator
 from rayagi.envs.fused.c.form import CForm

@@ -13,8 +13,9 @@ from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
-from rayagi.algorithms.ppo import PPOBatch, PPOLearner
-from rayagi.config.spec import NetworkSpec, PPOSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
+from rayagi.config.spec import NetworkSpec
 
 
 def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, choices=None, **options):

@@ -11,8 +11,8 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms.device_noise import minibatch_orders
 from rayagi.algorithms.graphs import Replay
-from rayagi.algorithms.ppo import MEASURED, PPOLearner
-from rayagi.algorithms.ppo_rollouts import PPOTraining
+from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner
+from rayagi.algorithms.ppo.training import PPOTraining
 
 
 class CapturedPPOTraining(PPOTraining):

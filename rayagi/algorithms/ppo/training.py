@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from actors.rollout import Rollout
-from rayagi.algorithms.ppo import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_training import RolloutTraining
-from rayagi.config.spec import PPOSpec
 
 
 class PPOTraining(RolloutTraining[PPOSpec]):

@@ -15,10 +15,10 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms import losses
 from rayagi.algorithms.gradient_learner import GradientLearner
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.impala.vtrace import vtrace
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_training import RolloutTraining
-from rayagi.algorithms.vtrace import vtrace
-from rayagi.config.spec import ImpalaSpec
 
 
 @dataclass(slots=True)

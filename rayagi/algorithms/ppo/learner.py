@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rayagi.algorithms import losses
 from rayagi.algorithms.distributions import GaussianHead
 from rayagi.algorithms.gradient_learner import GradientLearner
-from rayagi.config.spec import PPOSpec
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")

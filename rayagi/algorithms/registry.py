@@ -1,0 +1,20 @@
+"""The algorithms there are. To add one, write its folder and name its definition here."""
+
+from __future__ import annotations
+
+from rayagi.algorithms.definition import AlgorithmDefinition
+from rayagi.algorithms.impala import A3C, IMPALA
+from rayagi.algorithms.ppo import PPO
+
+DEFINITIONS: dict[str, AlgorithmDefinition] = {
+    definition.name: definition for definition in (PPO, IMPALA, A3C)
+}
+"""By name; the first is what a run has where nobody says."""
+
+SECTIONS = {definition.section: definition.settings for definition in DEFINITIONS.values()}
+"""Name of each section of settings -> its class. Algorithms may share one."""
+
+
+def names_of(section: str) -> tuple[str, ...]:
+    """Algorithms that read a section of settings."""
+    return tuple(name for name, definition in DEFINITIONS.items() if definition.section == section)

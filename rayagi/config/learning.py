@@ -1,0 +1,99 @@
+"""Settings that learning algorithms have in common. Each algorithm's own are beside it, in rayagi.algorithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rayagi.config.errors import ConfigError
+
+Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "program"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningSpec:
+    """What every algorithm has: a rollout, estimates from it, and minibatches that Adam steps on."""
+
+    rollout_length: int = 32
+    """T: steps of every environment between updates."""
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    """Decay of the trace: lambda of GAE, and of V-trace (Espeholt et al. 2018, remark 2)."""
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    learning_rate: float = 3e-4
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
+    """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
+    target_kl: float = 0.01
+    """For kl_adaptive: of an update, from the policy before it."""
+    max_grad_norm: float = 0.5
+    """Clip the global gradient norm; 0: no clipping."""
+    adam_eps: float = 1e-5
+    normalize_advantages: bool = True
+    normalize_obs: bool = True
+    normalize_rewards: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    obs_clip: float = 10.0
+    """Clip normalised observations to [-obs_clip, obs_clip]."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Every rule that the values break, whatever the rest of the run is; ``section`` is what users call the settings."""
+        for name in ("rollout_length", "num_epochs", "num_minibatches"):
+            yield from at_least_one(f"{section}.{name}", getattr(self, name))
+        for name in ("learning_rate", "target_kl", "adam_eps", "obs_clip"):
+            yield from positive(f"{section}.{name}", getattr(self, name))
+        for name in ("value_coef", "entropy_coef", "max_grad_norm"):
+            yield from positive(f"{section}.{name}", getattr(self, name), zero=True)
+        if not 0 < self.gamma <= 1:
+            yield ConfigError(f"{section}.gamma", self.gamma, "must be greater than 0 and at most 1")
+        if not 0 <= self.gae_lambda <= 1:
+            yield ConfigError(f"{section}.gae_lambda", self.gae_lambda, "must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsynchronousSpec(LearningSpec):
+    """What algorithms have whose collectors and learners work at the same time."""
+
+    max_lag: int = 1
+    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner. 1: a rollout is collected
+    while the one before is learned from; more only evens out their paces, and learns more slowly."""
+    on_stale: Literal["wait", "drop", "correct"] = "wait"
+    """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
+    whatever their age (IMPALA's)."""
+    rollouts_per_update: int | None = None
+    """Rollouts that one update takes, each of one collecting GMI. None: one of every such GMI, as ``wait`` always has it."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Those of every algorithm, and of the lag."""
+        yield from LearningSpec.broken_rules(self, section)
+        if self.max_lag < 0:
+            reason = "must be at least 0 (0: the synchronous learner)"
+            yield ConfigError(f"{section}.max_lag", self.max_lag, reason)
+        yield from at_least_one(f"{section}.rollouts_per_update", self.rollouts_per_update)
+        if (self.on_stale == "wait" or self.max_lag == 0) and self.rollouts_per_update is not None:
+            yield ConfigError(
+                f"{section}.rollouts_per_update",
+                self.rollouts_per_update,
+                f"cannot be chosen with {section}.on_stale = 'wait' or {section}.max_lag = 0: an update then takes one "
+                "rollout of every collecting GMI",
+                "leave it out, or allow a lag with on_stale 'drop' or 'correct'",
+            )
+
+
+def at_least_one(path: str, value: int | str | None) -> Iterator[ConfigError]:
+    """The rule that a whole number, where one is given, is 1 or more."""
+    if isinstance(value, int) and value < 1:
+        yield ConfigError(path, value, "must be at least 1")
+
+
+def positive(path: str, value: float | None, *, zero: bool = False) -> Iterator[ConfigError]:
+    """The rule that a number, where one is given, is finite and greater than 0, or 0 where ``zero`` allows that."""
+    if value is None:
+        return
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        yield ConfigError(path, value, f"must be finite and {'at least' if zero else 'greater than'} 0")
