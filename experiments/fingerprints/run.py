@@ -55,7 +55,15 @@ def cases() -> list[Case]:
         "ppo_fused_cartpole": ("fused/CartPole-v1", "--gmis", "2"),
         "ppo_ea_t": ("HalfCheetah-v5", "--gmis", "2", "--template", "ea_t"),
         "ppo_e_at": ("HalfCheetah-v5", "--gmis", "2", "--template", "e_at"),
-        "ppo_dp_mp": ("HalfCheetah-v5", "--gmis", "3", "--template", "dp_mp", "--set", "gmi.threads_per_gmi=1"),
+        "ppo_dp_mp": (
+            "HalfCheetah-v5",
+            "--gmis",
+            "3",
+            "--template",
+            "dp_mp",
+            "--set",
+            "gmi.threads_per_gmi=1",
+        ),
         "impala_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala", "--template", "dp_only"),
         "a3c_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "a3c", "--template", "dp_only"),
         "impala_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala"),
@@ -125,7 +133,9 @@ def main() -> int:
     kept: dict[str, Any] = json.loads(given.file.read_text()) if given.file.is_file() else {}
     comparable = kept.get("where") == _where()
     if not given.record and not comparable:
-        print("no fingerprints of this processor and these versions: --record them from the code before the change")
+        print(
+            "no fingerprints of this processor and these versions: --record them from the code before the change"
+        )
         return 2
     found = dict(kept.get("fingerprints", {})) if comparable else {}
     changed = []

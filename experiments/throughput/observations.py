@@ -23,8 +23,9 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
+from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.policy import NetworkPolicy, new_policy
-from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.config.spec import NetworkSpec
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
@@ -94,19 +95,19 @@ class Course:
         """The parameters and moments of the start."""
         self._learner.load_state_dict(self._start)
 
-    def _by_torch(self, batch: PPOBatch) -> None:
+    def _by_torch(self, batch: OnPolicyBatch) -> None:
         with flushed_denormals():
             for order in self._orders:
                 self._learner.minibatch_step(batch, order)
 
     @torch.no_grad()
-    def _batch(self, obs: Tensor) -> PPOBatch:
+    def _batch(self, obs: Tensor) -> OnPolicyBatch:
         policy: NetworkPolicy = self._policy
         outputs, values = policy.outputs(obs), self._learner.values(obs)
         actions = policy.sample(outputs, torch.ones_like(outputs))
         log_probs = policy.model.head.log_prob(outputs, actions)
         advantages = torch.randn(len(obs), generator=torch.Generator().manual_seed(2))
-        return PPOBatch(obs, actions, log_probs, values, advantages, values + advantages)
+        return OnPolicyBatch(obs, actions, log_probs, values, advantages, values + advantages)
 
 
 def measure(activation: str, rounds: int) -> dict[str, dict[str, float]]:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from collectives.communicator import Communicator
 from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo.learner import PPOLearner
 
 GROUPS = 8
 """Groups of environments whose gradients are compared with that of all."""
@@ -101,7 +102,7 @@ class MeteredLearner(PPOLearner):
         self.pairs: list[NormPair] = []
 
     def update(
-        self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int
+        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
     ) -> dict[str, float]:
         """Measure at the parameters that collected the batch, then update."""
         norms = torch.tensor([self._norms(batch, order) for order in orders[0]], dtype=torch.float64)
@@ -109,13 +110,13 @@ class MeteredLearner(PPOLearner):
         self.pairs.append(NormPair(small=small, big=big))
         return super().update(batch, orders, iteration, env_steps_total)
 
-    def _norms(self, batch: PPOBatch, order: Tensor) -> tuple[float, float]:
+    def _norms(self, batch: OnPolicyBatch, order: Tensor) -> tuple[float, float]:
         """Squared norms of one minibatch: mean over the groups, and of all environments together."""
         group = order % self.num_envs * GROUPS // self.num_envs
         gradients = torch.stack([self._policy_gradient(batch, order[group == g]) for g in range(GROUPS)])
         return float(gradients.square().sum(1).mean()), float(gradients.mean(0).square().sum())
 
-    def _policy_gradient(self, batch: PPOBatch, order: Tensor) -> Tensor:
+    def _policy_gradient(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
         """Gradient of the loss in the policy's parameters alone: the value network is another one."""
         total, _ = self.loss(batch, order)
         parameters = [*self.model.policy.parameters(), *self.model.head.parameters()]

@@ -15,7 +15,7 @@ from actors.gmi import GmiContext
 from actors.host_memory import forget_peak, peak_bytes
 from actors.protocols import EnvFactory, IterationResult
 from actors.rollout import Rollout, StepRow
-from rayagi.algorithms.ppo.training import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 

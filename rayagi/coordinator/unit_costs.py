@@ -31,9 +31,9 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.simulator import Simulator
 from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.policy import NetworkPolicy
-from rayagi.algorithms.ppo.learner import PPOBatch
-from rayagi.algorithms.ppo.training import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
@@ -264,11 +264,11 @@ def _given(env: VecEnv) -> EnvFactory:
     return make
 
 
-def _repeated(batch: PPOBatch, num_steps: int) -> PPOBatch:
+def _repeated(batch: OnPolicyBatch, num_steps: int) -> OnPolicyBatch:
     """The batch of ``SHARED`` times the environments, each there as often."""
     larger = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
         by_step = value.view(num_steps, -1, *value.shape[1:])
         larger[field.name] = by_step.repeat(1, SHARED, *[1] * (value.dim() - 1)).flatten(0, 1)
-    return PPOBatch(**larger)
+    return OnPolicyBatch(**larger)

@@ -11,8 +11,7 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms.device_noise import minibatch_orders
 from rayagi.algorithms.graphs import Replay
-from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner
-from rayagi.algorithms.ppo.training import PPOTraining
+from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOTraining
 
 
 class CapturedPPOTraining(PPOTraining):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from rayagi.algorithms import losses
 from rayagi.algorithms.distributions import GaussianHead
-from rayagi.algorithms.gradient_learner import GradientLearner
+from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.native.ppo import CompiledUpdate, Trained
 
@@ -18,32 +17,7 @@ MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 """What a step measures, in its order."""
 
 
-@dataclass(slots=True)
-class PPOBatch:
-    """A rollout ready for learning, flattened over time and environments: B = T * N.
-
-    Attributes:
-        obs: what the networks saw              (B, obs_dim)
-        actions: what was done                  (B, dim) or (B,)
-        log_probs: log probability then         (B,)
-        values: V(s) then                       (B,)
-        advantages: normalised if so configured (B,)
-        targets: value targets                  (B,)
-    """
-
-    obs: Tensor
-    actions: Tensor
-    log_probs: Tensor
-    values: Tensor
-    advantages: Tensor
-    targets: Tensor
-
-    def fields(self) -> tuple[Tensor, ...]:
-        """All, in this order."""
-        return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
-
-
-class PPOLearner(GradientLearner[PPOSpec]):
+class PPOLearner(OnPolicyLearner[PPOSpec]):
     """Clipped surrogate and value loss, step by step: on a CPU in a compiled program, where there is a compiler."""
 
     def __init__(self, *given: Any, **whose: Any) -> None:
@@ -51,22 +25,9 @@ class PPOLearner(GradientLearner[PPOSpec]):
         self._compiled = self._compile()
 
     def update(
-        self, batch: PPOBatch, orders: Tensor, iteration: int, env_steps_total: int
+        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
     ) -> dict[str, float]:
-        """All epochs over one rollout.
-
-        Args:
-            batch: this GMI's samples.
-            orders: flat sample indices, (num_epochs, num_minibatches, minibatch).
-            iteration: number of this iteration, from 1; for error messages.
-            env_steps_total: steps of all GMIs before this update, for the linear schedule.
-
-        Returns:
-            Metrics named in rayagi.monitoring.catalogue, averaged over minibatches.
-
-        Raises:
-            NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
-        """
+        """All epochs over one rollout."""
         self.begin_update(env_steps_total)
         if self._compiled is not None:
             told, waited_s = self._compiled(batch.fields(), orders.flatten(0, 1), self.learning_rate)
@@ -83,7 +44,7 @@ class PPOLearner(GradientLearner[PPOSpec]):
         """V(s): (B, obs_dim) -> (B,), by the program that learns, where there is one."""
         return super().values(observed) if self._compiled is None else self._compiled.values(observed)
 
-    def loss(self, batch: PPOBatch, order: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: OnPolicyBatch, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
         spec, model = self.spec, self.model
         obs = batch.obs[order]
@@ -100,7 +61,7 @@ class PPOLearner(GradientLearner[PPOSpec]):
             parts = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped))
         return total, parts
 
-    def minibatch_step(self, batch: PPOBatch, order: Tensor) -> Tensor:
+    def minibatch_step(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
         """One step on the samples in ``order``, by torch. Returns what ``MEASURED`` names, (6,)."""
         total, parts = self.loss(batch, order)
         norm = self.step(total)
@@ -125,6 +86,15 @@ class PPOLearner(GradientLearner[PPOSpec]):
             ),
             self._descent,
         )
+
+
+class PPOTraining(OnPolicyTraining[PPOSpec]):
+    """Implements actors.trainer.Learner for PPO."""
+
+    learner: PPOLearner
+
+    def _make_learner(self, total_env_steps: int | None, weight: float) -> PPOLearner:
+        return PPOLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
 
 def _linear(network: nn.Sequential) -> list[tuple[Tensor, Tensor]]:

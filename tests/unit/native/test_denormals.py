@@ -17,10 +17,10 @@ from collectives.compiler import load
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
-from rayagi.algorithms.ppo.training import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOLearner, PPOTraining
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator
@@ -131,7 +131,7 @@ def batch_of(learner, size=64):
     obs, zeros = small(size, 2), torch.zeros(size)
     actions = small(size, 2)
     log_probs = learner.model.head.log_prob(torch.zeros(size, 2), actions).detach()
-    return PPOBatch(
+    return OnPolicyBatch(
         obs=obs,
         actions=actions,
         log_probs=log_probs,

@@ -13,8 +13,9 @@ from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
 from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOBatch, PPOLearner
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.config.spec import NetworkSpec
 
 
@@ -52,7 +53,7 @@ def batch_of(learner, size, seed=0):
         noise = exploration(means.shape, generator, gumbel=model.head.gumbel_noise)
         actions = model.head.sample(means, noise)
         log_probs = model.head.log_prob(means, actions) + 0.3 * normal(size)
-    return PPOBatch(
+    return OnPolicyBatch(
         obs=obs,
         actions=actions,
         log_probs=log_probs,
@@ -72,7 +73,9 @@ def by_torch(learner, batch, order):
     """The flat gradient and the five parts in float64."""
     exact = PPOLearner.__new__(PPOLearner)
     exact.spec, exact.model = learner.spec, copy.deepcopy(learner.model).double()
-    doubles = PPOBatch(*(field.double() if field.is_floating_point() else field for field in batch.fields()))
+    doubles = OnPolicyBatch(
+        *(field.double() if field.is_floating_point() else field for field in batch.fields())
+    )
     total, parts = exact.loss(doubles, order)
     parameters = list(exact.model.parameters())
     gradients = torch.autograd.grad(total, parameters)
@@ -126,7 +129,7 @@ def test_a_hand_worked_sample():
             parameter.fill_(number)
     log_prob = -0.5 * 0.5**2 - 0.5 * math.log(2 * math.pi)
     fields = ([1.0], [2.5], [log_prob - math.log(1.1)], [4.0], [2.0], [3.0])
-    batch = PPOBatch(*(torch.tensor(field) for field in fields))
+    batch = OnPolicyBatch(*(torch.tensor(field) for field in fields))
     batch.obs, batch.actions = batch.obs.unsqueeze(1), batch.actions.unsqueeze(1)
     gradient, parts = compiled(learner, batch, torch.tensor([0]))
     names = [name for name, _ in learner.model.named_parameters()]
@@ -153,7 +156,7 @@ def chooser_of(num_choices, bias=None, **options):
 
 def choices_of(actions, log_probs, advantages):
     size = len(actions)
-    return PPOBatch(
+    return OnPolicyBatch(
         obs=torch.zeros(size, 1),
         actions=torch.tensor(actions),
         log_probs=torch.tensor(log_probs),

@@ -1,0 +1,100 @@
+"""On-policy learning: from a raw rollout to advantages and value targets by GAE; then the algorithm's update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.rollout import Rollout
+from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
+from rayagi.algorithms.returns import explained_variance, gae
+from rayagi.algorithms.rollout_training import RolloutTraining
+
+
+@dataclass(slots=True)
+class OnPolicyBatch:
+    """A rollout ready for learning, flattened over time and environments: B = T * N.
+
+    Attributes:
+        obs: what the networks saw              (B, obs_dim)
+        actions: what was done                  (B, dim) or (B,)
+        log_probs: log probability then         (B,)
+        values: V(s) then                       (B,)
+        advantages: normalised if so configured (B,)
+        targets: value targets                  (B,)
+    """
+
+    obs: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    targets: Tensor
+
+    def fields(self) -> tuple[Tensor, ...]:
+        """All, in this order."""
+        return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
+
+
+class OnPolicyLearner(GradientLearner[SpecT]):
+    """What steps the networks on a batch."""
+
+    @abstractmethod
+    def update(
+        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
+    ) -> dict[str, float]:
+        """All steps over one rollout.
+
+        Args:
+            batch: this GMI's samples
+            orders: flat sample indices of each minibatch, (num_epochs, num_minibatches, minibatch)
+            iteration: number of this iteration, from 1; for error messages
+            env_steps_total: steps of all GMIs before this update, for the linear schedule
+
+        Returns:
+            Metrics named in rayagi.monitoring.catalogue, averaged over minibatches.
+
+        Raises:
+            NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
+        """
+
+
+class OnPolicyTraining(RolloutTraining[SpecT]):
+    """Implements actors.trainer.Learner for algorithms that learn from what the present policy collected."""
+
+    learner: OnPolicyLearner[SpecT]
+
+    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+        batch, fit = self.prepare(rollout)
+        metrics = self.learner.update(batch, orders, number, self.env_steps)
+        return {**metrics, "explained_variance": float(fit)}
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> tuple[OnPolicyBatch, Tensor]:
+        """The batch of a rollout, and the explained variance of its value estimates, ()."""
+        obs, everything = self._observed(rollout)
+        values, next_values = self._values(rollout, everything)
+        device = values.device
+        advantages, targets = gae(
+            rewards=self._scaled_rewards(rollout),
+            values=values,
+            next_values=next_values,
+            terminated=rollout.terminated.to(device),
+            done=(rollout.terminated | rollout.truncated).to(device),
+            gamma=self.spec.gamma,
+            gae_lambda=self.spec.gae_lambda,
+        )
+        return (
+            OnPolicyBatch(
+                obs=obs,
+                actions=rollout.actions.flatten(0, 1).to(device),
+                log_probs=self._behaviour(rollout),
+                values=values.reshape(-1),
+                advantages=self._normalised(advantages).reshape(-1),
+                targets=targets.reshape(-1),
+            ),
+            explained_variance(values, targets),
+        )
