@@ -5,9 +5,10 @@ from __future__ import annotations
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.impala import A3C, IMPALA
 from rayagi.algorithms.ppo import PPO
+from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, IMPALA, A3C)
+    definition.name: definition for definition in (PPO, TRPO, IMPALA, A3C)
 }
 """By name; the first is what a run has where nobody says."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,11 @@ def test_definitions_import_neither_torch_nor_ray():
     code = "import sys, rayagi.algorithms.registry; print(sorted({'ray', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@EACH
+def test_the_page_of_algorithms_has_a_row_for_each(definition):
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    templates, face = ", ".join(definition.templates), definition.rllib
+    row = f"| `{definition.name}` | {definition.summary} | `{definition.section}` | {templates} | "
+    assert f"{row}`{face.config}`, `{face.algorithm}` |" in page

@@ -1,0 +1,74 @@
+"""Trust region policy optimisation (Schulman et al. 2015): its definition and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rayagi.algorithms.definition import RLLIB_NAMES, AlgorithmDefinition, LearningMetric, RllibFace
+from rayagi.config.errors import ConfigError
+from rayagi.config.learning import LearningSpec, at_least_one, positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TRPOSpec(LearningSpec):
+    """One natural-gradient step of the policy per rollout; epochs, minibatches and Adam are the value network's.
+
+    The formulas are those of Schulman et al. 2015, §6 and appendix C.
+    """
+
+    max_kl: float = 0.01
+    """delta: bound on the mean KL divergence between the policies before and after an update, nats."""
+    cg_iterations: int = 10
+    """Of conjugate gradient, each with one product of the Fisher matrix and a vector."""
+    cg_damping: float = 0.1
+    """Multiple of the identity that is added to the Fisher matrix."""
+    line_search_steps: int = 10
+    """Step sizes that are tried before the update is given up."""
+    backtrack_ratio: float = 0.8
+    """Each tried step is so many times the one before."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Those of every algorithm, and of the trust region."""
+        yield from LearningSpec.broken_rules(self, section)
+        for name in ("max_kl", "cg_damping"):
+            yield from positive(f"{section}.{name}", getattr(self, name), zero=name == "cg_damping")
+        for name in ("cg_iterations", "line_search_steps"):
+            yield from at_least_one(f"{section}.{name}", getattr(self, name))
+        if not 0 < self.backtrack_ratio < 1:
+            yield ConfigError(f"{section}.backtrack_ratio", self.backtrack_ratio, "must be between 0 and 1")
+        if self.lr_schedule == "kl_adaptive":
+            reason = "is for policies that Adam steps, and TRPO's step is bounded by max_kl"
+            yield ConfigError(
+                f"{section}.lr_schedule", self.lr_schedule, reason, "use 'constant' or 'linear'"
+            )
+
+
+TRPO = AlgorithmDefinition(
+    name="trpo",
+    summary="synchronous, natural gradient within a trust region (Schulman et al. 2015)",
+    settings=TRPOSpec,
+    section="trpo",
+    templates=("dp_only", "ea_t", "e_at", "dp_mp"),
+    training="rayagi.algorithms.trpo.training:TRPOTraining",
+    preset={"lr_schedule": "constant", "learning_rate": 1e-3},
+    metrics=(
+        LearningMetric(
+            name="backtracks",
+            unit="steps",
+            help="step sizes that the line search gave up; as many as it may try: the policy stayed as it was",
+        ),
+    ),
+    rllib=RllibFace(
+        config="TRPOConfig",
+        algorithm="TRPO",
+        names={
+            **{name: field for name, field in RLLIB_NAMES.items() if name != "kl_target"},
+            **{
+                name: name
+                for name in ("max_kl", "cg_iterations", "cg_damping", "line_search_steps", "backtrack_ratio")
+            },
+        },
+        instead=((r"kl_target|kl_coeff", "use training(max_kl=)"),),
+    ),
+)

@@ -1,0 +1,173 @@
+"""TRPO's update: conjugate gradient, line search, and the value network's epochs (Schulman et al. 2015, appendix C)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
+from torch.func import functional_call
+
+from rayagi.algorithms import losses
+from rayagi.algorithms.distributions import GaussianHead
+from rayagi.algorithms.networks import ActorCritic
+from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
+from rayagi.algorithms.trpo import TRPOSpec
+
+MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
+
+
+class TRPOLearner(OnPolicyLearner[TRPOSpec]):
+    """Steps the policy along the natural gradient, the value network along its loss."""
+
+    def update(
+        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
+    ) -> dict[str, float]:
+        """One step of the policy, then all epochs of the value network, by the minibatches in ``orders``."""
+        self.begin_update(env_steps_total)
+        loss, entropy, kl, norm, backtracks = self._step_policy(batch)
+        value_losses = [self._step_value(batch, order) for epoch in orders for order in epoch]
+        row = torch.stack((loss, torch.stack(value_losses).mean(), entropy, kl, norm, backtracks))
+        return self.end_update(MEASURED, [row], last_epoch=1, iteration=iteration, what="TRPO update")
+
+    def _step_policy(self, batch: OnPolicyBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Returns the surrogate loss, the entropy, the KL divergence of the step, the gradient's norm, and backtracks."""
+        model, spec = self.model, self.spec
+        names, parameters = _policy_parameters(model)
+        # Trainers of a host share one copy of the parameters: it is not read again, since others may be done first.
+        start = _flat(parameters).detach().clone()
+        old = _distribution(model, dict(zip(names, _like(start, parameters), strict=True)), batch.obs)
+
+        def measured(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Surrogate gain E[(pi / pi_old) A], mean KL(pi_old || pi), and the entropy, of this trainer's samples."""
+            new = _distribution(model, dict(zip(names, _like(flat, parameters), strict=True)), batch.obs)
+            ratio = (new.log_prob(batch.actions) - batch.log_probs).exp()
+            return (ratio * batch.advantages).mean(), kl_divergence(old, new).mean(), new.entropy().mean()
+
+        # g = grad of the surrogate at theta_old, over all trainers' samples.
+        theta = start.clone().requires_grad_()
+        gain, kl, _ = measured(theta)
+        (gradient,) = torch.autograd.grad(gain, theta, retain_graph=True)
+        gradient = self._mean(gradient)
+        # F v = grad((grad KL)^T v): the Fisher matrix is the Hessian of the mean KL divergence at theta_old (appendix C.1).
+        (slope,) = torch.autograd.grad(kl, theta, create_graph=True)
+
+        def fisher_product(vector: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(slope @ vector, theta, retain_graph=True)
+            return self._mean(product) + spec.cg_damping * vector
+
+        direction = conjugate_gradient(fisher_product, gradient, spec.cg_iterations)
+        # The longest step within the bound: beta = sqrt(2 delta / s^T F s) (appendix C).
+        curvature = direction @ fisher_product(direction)
+        step = (2 * spec.max_kl / curvature.clamp(min=1e-12)).sqrt() * direction
+        accepted, backtracks = self._line_search(measured, start, step, gain.detach())
+        with torch.no_grad():
+            for parameter, values in zip(parameters, _like(accepted, parameters), strict=True):
+                parameter.copy_(values)
+            gain, kl, entropy = measured(accepted)
+        norm = torch.linalg.vector_norm(gradient)
+        return (
+            -gain,
+            entropy,
+            self._mean(kl.reshape(1))[0],
+            norm,
+            torch.tensor(float(backtracks), device=norm.device),
+        )
+
+    @torch.no_grad()
+    def _line_search(
+        self,
+        measured: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+        start: Tensor,
+        step: Tensor,
+        start_gain: Tensor,
+    ) -> tuple[Tensor, int]:
+        """The first of ever shorter steps that gains and keeps the bound, over all trainers' samples; none: no step."""
+        for backtracks in range(self.spec.line_search_steps):
+            candidate = start + self.spec.backtrack_ratio**backtracks * step
+            gain, kl, _ = measured(candidate)
+            improvement, divergence = self._mean(torch.stack((gain - start_gain, kl))).tolist()
+            if improvement > 0 and divergence <= self.spec.max_kl:
+                return candidate, backtracks
+        return start, self.spec.line_search_steps
+
+    def _step_value(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
+        """One step of Adam on the value loss of the samples in ``order``; the policy's gradients are zero, and it stays."""
+        values = self.model.values(batch.obs[order])
+        loss = losses.value_loss(values, batch.values[order], batch.targets[order], None)
+        self.step(self.spec.value_coef * loss)
+        return loss.detach()
+
+    def _mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all trainers' samples, alike to the last bit on all of them."""
+        tensor = self.weight * tensor.detach()
+        if self.communicator.world_size > 1:
+            started = time.perf_counter()
+            self.communicator.all_reduce(tensor, "mean")
+            self.sync_s += time.perf_counter() - started
+        return tensor
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, iterations: int) -> Tensor:
+    """x with A x = target, approximately, for a symmetric positive definite A given by its products.
+
+    Args:
+        product: v (P,) -> A v (P,)
+        target: (P,)
+        iterations: at most; fewer once the residual is 1e-10 of the target's norm
+
+    Returns:
+        x, (P,). P iterations would be exact.
+    """
+    x, residual = torch.zeros_like(target), target.clone()
+    search = residual.clone()
+    squared = residual @ residual
+    enough = 1e-20 * squared
+    for _ in range(iterations):
+        if squared <= enough:
+            break
+        image = product(search)
+        alpha = squared / (search @ image)
+        x = x + alpha * search
+        residual = residual - alpha * image
+        before, squared = squared, residual @ residual
+        search = residual + squared / before * search
+    return x
+
+
+def _policy_parameters(model: ActorCritic) -> tuple[list[str], list[Tensor]]:
+    """Names and tensors of what decides about actions: everything but the value network."""
+    named = [(name, each) for name, each in model.named_parameters() if not name.startswith("value.")]
+    return [name for name, _ in named], [each for _, each in named]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([each.reshape(-1) for each in tensors])
+
+
+def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    parts = flat.split([each.numel() for each in tensors])
+    return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
+
+
+def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor) -> Distribution:
+    """Of actions in each state, by these parameters in place of the model's."""
+    policy = {
+        name.removeprefix("policy."): each for name, each in parameters.items() if name.startswith("policy.")
+    }
+    outputs = functional_call(model.policy, policy, (obs,))
+    if isinstance(model.head, GaussianHead):
+        std = parameters["head.log_std"].exp().expand_as(outputs)
+        return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
+    return Categorical(logits=outputs, validate_args=False)
+
+
+class TRPOTraining(OnPolicyTraining[TRPOSpec]):
+    """Implements actors.trainer.Learner for TRPO."""
+
+    learner: TRPOLearner
+
+    def _make_learner(self, total_env_steps: int | None, weight: float) -> TRPOLearner:
+        return TRPOLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)

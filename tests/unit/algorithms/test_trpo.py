@@ -1,0 +1,180 @@
+"""TRPO's step against explicit matrices, and the whole loop in one process and over GMIs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
+
+from rayagi.algorithms.trpo import TRPOSpec
+from rayagi.algorithms.trpo.training import conjugate_gradient
+from rayagi.config.errors import ConfigError
+from rayagi.config.presets import preset
+from rayagi.config.rules import checked
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import make_env_factory
+from tests.fakes.point import make_point
+from tests.unit.algorithms.test_program import build, run_gmis
+
+SPEC = RunSpec(
+    algorithm="trpo",
+    gmi=GmiSpec(num_envs=4),
+    network=NetworkSpec(hidden=(6, 5), activation="tanh"),
+    learning=TRPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    seed=3,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks of this size only wait for their threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def policy_vector(model):
+    named = model.named_parameters()
+    return torch.cat(
+        [each.detach().reshape(-1) for name, each in named if not name.startswith("value.")]
+    ).clone()
+
+
+def collected(spec, make_env=make_point):
+    """A program, and the batch of its first rollout."""
+    program = build(spec, make_env=make_env)
+    program._collect(0)
+    batch, _ = program.training.prepare(program.rollout)
+    return program, batch
+
+
+def test_conjugate_gradient_solves_a_system_in_as_many_iterations_as_it_has_unknowns():
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn((7, 7), generator=generator, dtype=torch.float64)
+    matrix, target = half @ half.T + torch.eye(7, dtype=torch.float64), torch.arange(7, dtype=torch.float64)
+    found = conjugate_gradient(lambda vector: matrix @ vector, target, 7)
+    torch.testing.assert_close(found, torch.linalg.solve(matrix, target), rtol=1e-8, atol=1e-10)
+
+
+def test_conjugate_gradient_of_nothing_is_nothing():
+    zero = torch.zeros(3)
+    assert torch.equal(conjugate_gradient(lambda vector: vector, zero, 10), zero)
+
+
+def test_the_step_is_the_natural_gradient_s_that_reaches_the_bound():
+    settings = replace(SPEC.learning, max_kl=1e-4, cg_iterations=500, cg_damping=0.1)
+    program, batch = collected(replace(SPEC, learning=settings))
+    model = program.training.policy.model
+    start, names = (
+        policy_vector(model),
+        [n for n, _ in model.named_parameters() if not n.startswith("value.")],
+    )
+    shapes = [dict(model.named_parameters())[name].shape for name in names]
+
+    def distribution(flat):
+        parts = dict(zip(names, flat.split([shape.numel() for shape in shapes]), strict=True))
+        parts = {name: part.view(shape) for (name, part), shape in zip(parts.items(), shapes, strict=True)}
+        hidden = batch.obs.double()
+        for layer in (0, 2, 4):
+            hidden = hidden @ parts[f"policy.{layer}.weight"].T + parts[f"policy.{layer}.bias"]
+            hidden = hidden.tanh() if layer < 4 else hidden
+        return Independent(Normal(hidden, parts["head.log_std"].exp().expand_as(hidden)), 1)
+
+    theta = start.double().requires_grad_()
+    old = distribution(theta.detach())
+    ratio = (distribution(theta).log_prob(batch.actions.double()) - batch.log_probs).exp()
+    (gradient,) = torch.autograd.grad((ratio * batch.advantages).mean(), theta)
+    fisher = torch.autograd.functional.hessian(
+        lambda flat: kl_divergence(old, distribution(flat)).mean(), theta.detach()
+    )
+    damped = fisher + 0.1 * torch.eye(len(theta), dtype=torch.float64)
+    direction = torch.linalg.solve(damped, gradient)
+    expected = (2 * 1e-4 / (direction @ damped @ direction)).sqrt() * direction
+
+    training = program.training
+    metrics = training.learner.update(batch, training._orders(program.rollout, 0), 1, 0)
+    moved = (policy_vector(model) - start).double()
+    assert metrics["backtracks"] == 0
+    torch.testing.assert_close(moved, expected, rtol=2e-3, atol=2e-6)
+    measured = float(kl_divergence(old, distribution(start.double() + moved)).mean())
+    assert metrics["approx_kl"] == pytest.approx(measured, rel=1e-3)
+    assert 0 < measured <= 1e-4
+
+
+def test_where_no_step_keeps_the_bound_the_policy_stays_and_the_value_network_learns():
+    # With float32 parameters no divergence this small can be reached but by standing still.
+    program, _ = collected(replace(SPEC, learning=replace(SPEC.learning, max_kl=1e-38, line_search_steps=3)))
+    model = program.training.policy.model
+    policy, value = policy_vector(model), model.value[0].weight.detach().clone()
+    metrics = program.trainer.update(program.rollout)
+    assert metrics["backtracks"] == 3
+    assert torch.equal(policy_vector(model), policy)
+    assert not torch.equal(model.value[0].weight, value)
+
+
+@pytest.mark.parametrize("slices", [None, (3.0, 1.0)])
+def test_training_does_not_depend_on_the_layout(slices):
+    def after_three(program):
+        for _ in range(3):
+            metrics = program.iterate().metrics
+        return metrics, policy_vector(program.training.policy.model)
+
+    whole = build(replace(SPEC, gmi=replace(SPEC.gmi, num_envs=8)))
+    expected, reference = after_three(whole)
+    for metrics, found in run_gmis(replace(SPEC, gmi=replace(SPEC.gmi, slices=slices)), 2, after_three):
+        assert metrics["backtracks"] == expected["backtracks"]
+        assert metrics["approx_kl"] == pytest.approx(expected["approx_kl"], rel=2e-3)
+        torch.testing.assert_close(found, reference, rtol=1e-3, atol=2e-5)
+
+
+def test_choices_are_learned_within_the_bound_too():
+    make_env = make_env_factory("CartPole-v1")
+    program, batch = collected(replace(SPEC, learning=replace(SPEC.learning, max_kl=1e-3)), make_env)
+    model = program.training.policy.model
+    with torch.no_grad():
+        old = Categorical(logits=model.policy(batch.obs))
+    metrics = program.trainer.update(program.rollout)
+    with torch.no_grad():
+        divergence = float(kl_divergence(old, Categorical(logits=model.policy(batch.obs))).mean())
+    assert metrics["approx_kl"] == pytest.approx(divergence, rel=1e-3)
+    assert 0 < divergence <= 1e-3
+    program.close()
+
+
+def test_a_resumed_run_continues_to_the_last_bit():
+    first = build()
+    for _ in range(2):
+        first.iterate()
+    second = build()
+    second.load_state_dict(first.state_dict())
+    first.iterate()
+    second.iterate()
+    assert torch.equal(
+        policy_vector(first.training.policy.model), policy_vector(second.training.policy.model)
+    )
+
+
+def test_training_improves_the_point():
+    learning = replace(SPEC.learning, max_kl=0.02, num_epochs=4)
+    program = build(replace(SPEC, gmi=GmiSpec(num_envs=16), learning=learning))
+    before = program.evaluate(20, seed=99).mean_return()
+    for _ in range(30):
+        program.iterate()
+    # As PPO does there (test_program.py): the mean cost falls by well over a tenth.
+    assert program.evaluate(20, seed=99).mean_return() > before + 0.1 * abs(before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_kl": 0.0}, "trpo.max_kl = 0.0: must be finite and greater than 0"),
+        ({"cg_iterations": 0}, "trpo.cg_iterations = 0: must be at least 1"),
+        ({"backtrack_ratio": 1.0}, "trpo.backtrack_ratio = 1.0: must be between 0 and 1"),
+        ({"lr_schedule": "kl_adaptive"}, "trpo.lr_schedule = 'kl_adaptive': .* use 'constant' or 'linear'"),
+    ],
+)
+def test_what_makes_no_trust_region_is_refused(changes, message):
+    spec = preset("HalfCheetah-v5", "trpo")
+    with pytest.raises(ConfigError, match=message):
+        checked(replace(spec, learning=replace(spec.learning, **changes)))
