@@ -42,6 +42,21 @@ def test_two_pairs_by_hand():
     assert found.standard_error == pytest.approx(0)
 
 
+def test_pairs_that_differ_give_an_error_by_hand():
+    # N = 8 and 64. |G|^2 = 2 and 1, tr = 64 and 72; the sums' ratio is 136 / 3, that of |G|^2 to its error 3 / 1.
+    # Without one pair or the other the ratio is 72 or 32: sqrt(1/2 (20^2 + 20^2)) = 20.
+    found = noise_scale([NormPair(10.0, 3.0), NormPair(10.0, 2.125)], small_envs=8, big_envs=64)
+    assert found.num_envs == pytest.approx(136 / 3)
+    assert found.standard_error == pytest.approx(20)
+
+
+def test_a_lower_bound_by_hand():
+    # N = 8 and 64. |G|^2 = 4 and 0: their sum is 4 +- sqrt(2 (2^2 + 2^2)) = 4. tr = 48 and 80: 128 / (4 + 2 * 4).
+    found = noise_scale([NormPair(10.0, 4.75), NormPair(10.0, 1.25)], small_envs=8, big_envs=64)
+    assert found.num_envs == pytest.approx(128 / 12)
+    assert found.standard_error is None
+
+
 def test_a_known_scale_is_found_within_its_error():
     # tr(Sigma) = 36, |G|^2 = 1
     found = noise_scale(pairs_of(signal=1, spread=6, envs=64, iterations=30), small_envs=8, big_envs=64)

@@ -52,6 +52,7 @@ def test_a_rollout_arrives_as_it_was_written(action, ended):
         for name, value in expected.items():
             torch.testing.assert_close(getattr(found, name), value, rtol=0, atol=0)
         assert (found.num_steps, found.num_envs) == (STEPS, ENVS)
+        assert torch.equal(found.obs, expected["raw_obs"])  # what the networks saw stays behind
         ends = [(step, ids.tolist(), obs.mean().item()) for step, ids, obs in found.finals]
         del found
     assert ends == [(step, ids, float(step)) for step, ids in ended]
