@@ -254,6 +254,8 @@ def test_reward_terms_of_all_gmis_are_those_of_the_run():
 
     merged = merge([result(up=[1.0, 2.0], effort=[-1.0, 0.0]), result(), result(up=[3.0], effort=[-2.0])])
     assert merged.reward_terms == {"up": [1.0, 2.0, 3.0], "effort": [-1.0, 0.0, -2.0]}
+    alone = result(up=[1.0])
+    assert merge([alone]) == alone
 
 
 def test_means_over_samples_count_unequal_gmis_by_their_own():

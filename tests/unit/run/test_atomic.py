@@ -43,6 +43,13 @@ def test_a_file_that_is_written_is_on_the_disk(tmp_path, events):
     assert (tmp_path / "a").read_bytes() == b"content"
 
 
+def test_the_disk_is_waited_for_once_it_was_given_all_content(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    atomic.write_bytes(tmp_path / "a", b"content")
+    assert sizes == [7]
+
+
 def test_a_log_that_is_closed_is_on_the_disk(tmp_path, events):
     log = CsvLog(tmp_path / "p.csv", ("iteration",))
     events.clear()

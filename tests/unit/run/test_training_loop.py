@@ -3,13 +3,14 @@ import math
 import pytest
 from fake_training_session import STEPS, FakeSession
 
+from actors.protocols import EvaluationResult
 from placement.errors import SliceLostError
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
-from rayagi.run.limits import Limits
+from rayagi.run.limits import Limits, Position
 from rayagi.run.loop_types import Interval, LoopSettings
-from rayagi.run.measures import first_non_finite
+from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.training_loop import TrainingLoop
 
 
@@ -86,6 +87,24 @@ def test_evaluations_come_at_exact_multiples_and_at_the_end(tmp_path):
     make_loop(tmp_path, session, recorder=rows, limits=Limits(iterations=25), evaluation_interval=10).run()
     assert session.evaluated_at == [10, 20, 25]
     assert [row["evaluation_return_mean"] for row, _ in rows.evaluations] == [100.0, 200.0, 250.0]
+
+
+def test_the_row_of_an_evaluation_by_hand():
+    position = Position(
+        iteration=7, env_steps=448, train_s=2.5, evaluation_return=None, training_return=None, training_episodes=0
+    )  # fmt: skip
+    # Mean 14 / 4; deviations -2.5, -1.5, 0.5, 3.5 from it, whose mean square is 21 / 4.
+    assert evaluation_row(EvaluationResult([2.0, 1.0, 4.0, 7.0], [10, 20, 20, 40]), position) == {
+        "iteration": 7,
+        "env_steps_total": 448,
+        "train_s": 2.5,
+        "evaluation_return_mean": 3.5,
+        "evaluation_return_std": pytest.approx(math.sqrt(21 / 4)),
+        "evaluation_return_min": 1.0,
+        "evaluation_return_max": 7.0,
+        "evaluation_length_mean": 22.5,
+        "evaluation_episodes": 4,
+    }
 
 
 def test_the_stop_return_is_the_evaluations_where_it_is_on(tmp_path):
