@@ -11,6 +11,7 @@ import pytest
 
 from collectives import compiler
 from collectives.compiler import CompilerError
+from collectives.private_folder import is_private_file, private_folder
 
 ONE = "int f(void) { return 1; }"
 OTHER_UID = 65534
@@ -185,6 +186,19 @@ def test_a_link_of_our_own_is_followed(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
     compiler.load(ONE)
     assert kept(tmp_path / "cache")
+
+
+def test_only_a_regular_file_that_nobody_else_can_write_is_private(tmp_path):
+    for name, mode in (("own", 0o644), ("of_the_group", 0o664), ("of_all", 0o646)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "folder").mkdir(0o700)
+    (tmp_path / "link").symlink_to("own")
+    with private_folder(tmp_path) as folder:
+        found = {name: is_private_file(folder, name) for name in os.listdir(tmp_path)}
+        with pytest.raises(FileNotFoundError):
+            is_private_file(folder, "nothing")
+    assert found == {"own": True, "of_the_group": False, "of_all": False, "folder": False, "link": False}
 
 
 @as_root

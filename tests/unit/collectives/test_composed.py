@@ -13,6 +13,7 @@ from collectives.buckets import adjacent, views
 from collectives.compositions import compose, names
 from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
+from collectives.queue import OperationQueue
 from collectives.reference import execute
 from collectives.rendezvous import poll
 from collectives.threads import ThreadGroup
@@ -258,6 +259,8 @@ def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after
         second.wait()
     with pytest.raises(CommunicatorError, match=r"barrier on rank 0 failed .* an earlier all_reduce failed"):
         communicator.barrier()
+    with pytest.raises(CommunicatorError, match=r"send on rank 0 failed .* an earlier all_reduce failed"):
+        communicator.send(torch.ones(1), to=1)  # at once, and not only by the handle's wait
     communicator.close()
 
 
@@ -275,6 +278,15 @@ def test_close_interrupts_what_runs_and_gives_up_what_waits():
             handle.wait()
     with pytest.raises(CommunicatorError, match="closed"):
         communicator.barrier()
+
+
+def test_a_queue_that_is_closed_while_it_is_idle_ends_its_thread():
+    queue, ran_in = OperationQueue(0), []
+    queue.start(lambda: ran_in.append(threading.current_thread())).wait()
+    assert poll(lambda: bool(queue._moved._waiters) or None, 30.0)  # for the next operation
+    queue.close(lambda: None, 30.0)
+    ran_in[0].join(30.0)
+    assert not ran_in[0].is_alive()
 
 
 def test_an_error_names_the_step_in_which_a_member_was_missed():

@@ -12,6 +12,7 @@ from collectives.experience.inbox import Inbox
 from collectives.experience.messages import Layouts
 from collectives.experience.outbox import Outbox
 from collectives.experience.schema import ExperienceSchema, Field
+from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 fields = st.lists(st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=6)
@@ -50,6 +51,9 @@ def test_tensors_lie_where_arrow_reads_them_and_do_not_overlap(columns, rows, se
     for name, tensor in values.items():
         assert bits(tensors[name]) == bits(tensor)
         assert arrow_bits(batch.column(name), rows) == bits(tensor)
+    # A message that begins this far behind a cache line has its body at the begin of one.
+    assert 0 <= layout.lead < CACHE_LINE_BYTES
+    assert (layout.lead + len(layout.metadata)) % CACHE_LINE_BYTES == 0
 
 
 def arrow_bits(column, rows):

@@ -242,6 +242,8 @@ def test_bad_input_is_refused_with_the_difference():
         with pytest.raises(ChannelClosedError):
             reader.read_into(tensors())
         assert board.wait(3, 0.0) == 3  # a reader that closes closes nothing for others
+    with pytest.raises(ChannelClosedError, match="this board is closed"):
+        board.publish(tensors(), 4)
     with pytest.raises(SchemaError, match="a type that channels do not carry"):
         ParameterBoard.host({"complex": torch.zeros(2, dtype=torch.complex64)})
     inbox = Inbox(ExperienceSchema("obs", (Field(name="obs"),)))
