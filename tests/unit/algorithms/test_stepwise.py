@@ -1,6 +1,7 @@
 """e_at and dp_mp with their GMIs in threads: the algorithm of dp_only, to the last bit where one GMI acts and learns."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -155,6 +156,19 @@ def test_a_resumed_run_continues_to_the_last_bit(kinds):
         assert result.episode_returns == straight[index].episode_returns
         if "trainer" in kinds[index]:
             assert_same_learning(result, straight[index])
+
+
+@pytest.mark.parametrize("kinds", [(E, AT), (E, A, T)], ids=str)
+def test_an_iteration_and_its_parts_take_no_longer_than_the_call(kinds):
+    def measured(program, index):
+        begun = time.perf_counter()
+        result = program.iterate()
+        return time.perf_counter() - begun, result
+
+    for took_s, result in unfailed(run_gmis(kinds, measured)):
+        assert 0.0 < result.metrics["iteration_s"] <= took_s
+        for name in ("simulate_s", "act_s", "exchange_s", "wait_s", "update_s", "sync_s"):
+            assert 0.0 <= result.metrics.get(name, 0.0) <= result.metrics["iteration_s"], name
 
 
 def test_a_checkpoint_of_dp_only_goes_on_with_new_environments():
