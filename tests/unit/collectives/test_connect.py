@@ -191,6 +191,20 @@ def test_two_groups_of_one_process_do_not_disturb_each_other():
     assert sum_of_ranks(second) == [3.0, 3.0, 3.0]
 
 
+def watching_threads():
+    """Those that watch whether members are alive, of groups that other tests left open too."""
+    return {thread for thread in threading.enumerate() if re.fullmatch(r"liveness-\d+", thread.name)}
+
+
+def test_a_connection_that_fails_leaves_no_thread():
+    before = watching_threads()
+    found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "shm")
+    assert all(isinstance(error, CommunicatorError) for error in found)
+    with pytest.raises(RendezvousError):
+        connect(Collective(2), this_member(0), world_size=2, timeout_s=0.1)
+    assert watching_threads() <= before
+
+
 def test_shared_memory_across_hosts_is_refused_with_the_way_out():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "shm")
     for error in found:

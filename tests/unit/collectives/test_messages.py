@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from members import Failed, run_group
 from test_composed import run_threads
 
+from collectives import channels
 from collectives.channels import MESSAGE_DTYPES
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.solo import SoloCommunicator
@@ -45,6 +47,20 @@ def test_what_arrives_has_the_type_shape_and_bits_that_were_sent(dtype, shape, s
     came = run_threads(ThreadGroup.of(2, timeout_s=20.0), task)[1]
     assert (came.dtype, came.shape) == (dtype, torch.Size(shape))
     assert bits(came) == bits(sent)
+
+
+def test_closing_waits_for_all_messages_together_no_longer_than_the_limit(monkeypatch):
+    limits, now = [], iter([100.0, 101.5, 107.0])
+    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: next(now)))
+
+    class Queue:
+        def close(self, interrupt, limit_s):
+            limits.append(limit_s)
+
+    closing = channels.Channels(0, 3, connect=None, guarded=None)
+    closing._queues = {(0, 1): Queue(), (2, 0): Queue()}
+    closing.close(5.0)
+    assert limits == [3.5, 0.0]
 
 
 def around(communicator, _):

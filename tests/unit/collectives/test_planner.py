@@ -159,7 +159,8 @@ def test_a_bad_profile_is_named_with_what_is_wrong(tmp_path, content, said):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("members", 1), ("nbytes", 1.5), ("seconds", 0), ("seconds", None)]
+    ("key", "value"),
+    [("members", 1), ("nbytes", 1.5), ("seconds", 0), ("seconds", float("inf")), ("seconds", None)],
 )
 def test_a_profile_of_impossible_measurements_is_refused(tmp_path, key, value):
     row = {
