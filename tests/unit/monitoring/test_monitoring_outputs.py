@@ -154,6 +154,24 @@ def test_the_panel_shows_the_runs_figures():
         assert figure in text
 
 
+def test_the_share_done_is_that_of_the_nearest_limit():
+    at = Position(
+        iteration=5, env_steps=300, train_s=25.0, evaluation_return=None, training_return=None, training_episodes=0
+    )  # fmt: skip
+    # 25 of 100 s, 300 of 1000 steps, 5 of 8 iterations; 5 of 4 is no more than all.
+    shares = [
+        Tracker(limits).share_done(at)
+        for limits in (
+            Limits(time_s=100.0),
+            Limits(time_s=100.0, env_steps=1000),
+            Limits(time_s=100.0, env_steps=1000, iterations=8),
+            Limits(iterations=4),
+            Limits(stop_return=10.0),
+        )
+    ]
+    assert shares == [0.25, 0.3, 0.625, 1.0, None]
+
+
 def test_the_sparkline_spans_low_to_high():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([5.0] * 4, 2) == "▁▁"

@@ -36,7 +36,9 @@ def test_each_outbox_is_shown_with_what_happened_in_it():
     for version, rows in enumerate((4, 3, 2)):
         outbox.put(random_rows(outbox.schema, rows, version), version=10 * version, to=0)
     taken = inbox.take(LIMIT_S)
+    before_s = time.monotonic()
     (look,) = looks("counted")
+    assert before_s <= look.at_s <= time.monotonic()
     assert look.schema == outbox.schema
     assert (look.producer, look.alive, look.rows, look.slots) == (2, True, 4, 3)
     assert (look.committed, look.committed_rows, look.committed_bytes) == (3, 9, 9 * (12 + 1 + 2))
