@@ -24,7 +24,7 @@ from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
 from collectives.wires import TransportName
 from placement.backends import get_backend
-from placement.backends.base import no_cuda
+from placement.backends.base import cuda_missing_error
 from placement.types import Slice
 
 
@@ -62,7 +62,7 @@ class GmiIdentity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Landing:
+class WorkerInfo:
     """Where a GMI really is, asked from inside its process."""
 
     index: int
@@ -109,7 +109,7 @@ class WorkloadFactory(Protocol):
 class Gmi:
     """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
 
-    Calls come in this order: ``land``, ``enter``, ``join`` (where the group has others), ``build``, then any of the others.
+    Calls come in this order: ``worker_info``, ``enter``, ``join`` (where the group has others), ``build``, then the rest.
     When the program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
     """
 
@@ -122,9 +122,9 @@ class Gmi:
         self.node = ""
         self.abroad: Abroad | None = None
 
-    def land(self) -> Landing:
+    def worker_info(self) -> WorkerInfo:
         """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
-        return Landing(
+        return WorkerInfo(
             index=self.identity.index,
             node_id="",
             hostname=socket.gethostname(),
@@ -134,7 +134,7 @@ class Gmi:
             gpu_ids=(),
         )
 
-    def enter(self, piece: Slice) -> Landing:
+    def enter(self, gmi_slice: Slice) -> WorkerInfo:
         """Enter the slice, and say where that is.
 
         Args:
@@ -143,9 +143,9 @@ class Gmi:
         Raises:
             SliceError: its cores or its device are not here.
         """
-        self.identity = replace(self.identity, slice=piece)
-        self._backend.enter(piece)
-        return self.land()
+        self.identity = replace(self.identity, slice=gmi_slice)
+        self._backend.enter(gmi_slice)
+        return self.worker_info()
 
     def join(
         self,
@@ -282,7 +282,7 @@ class Gmi:
             # torch raises these two themselves where it finds no CUDA; errors of ours are of classes of their own.
             by_torch = type(error) in (RuntimeError, AssertionError)
             if by_torch and device.type == "cuda" and not torch.cuda.is_available():
-                raise no_cuda(self.identity.slice) from error
+                raise cuda_missing_error(self.identity.slice) from error
             raise
 
     def _leave(self) -> None:

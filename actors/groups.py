@@ -13,13 +13,13 @@ import ray.exceptions
 import ray.util
 
 from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
-from actors.gmi import Gmi, GmiIdentity, Landing
+from actors.gmi import Gmi, GmiIdentity, WorkerInfo
 from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.experience.errors import ChannelError
 from collectives.wires import TransportName
-from placement.plan import Plan, bundle_of
+from placement.plan import PlacementPlan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
 WATCH_S = 5.0
@@ -43,9 +43,9 @@ class GmiActor(Gmi):
             self.directory = RemoteDirectory(collective)
         self.node, self.abroad = ray.get_runtime_context().get_node_id(), Relays()
 
-    def land(self) -> Landing:
+    def worker_info(self) -> WorkerInfo:
         """Say where this process is in Ray's terms."""
-        return replace(super().land(), node_id=self.node, gpu_ids=self._gpu_ids)
+        return replace(super().worker_info(), node_id=self.node, gpu_ids=self._gpu_ids)
 
     def join_through(
         self, *, timeout_s: float, transport: TransportName, composition: str, generation: int = 0
@@ -154,7 +154,7 @@ class GmiGroup:
         return None
 
 
-def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
+def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
     """Start one actor per GMI, and the collective actor where there are several. Does not wait: ask them to land.
 
     Environment variables of a slice are set before its process starts. An actor is never restarted by Ray: a
@@ -164,13 +164,13 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
         GmiIdentity(
             index=index,
             num_gmis=plan.num_gmis,
-            slice=piece,
+            slice=gmi_slice,
             roles=plan.roles_of(index),
             task=task,
             kinds=plan.kinds,
             group=plan.group,
         )
-        for index, piece in enumerate(plan.slices)
+        for index, gmi_slice in enumerate(plan.slices)
     ]
     group = GmiGroup(identities, [], None)
     try:
@@ -184,14 +184,16 @@ def start(plan: Plan, reservation: Reservation, task: str) -> GmiGroup:
     return group
 
 
-def restart(group: GmiGroup, index: int, plan: Plan, reservation: Reservation) -> None:
+def restart(group: GmiGroup, index: int, plan: PlacementPlan, reservation: Reservation) -> None:
     """Start a GMI anew on its bundle, in place of one that is lost or to be replaced. Does not wait: ask it to land."""
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(group.handles[index], no_restart=True)
     group.handles[index] = _start_one(group.identities[index], plan, reservation, group.collective)
 
 
-def _start_one(identity: GmiIdentity, plan: Plan, reservation: Reservation, collective: Any | None) -> Any:
+def _start_one(
+    identity: GmiIdentity, plan: PlacementPlan, reservation: Reservation, collective: Any | None
+) -> Any:
     token = reservation.group.id.hex()[:8]
     bundle = bundle_of(identity.slice)
     actor = ray.remote(GmiActor).options(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.errors import ReservationError, counted
-from placement.plan import Plan, bundle_of
+from placement.plan import PlacementPlan, bundle_of
 
 ROUNDING = 1e-6
 """Ray counts resources in steps of 1e-4; sums of floats may miss them by less than this."""
@@ -32,28 +32,30 @@ class NodeResources:
         return f"{self.name}: {', '.join(parts) or 'no CPU'}"
 
 
-def planned_node_ids(plan: Plan) -> list[str] | None:
+def planned_node_ids(plan: PlacementPlan) -> list[str] | None:
     """Ray's node id of each GMI, in GMI order; None where the machine was not read from a Ray cluster."""
-    ids = [plan.machine.node(piece.node).ray_node_id for piece in plan.slices]
+    ids = [plan.machine.node(gmi_slice.node).ray_node_id for gmi_slice in plan.slices]
     known = [node_id for node_id in ids if node_id is not None]
     return known if len(known) == len(ids) else None
 
 
-def fits(plan: Plan, nodes: Sequence[NodeResources]) -> bool:
+def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources]) -> bool:
     """Whether these nodes, with nothing else on them, hold the plan as Ray will be asked for it."""
     bundles = plan.bundles()
-    rooms = {node.node_id: _Room(node.total) for node in nodes}
+    capacities = {node.node_id: _FreeCapacity(node.total) for node in nodes}
     planned = planned_node_ids(plan)
     if planned is not None:
         wanted = zip(planned, bundles, strict=True)
-        return all(node_id in rooms and rooms[node_id].take(bundle) for node_id, bundle in wanted)
+        return all(node_id in capacities and capacities[node_id].take(bundle) for node_id, bundle in wanted)
     if plan.strategy() == "STRICT_PACK":
-        return any(all(room.take(bundle) for bundle in bundles) for room in rooms.values())
+        return any(all(capacity.take(bundle) for bundle in bundles) for capacity in capacities.values())
     largest_first = sorted(bundles, key=lambda bundle: (bundle.get("GPU", 0.0), bundle["CPU"]), reverse=True)
-    return all(any(room.take(bundle) for room in rooms.values()) for bundle in largest_first)
+    return all(any(capacity.take(bundle) for capacity in capacities.values()) for bundle in largest_first)
 
 
-def refusal(plan: Plan, nodes: Sequence[NodeResources], *, waited_s: float) -> ReservationError:
+def capacity_error(
+    plan: PlacementPlan, nodes: Sequence[NodeResources], *, waited_s: float
+) -> ReservationError:
     """The error for a plan that does not fit: what was asked, what there is, what would fit.
 
     Args:
@@ -67,12 +69,10 @@ def refusal(plan: Plan, nodes: Sequence[NodeResources], *, waited_s: float) -> R
     if len(nodes) > MAX_NODES_IN_TEXT:
         listed.append(f"{len(nodes) - MAX_NODES_IN_TEXT} more nodes")
     listed += [f"planned node {node_id} is gone" for node_id in gone]
-    way_out = _would_fit(plan, nodes, only_free=waited_s > 0)
+    hint = _would_fit(plan, nodes, only_free=waited_s > 0)
     if gone:
-        way_out = f"Plan again, since the cluster has changed. {way_out}"
-    return ReservationError(
-        bundles_text(plan.bundles()), "; ".join(listed) or "no live node", way_out, waited_s
-    )
+        hint = f"Plan again, since the cluster has changed. {hint}"
+    return ReservationError(bundles_text(plan.bundles()), "; ".join(listed) or "no live node", hint, waited_s)
 
 
 def bundles_text(bundles: Sequence[Mapping[str, float]]) -> str:
@@ -81,25 +81,27 @@ def bundles_text(bundles: Sequence[Mapping[str, float]]) -> str:
     return " + ".join(f"{count} x {{{text}}}" for text, count in texts.items())
 
 
-def _would_fit(plan: Plan, nodes: Sequence[NodeResources], *, only_free: bool) -> str:
-    rooms = [node.free if only_free else node.total for node in nodes]
+def _would_fit(plan: PlacementPlan, nodes: Sequence[NodeResources], *, only_free: bool) -> str:
+    capacities = [node.free if only_free else node.total for node in nodes]
     largest = max(map(bundle_of, plan.slices), key=lambda bundle: bundle["CPU"])
-    per_node = [_how_many(room, largest) for room in rooms]
+    per_node = [_how_many(capacity, largest) for capacity in capacities]
     most = max(per_node, default=0) if plan.strategy() == "STRICT_PACK" else sum(per_node)
     now, wait = (" now", ", or wait until others have finished") if only_free else ("", "")
     if most > 0:
         ways = [f"num_gmis={min(most, plan.num_gmis)}"] if most < plan.num_gmis else []
         ways += ["threads_per_gmi lower"] if largest["CPU"] > 1 else []
         return f"{counted(most, 'GMI')} of this size would fit{now}: set {' or '.join(ways) or 'fewer'}{wait}"
-    cores = max((int(room.get("CPU", 0.0)) for room in rooms), default=0)
-    if "GPU" in largest and not any(room.get("GPU", 0.0) + ROUNDING >= largest["GPU"] for room in rooms):
+    cores = max((int(capacity.get("CPU", 0.0)) for capacity in capacities), default=0)
+    if "GPU" in largest and not any(
+        capacity.get("GPU", 0.0) + ROUNDING >= largest["GPU"] for capacity in capacities
+    ):
         return f"No {largest['GPU']:g} of one GPU is there{now}: use backend='cpu'{wait}"
     if cores > 0:
         return f"No GMI of this size would fit{now}: set threads_per_gmi to {cores} or less{wait}"
     return f"Nothing would fit{now}: no CPU is left{wait}" if only_free else "Start Ray with at least one CPU"
 
 
-class _Room:
+class _FreeCapacity:
     """CPUs and GPUs of a node that nothing has taken. A fraction of a GPU never spans two."""
 
     def __init__(self, amounts: Mapping[str, float]) -> None:
@@ -120,7 +122,7 @@ class _Room:
 
 
 def _how_many(amounts: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    room, count = _Room(amounts), 0
-    while room.take(bundle):
+    capacity, count = _FreeCapacity(amounts), 0
+    while capacity.take(bundle):
         count += 1
     return count

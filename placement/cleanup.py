@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from placement.backends import get_backend
-from placement.errors import CarvingError
-from placement.ledger import Ledger, all_ledgers, exclusive
+from placement.errors import PartitionError
+from placement.ledger import Ledger, all_ledgers, exclusive_lock
 
 
-def left_behind(directory: Path | None = None) -> list[Ledger]:
+def stale_ledgers(directory: Path | None = None) -> list[Ledger]:
     """Ledgers whose process has ended without undoing what it made."""
     return [ledger for ledger in all_ledgers(directory)[0] if ledger.owner.state() == "dead"]
 
 
-def mend(ledger: Ledger) -> list[CarvingError]:
+def recover_stale_state(ledger: Ledger) -> list[PartitionError]:
     """Undo what a dead process left, and forget it; what could not be undone stays in the ledger and is returned."""
     errors = []
-    with exclusive(ledger.path.parent):
+    with exclusive_lock(ledger.path.parent):
         if not ledger.path.exists():
             return []  # somebody else mended it meanwhile
         current = Ledger.load(ledger.path)
         for backend, gpu_uuid in dict.fromkeys((step.backend, step.gpu_uuid) for step in current.steps()):
             try:
                 get_backend(backend).restore(gpu_uuid, current)
-            except CarvingError as error:
+            except PartitionError as error:
                 errors.append(error)
     return errors

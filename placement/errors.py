@@ -19,27 +19,27 @@ class PlacementError(Exception):
 class InventoryError(PlacementError):
     """A machine could not be read: a driver that answers with an error, a bad file, a silent node."""
 
-    def __init__(self, source: str, problem: str, way_out: str) -> None:
-        super().__init__(source, problem, way_out)
+    def __init__(self, source: str, problem: str, hint: str) -> None:
+        super().__init__(source, problem, hint)
         self.source = source
         self.problem = problem
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.problem}. {self.way_out}."
+        return f"{self.source}: {self.problem}. {self.hint}."
 
 
 class PlanError(PlacementError):
     """What was asked does not fit the machine, whatever else is running on it."""
 
-    def __init__(self, asked: str, limit: str, way_out: str) -> None:
-        super().__init__(asked, limit, way_out)
+    def __init__(self, asked: str, limit: str, hint: str) -> None:
+        super().__init__(asked, limit, hint)
         self.asked = asked
         self.limit = limit
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.asked}: {self.limit}. {self.way_out}."
+        return f"{self.asked}: {self.limit}. {self.hint}."
 
 
 class ReservationError(PlacementError):
@@ -67,27 +67,27 @@ class ReservationError(PlacementError):
 class SliceError(PlacementError):
     """A process could not be confined to its slice."""
 
-    def __init__(self, wanted: str, available: str, way_out: str) -> None:
-        super().__init__(wanted, available, way_out)
+    def __init__(self, wanted: str, available: str, hint: str) -> None:
+        super().__init__(wanted, available, hint)
         self.wanted = wanted
         self.available = available
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"Wanted {self.wanted}; there is {self.available}. {self.way_out}."
+        return f"Wanted {self.wanted}; there is {self.available}. {self.hint}."
 
 
-class CarvingError(PlacementError):
+class PartitionError(PlacementError):
     """A GPU could not be cut, or what was cut could not be undone."""
 
-    def __init__(self, what: str, problem: str, way_out: str) -> None:
-        super().__init__(what, problem, way_out)
+    def __init__(self, what: str, problem: str, hint: str) -> None:
+        super().__init__(what, problem, hint)
         self.what = what
         self.problem = problem
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.problem}. {self.way_out}."
+        return f"{self.what}: {self.problem}. {self.hint}."
 
 
 class SliceLostError(PlacementError):

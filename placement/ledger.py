@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from placement.errors import CarvingError, LedgerError
+from placement.errors import LedgerError, PartitionError
 from placement.types import BackendName
 
 SCHEMA = 1
@@ -44,7 +44,7 @@ class Owner:
     """When the process started, in clock ticks since boot: a later process of the same number has another."""
 
     @classmethod
-    def here(cls) -> Owner:
+    def this_process(cls) -> Owner:
         """This process."""
         pid = os.getpid()
         ticks = start_ticks(pid)
@@ -64,7 +64,7 @@ class Owner:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class LedgerEntry:
     """One thing that was done, or was about to be done when the process ended."""
 
     number: int
@@ -83,7 +83,7 @@ class Step:
 class Ledger:
     """The steps of one process on this host's GPUs. Every change is on the disk when the call returns."""
 
-    def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[Step, ...] = ()) -> None:
+    def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[LedgerEntry, ...] = ()) -> None:
         self.path, self.run, self.owner = path, run, owner
         self._steps = steps
 
@@ -95,7 +95,7 @@ class Ledger:
             run: whose carving it is, as text for people
             directory: where ledgers are kept; None: ``default_directory()``
         """
-        owner = Owner.here()
+        owner = Owner.this_process()
         name = f"{owner.host}-{owner.pid}-{time.time_ns():x}.json"
         return cls((directory or default_directory()) / name, run, owner)
 
@@ -110,14 +110,16 @@ class Ledger:
             content = json.loads(path.read_text())
             if content["schema"] != SCHEMA:
                 raise LedgerError(str(path), f"has schema {content['schema']}, this version reads {SCHEMA}")
-            steps = tuple(Step(**step) for step in content["steps"])
+            steps = tuple(LedgerEntry(**step) for step in content["steps"])
             return cls(path, str(content["run"]), Owner(**content["owner"]), steps)
         except OSError as error:
             raise LedgerError(str(path), f"cannot be read ({error.strerror})") from error
         except (ValueError, TypeError, KeyError) as error:
             raise LedgerError(str(path), f"is not a ledger ({error!r})") from error
 
-    def steps(self, gpu_uuid: str | None = None, backend: BackendName | None = None) -> tuple[Step, ...]:
+    def steps(
+        self, gpu_uuid: str | None = None, backend: BackendName | None = None
+    ) -> tuple[LedgerEntry, ...]:
         """Steps in the order of their undoing, the newest first; of one GPU or one backend where given."""
         return tuple(
             step
@@ -125,46 +127,48 @@ class Ledger:
             if gpu_uuid in (None, step.gpu_uuid) and backend in (None, step.backend)
         )
 
-    def record(self, backend: BackendName, gpu_uuid: str, made: str, undo: Undo | None = None) -> Step:
+    def record(self, backend: BackendName, gpu_uuid: str, made: str, undo: Undo | None = None) -> LedgerEntry:
         """Note a step *before* it is done.
 
         Raises:
-            CarvingError: the disk does not take it; then the step must not be done.
+            PartitionError: the disk does not take it; then the step must not be done.
         """
         number = max((step.number for step in self._steps), default=0) + 1
-        step = Step(number=number, backend=backend, gpu_uuid=gpu_uuid, made=made, undo=dict(undo or {}))
+        step = LedgerEntry(
+            number=number, backend=backend, gpu_uuid=gpu_uuid, made=made, undo=dict(undo or {})
+        )
         self._write((*self._steps, step))
         return step
 
-    def amend(self, step: Step, **known: UndoValue) -> Step:
+    def amend(self, step: LedgerEntry, **known: UndoValue) -> LedgerEntry:
         """Add what became known by doing the step, such as an id that the driver gave.
 
         Raises:
-            CarvingError: the disk does not take it.
+            PartitionError: the disk does not take it.
         """
         amended = replace(step, undo={**step.undo, **known})
         self._write(tuple(amended if kept.number == step.number else kept for kept in self._steps))
         return amended
 
-    def erase(self, step: Step) -> None:
+    def erase(self, step: LedgerEntry) -> None:
         """Forget a step *after* it was undone. The file goes with the last step. Safe to call twice."""
         self._write(tuple(kept for kept in self._steps if kept.number != step.number))
 
-    def _write(self, steps: tuple[Step, ...]) -> None:
+    def _write(self, steps: tuple[LedgerEntry, ...]) -> None:
         try:
             if steps:
                 _replace_text(self.path, json.dumps(self._content(steps), indent=2) + "\n")
             else:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise CarvingError(
+            raise PartitionError(
                 f"the ledger {self.path}",
                 f"could not be written ({error.strerror})",
                 "Make room on the disk, or set XDG_CACHE_HOME to a folder that can be written to",
             ) from error
         self._steps = steps
 
-    def _content(self, steps: tuple[Step, ...]) -> dict[str, Any]:
+    def _content(self, steps: tuple[LedgerEntry, ...]) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
             "run": self.run,
@@ -196,11 +200,11 @@ def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[Ledge
 
 
 @contextmanager
-def exclusive(directory: Path | None = None) -> Iterator[None]:
+def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
     """Be the only process of this user that claims GPUs or mends here. The kernel lets go when the process ends.
 
     Raises:
-        CarvingError: another process kept the lock for ``LOCK_LIMIT_S``.
+        PartitionError: another process kept the lock for ``LOCK_LIMIT_S``.
     """
     folder = directory or default_directory()
     folder.mkdir(parents=True, exist_ok=True)
@@ -212,7 +216,7 @@ def exclusive(directory: Path | None = None) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
-                    raise CarvingError(
+                    raise PartitionError(
                         f"the lock {file.name}",
                         f"another process has held it for {LOCK_LIMIT_S:.0f} s",
                         "See who carves or cleans up on this host (`fuser` names the process)",

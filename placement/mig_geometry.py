@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class MigProfile:
     """One size of instance of one GPU model."""
 
     name: str
@@ -42,10 +42,10 @@ class Geometry:
     model: str
     compute_slices: int
     memory_slices: int
-    profiles: tuple[Profile, ...]
+    profiles: tuple[MigProfile, ...]
     """From the smallest to the whole GPU."""
 
-    def profile(self, name: str) -> Profile | None:
+    def profile(self, name: str) -> MigProfile | None:
         """The profile of that name; None where the model has none."""
         return next((profile for profile in self.profiles if profile.name == name), None)
 
@@ -68,10 +68,10 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedProfile:
     """A profile at a place."""
 
-    profile: Profile
+    profile: MigProfile
     start: int
 
     @property
@@ -80,7 +80,7 @@ class Placed:
         return Placement(self.start, self.profile.size)
 
 
-Layout = tuple[Placed, ...]
+Layout = tuple[PlacedProfile, ...]
 """Instances side by side, by start."""
 
 
@@ -107,7 +107,7 @@ def _layouts(geometry: Geometry, first: int, taken: Iterable[Placement]) -> Iter
         return
     yield from _layouts(geometry, first + 1, taken)
     for profile in geometry.profiles:
-        here = Placed(profile, first)
+        here = PlacedProfile(profile, first)
         if first in profile.starts and not any(here.placement.overlaps(other) for other in taken):
             for rest in _layouts(geometry, here.placement.end, taken):
                 yield (here, *rest)
@@ -125,7 +125,7 @@ def _eight_slices(model: str, gigabytes: tuple[int, ...], sms: tuple[int | None,
         (7, 0, 4, 8, (0,)),
     )
     profiles = tuple(
-        Profile(
+        MigProfile(
             name=f"{compute}g.{gigabyte}gb",
             profile_id=profile_id,
             nvml_profile=constant,
@@ -146,7 +146,7 @@ A30 = Geometry(
     compute_slices=4,
     memory_slices=4,
     profiles=tuple(
-        Profile(
+        MigProfile(
             name=name,
             profile_id=profile_id,
             nvml_profile=constant,

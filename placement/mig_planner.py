@@ -13,13 +13,13 @@ from itertools import combinations
 from typing import TypeVar
 
 from placement.errors import PlanError, counted
-from placement.mig_geometry import Geometry, Layout, Placed, Placement, geometry_of, layouts
+from placement.mig_geometry import Geometry, Layout, PlacedProfile, Placement, geometry_of, layouts
 from placement.types import Gpu, MigInstance, core_ranges
 
-Request = float | str
+SizeRequest = float | str
 """A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
 
-LEAST_GRANTED = 0.5
+MIN_GRANTED = 0.5
 """MIG's sizes are coarse: 2 x 0.5 gives each 3 of 7 compute slices. Below this part of what was asked, a cut is
 another one than was asked for: an error, not an approximation."""
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class RelativeSize:
     """Parts of the whole GPU, each in (0, 1]."""
 
     name: str
@@ -40,8 +40,8 @@ class Size:
 
 
 def plan_instances(
-    gpu: Gpu, requests: Sequence[Request], taken: Iterable[Placement] | None = None
-) -> tuple[Placed, ...]:
+    gpu: Gpu, requests: Sequence[SizeRequest], taken: Iterable[Placement] | None = None
+) -> tuple[PlacedProfile, ...]:
     """New instances for the requests, in their order, beside what is taken.
 
     Among the layouts in which the poorest fraction gets most of what it asked, the one that takes least.
@@ -58,13 +58,13 @@ def plan_instances(
     _check(geometry, requests)
     occupied = frozenset(known_placements(gpu) if taken is None else taken)
 
-    def best(some: Sequence[Request]) -> tuple[Placed, ...] | None:
+    def best(some: Sequence[SizeRequest]) -> tuple[PlacedProfile, ...] | None:
         return _best_layout(geometry, layouts(geometry, occupied), some)
 
-    return best(requests) or _refuse(gpu, geometry, requests, occupied, best)
+    return best(requests) or _raise_no_placement(gpu, geometry, requests, occupied, best)
 
 
-def choose_existing(gpu: Gpu, requests: Sequence[Request]) -> tuple[MigInstance, ...]:
+def choose_existing(gpu: Gpu, requests: Sequence[SizeRequest]) -> tuple[MigInstance, ...]:
     """Instances that exist and that nobody uses, for the requests, in their order.
 
     Raises:
@@ -109,15 +109,15 @@ def known_placements(gpu: Gpu) -> tuple[Placement, ...]:
     )
 
 
-def size_of(geometry: Geometry, placed: Placed) -> Size:
+def size_of(geometry: Geometry, placed: PlacedProfile) -> RelativeSize:
     """The parts of the GPU that an instance has."""
     profile = placed.profile
-    return Size(
+    return RelativeSize(
         profile.name, profile.compute_slices / geometry.compute_slices, profile.size / geometry.memory_slices
     )
 
 
-def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> Size:
+def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> RelativeSize:
     """By its profile where the table has it; a part of a GPU instance has the memory, but fewer SMs."""
     whole = geometry.profiles[-1].sm_count
     profile = geometry.profile(instance.profile.removesuffix("+me"))
@@ -125,10 +125,12 @@ def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> Size:
         compute = profile.compute_slices / geometry.compute_slices
     else:
         compute = 0.0 if whole is None or instance.sm_count is None else instance.sm_count / whole
-    return Size(instance.profile, compute, min(1.0, instance.memory_bytes / gpu.memory_total_bytes))
+    return RelativeSize(instance.profile, compute, min(1.0, instance.memory_bytes / gpu.memory_total_bytes))
 
 
-def _best_layout(geometry: Geometry, among: Iterable[Layout], requests: Sequence[Request]) -> Layout | None:
+def _best_layout(
+    geometry: Geometry, among: Iterable[Layout], requests: Sequence[SizeRequest]
+) -> Layout | None:
     ranked = []
     for layout in among:
         if len(layout) != len(requests):
@@ -141,7 +143,7 @@ def _best_layout(geometry: Geometry, among: Iterable[Layout], requests: Sequence
 
 
 def _best_layout_of(
-    pieces: Sequence[T], size: Callable[[T], Size], requests: Sequence[Request]
+    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
 ) -> tuple[T, ...] | None:
     """The best choice among pieces that exist: any subset of as many as are asked for."""
     ranked = []
@@ -154,7 +156,7 @@ def _best_layout_of(
 
 
 def _match(
-    pieces: Sequence[T], size: Callable[[T], Size], requests: Sequence[Request]
+    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
 ) -> tuple[tuple[float, float], tuple[T, ...]] | None:
     """Hand each request one piece: names exactly, of fractions the larger the larger.
 
@@ -181,13 +183,13 @@ def _match(
     for (fraction, minus_index), piece in zip(fractions, left, strict=True):
         given[-minus_index] = piece
         granted = min(granted, size(piece).granted(fraction))
-    if granted < LEAST_GRANTED:
+    if granted < MIN_GRANTED:
         return None
     spent = sum(size(one).compute + size(one).memory for one in pieces)
     return (granted, spent), tuple(given[index] for index in range(len(requests)))
 
 
-def _check(geometry: Geometry, requests: Sequence[Request]) -> None:
+def _check(geometry: Geometry, requests: Sequence[SizeRequest]) -> None:
     names = [profile.name for profile in geometry.profiles]
     for request in requests:
         if isinstance(request, str) and request not in names:
@@ -200,13 +202,13 @@ def _check(geometry: Geometry, requests: Sequence[Request]) -> None:
         raise PlanError("no MIG instance", "at least one is needed", "Ask for one")
 
 
-def _refuse(
+def _raise_no_placement(
     gpu: Gpu,
     geometry: Geometry,
-    requests: Sequence[Request],
+    requests: Sequence[SizeRequest],
     occupied: frozenset[Placement],
-    best: Callable[[Sequence[Request]], Layout | None],
-) -> tuple[Placed, ...]:
+    best: Callable[[Sequence[SizeRequest]], Layout | None],
+) -> tuple[PlacedProfile, ...]:
     possible = layouts(geometry, occupied)
     most = max(len(layout) for layout in possible)
     slices = core_ranges(slot for one in occupied for slot in range(one.start, one.end))
@@ -225,11 +227,13 @@ def _refuse(
             f"no legal placement on its {geometry.memory_slices} memory slices{beside}; "
             f"alone would fit any of {', '.join(alone)}"
         )
-    raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _way_out(geometry, requests, best))
+    raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _hint(geometry, requests, best))
 
 
-def _way_out(
-    geometry: Geometry, requests: Sequence[Request], best: Callable[[Sequence[Request]], Layout | None]
+def _hint(
+    geometry: Geometry,
+    requests: Sequence[SizeRequest],
+    best: Callable[[Sequence[SizeRequest]], Layout | None],
 ) -> str:
     """The most of the requests that does fit, the earlier ones first."""
     for count in range(min(len(requests) - 1, geometry.memory_slices), 0, -1):
@@ -241,7 +245,7 @@ def _way_out(
     return "Use another GPU, have its instances destroyed by who made them, or use backend='mps'"
 
 
-def _text(requests: Sequence[Request]) -> str:
+def _text(requests: Sequence[SizeRequest]) -> str:
     return _counts(Counter(one if isinstance(one, str) else f"{one:.3g}" for one in requests))
 
 

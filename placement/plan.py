@@ -7,20 +7,27 @@ from dataclasses import asdict, dataclass, replace
 from math import floor
 from typing import Any, Literal
 
+from placement.backend_choice import choose_backend
 from placement.backends import get_backend
 from placement.backends.base import SliceLimits
-from placement.choice import choose_backend
-from placement.equal import cores_hold, equal_cores, equal_gpus
+from placement.colocation import colocate_on_cores
+from placement.equal_slices import equal_core_slices, equal_gpu_slices, max_gmis_on_cores
 from placement.errors import PlanError, counted
-from placement.foresight import foreseen
-from placement.kinds import OVERLAPPED, Mix, Roles, envs_of, mix_of, noun_of
-from placement.sharing import share_cores
+from placement.predicted_limits import predict_limits
+from placement.role_layout import (
+    OVERLAPPED_TEMPLATES,
+    RoleLayout,
+    Roles,
+    envs_per_gmi,
+    make_role_layout,
+    worker_type_name,
+)
 from placement.types import BackendName, Machine, Slice
-from placement.unequal import cut_cores, cut_gpus, refuse_counts
+from placement.unequal_slices import reject_conflicting_counts, unequal_core_slices, unequal_gpu_slices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PlacementPlan:
     """What will run where. GMI ``i`` is ``slices[i]``; slices are ordered by node."""
 
     template: str
@@ -52,41 +59,43 @@ class Plan:
     @property
     def group(self) -> tuple[int, ...] | None:
         """GMIs that form the group; None: all. Where GMIs do not wait for each other, learners only: others may be lost."""
-        return self.hosting("trainer") if self.template in OVERLAPPED else None
+        return self.hosting("trainer") if self.template in OVERLAPPED_TEMPLATES else None
 
     @property
     def envs(self) -> tuple[int, ...]:
         """Environments of each GMI; 0 of those without a simulator."""
-        return envs_of(self.kinds, self.num_envs, self.sizes)
+        return envs_per_gmi(self.kinds, self.num_envs, self.sizes)
 
     def memory_bytes(self, index: int) -> int:
         """Memory for GMI ``index``: its limit on the GPU where it has one, else an even share of the GPU or node."""
-        piece = self.slices[index]
-        node = self.machine.node(piece.node)
+        gmi_slice = self.slices[index]
+        node = self.machine.node(gmi_slice.node)
         for gpu in node.gpus:
-            if gpu.uuid == piece.gpu_uuid:
-                limit = self._limits(piece).memory_bytes
+            if gpu.uuid == gmi_slice.gpu_uuid:
+                limit = self._limits(gmi_slice).memory_bytes
                 if limit is not None:
                     return limit
-                return floor(gpu.memory_total_bytes * piece.gpu_fraction)
-        return node.memory_total_bytes // sum(other.node == piece.node for other in self.slices)
+                return floor(gpu.memory_total_bytes * gmi_slice.gpu_fraction)
+        return node.memory_total_bytes // sum(other.node == gmi_slice.node for other in self.slices)
 
-    def _limits(self, piece: Slice) -> SliceLimits:
+    def _limits(self, gmi_slice: Slice) -> SliceLimits:
         """What was carved, or what will be."""
-        if piece.share is not None:
-            return get_backend(piece.backend).limits(piece)
+        if gmi_slice.share is not None:
+            return get_backend(gmi_slice.backend).limits(gmi_slice)
         beside = [
-            other for other in self.slices if (other.node, other.gpu_uuid) == (piece.node, piece.gpu_uuid)
+            other
+            for other in self.slices
+            if (other.node, other.gpu_uuid) == (gmi_slice.node, gmi_slice.gpu_uuid)
         ]
-        return foreseen(self.machine, beside)[beside.index(piece)]
+        return predict_limits(self.machine, beside)[beside.index(gmi_slice)]
 
     def bundles(self) -> list[dict[str, float]]:
         """What to ask Ray for: one bundle per GMI, in slice order."""
-        return [bundle_of(piece) for piece in self.slices]
+        return [bundle_of(gmi_slice) for gmi_slice in self.slices]
 
     def strategy(self) -> Literal["STRICT_PACK", "PACK"]:
         """How Ray is to place the bundles: one node where the plan has one, else as few as possible."""
-        return "STRICT_PACK" if len({piece.node for piece in self.slices}) == 1 else "PACK"
+        return "STRICT_PACK" if len({gmi_slice.node for gmi_slice in self.slices}) == 1 else "PACK"
 
     def table(self) -> str:
         """The plan as aligned plain text: one line per GMI, then the reason."""
@@ -104,16 +113,16 @@ class Plan:
         return "\n".join(lines)
 
     def _row(self, index: int) -> tuple[str, ...]:
-        piece = self.slices[index]
+        gmi_slice = self.slices[index]
         memory = f"{self.memory_bytes(index) / 2**30:.1f} GiB"
         roles = "+".join(self.roles_of(index))
         return (
             str(index),
-            piece.node,
-            piece.label(),
+            gmi_slice.node,
+            gmi_slice.label(),
             roles,
             str(self.envs[index]) if "simulator" in self.roles_of(index) else "-",
-            str(piece.num_threads),
+            str(gmi_slice.num_threads),
             memory,
         )
 
@@ -122,10 +131,10 @@ class Plan:
         return asdict(self) | {"bundles": self.bundles()}
 
 
-def bundle_of(piece: Slice) -> dict[str, float]:
+def bundle_of(gmi_slice: Slice) -> dict[str, float]:
     """What one slice asks Ray for."""
-    bundle = {"CPU": float(piece.num_threads) if piece.num_cpus is None else piece.num_cpus}
-    return bundle | {"GPU": piece.gpu_fraction} if piece.gpu_uuid is not None else bundle
+    bundle = {"CPU": float(gmi_slice.num_threads) if gmi_slice.num_cpus is None else gmi_slice.num_cpus}
+    return bundle | {"GPU": gmi_slice.gpu_fraction} if gmi_slice.gpu_uuid is not None else bundle
 
 
 def make_plan(
@@ -141,7 +150,7 @@ def make_plan(
     num_envs: int,
     threads_per_gmi: int | None = None,
     sizes: Sequence[float] | None = None,
-) -> Plan:
+) -> PlacementPlan:
     """Cut ``machine`` into GMIs. The same arguments always give the same plan.
 
     Args:
@@ -173,26 +182,30 @@ def make_plan(
     for name, value in counts.items():
         if value is not None and value < 1:
             raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
-    mix = mix_of(template, serving=serving, num_agents=num_agents, num_learners=num_learners)
-    shares = gmis_per_gpu or -(-mix.smallest // max(1, machine.num_gpus))
+    layout = make_role_layout(template, serving=serving, num_agents=num_agents, num_learners=num_learners)
+    shares = gmis_per_gpu or -(-layout.min_gmis // max(1, machine.num_gpus))
     if sizes:
         shares = 2 if min(sizes) < 1 else 1
-    name, reason = choose_backend(machine, backend, roles=mix.roles, gmis_per_gpu=shares)
+    name, reason = choose_backend(machine, backend, roles=layout.roles, gmis_per_gpu=shares)
     if sizes:
-        refuse_counts(counts, len(sizes), on_cores=name == "cpu")
-        cut = cut_cores(machine, sizes) if name == "cpu" else cut_gpus(machine, name, sizes, threads_per_gmi)
+        reject_conflicting_counts(counts, len(sizes), on_cores=name == "cpu")
+        cut = (
+            unequal_core_slices(machine, sizes)
+            if name == "cpu"
+            else unequal_gpu_slices(machine, name, sizes, threads_per_gmi)
+        )
         slices, how = cut
-        kinds = mix.dealt(len(slices))
+        kinds = layout.assign_roles(len(slices))
     elif name == "cpu":
-        slices, kinds, how = _on_cores(machine, mix, num_gmis, gmis_per_gpu, threads_per_gmi)
+        slices, kinds, how = _on_cores(machine, layout, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
-        wanted = num_gmis or mix.largest(shares * machine.num_gpus)
-        slices, how = equal_gpus(machine, name, wanted, shares, threads_per_gmi)
-        kinds = mix.dealt(len(slices))
+        wanted = num_gmis or layout.usable_gmis(shares * machine.num_gpus)
+        slices, how = equal_gpu_slices(machine, name, wanted, shares, threads_per_gmi)
+        kinds = layout.assign_roles(len(slices))
     sharing = get_backend(name)
-    slices = [replace(piece, environment=sharing.environment(piece)) for piece in slices]
-    foreseen(machine, slices)  # what cannot be carved is refused here, not once everything has started
-    return Plan(
+    slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
+    predict_limits(machine, slices)  # what cannot be carved is refused here, not once everything has started
+    return PlacementPlan(
         template=template,
         backend=name,
         slices=tuple(slices),
@@ -205,23 +218,29 @@ def make_plan(
 
 
 def _on_cores(
-    machine: Machine, mix: Mix, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
+    machine: Machine, layout: RoleLayout, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
 ) -> tuple[list[Slice], list[Roles], str]:
     """Every GMI on cores of its own where they are enough for as many as asked, else on those of the simulators."""
-    fits = cores_hold(machine, threads)
-    if len(mix.kinds) == 1 or gmis_per_gpu is not None or (num_gmis is not None and num_gmis <= fits):
-        slices, how = equal_cores(machine, num_gmis, gmis_per_gpu, threads)
-        return slices, mix.dealt(len(slices)), how
-    hosts = None if num_gmis is None else mix.counts(num_gmis)[0]
+    fits = max_gmis_on_cores(machine, threads)
+    if (
+        len(layout.worker_types) == 1
+        or gmis_per_gpu is not None
+        or (num_gmis is not None and num_gmis <= fits)
+    ):
+        slices, how = equal_core_slices(machine, num_gmis, gmis_per_gpu, threads)
+        return slices, layout.assign_roles(len(slices)), how
+    hosts = None if num_gmis is None else layout.counts(num_gmis)[0]
     if hosts is not None and hosts > fits:
-        most = mix.with_hosts(fits)
+        most = layout.counts_for_simulators(fits)
         raise PlanError(
             f"num_gmis={num_gmis}",
-            f"{counted(hosts, noun_of(mix.kinds[0]))} need a core each, and there is room for {fits}",
+            f"{counted(hosts, worker_type_name(layout.worker_types[0]))} need a core each, and there is room for {fits}",
             f"Set num_gmis to {sum(most)} or less" if fits else "Set threads_per_gmi lower",
         )
-    slices, how = equal_cores(machine, hosts, None, threads, called=noun_of(mix.kinds[0]))
-    shared, kinds, sharing = share_cores(
-        slices, mix.kinds, mix.with_hosts(len(slices)), overlapped=mix.overlapped
+    slices, how = equal_core_slices(
+        machine, hosts, None, threads, called=worker_type_name(layout.worker_types[0])
+    )
+    shared, kinds, sharing = colocate_on_cores(
+        slices, layout.worker_types, layout.counts_for_simulators(len(slices)), overlapped=layout.overlapped
     )
     return shared, kinds, f"{how}; {sharing}"

@@ -20,19 +20,27 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from placement.binding import bind
+from placement.allocation import assign_allocated_nodes
 from placement.capacity import (
     ROUNDING,
     NodeResources,
     bundles_text,
-    fits,
+    capacity_error,
+    plan_fits,
     planned_node_ids,
-    refusal,
 )
 from placement.errors import ReservationError
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 
-__all__ = ["Reservation", "bind", "current_reservation", "release", "reserve", "scheduling", "verify"]
+__all__ = [
+    "Reservation",
+    "assign_allocated_nodes",
+    "current_reservation",
+    "release",
+    "reserve",
+    "scheduling",
+    "verify",
+]
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray puts on every node by itself."""
@@ -53,36 +61,36 @@ class Reservation:
     """Whether nobody else held CPUs of these nodes when they were reserved: only then may cores be pinned to."""
 
 
-def reserve(plan: Plan, timeout_s: float = 10.0) -> Reservation:
+def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
     """Reserve one bundle per GMI in the connected Ray.
 
     Slices whose node came from this cluster are held to that node by its label; others land where Ray has
-    room, and ``bind`` then moves the plan.
+    room, and ``assign_allocated_nodes`` then moves the plan.
 
     Raises:
         ReservationError: at once where the cluster is too small, after ``timeout_s`` (in whole seconds, at
             least 1) where others hold it. Nothing is left reserved.
     """
     nodes = _live_nodes()
-    if not fits(plan, nodes):
-        raise refusal(plan, nodes, waited_s=0.0)
+    if not plan_fits(plan, nodes):
+        raise capacity_error(plan, nodes, waited_s=0.0)
     planned = planned_node_ids(plan)
     selectors = None if planned is None else [{NODE_ID_LABEL: node_id} for node_id in planned]
     started = time.monotonic()
     group = placement_group(plan.bundles(), strategy=plan.strategy(), bundle_label_selector=selectors)
     try:
         if not group.wait(max(1, int(timeout_s))):  # Ray counts whole seconds
-            raise refusal(plan, _live_nodes(), waited_s=time.monotonic() - started)
-        landed = _landed(group, plan, first_bundle=0)
-        _compare(plan, landed)
+            raise capacity_error(plan, _live_nodes(), waited_s=time.monotonic() - started)
+        node_ids = _bundle_node_ids(group, plan, first_bundle=0)
+        _verify_nodes(plan, node_ids)
     except BaseException:
         # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they come free.
         remove_placement_group(group)
         raise
-    return Reservation(group=group, bundle_node_ids=landed, alone=_untouched(nodes, landed))
+    return Reservation(group=group, bundle_node_ids=node_ids, alone=_untouched(nodes, node_ids))
 
 
-def current_reservation(plan: Plan, first_bundle: int = 1) -> Reservation | None:
+def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservation | None:
     """The placement group in which this process already runs, as a Tune trial does; None outside of one.
 
     Such a group belongs to who made it, and ``release`` leaves it alone. Other trials share its nodes, so that
@@ -116,8 +124,8 @@ def current_reservation(plan: Plan, first_bundle: int = 1) -> Reservation | None
             "Let the trial ask for its resources through default_resource_request, from the same plan",
             0.0,
         )
-    landed = _landed(group, plan, first_bundle=first)
-    return Reservation(group=group, bundle_node_ids=landed, first_bundle=first, owned=False)
+    node_ids = _bundle_node_ids(group, plan, first_bundle=first)
+    return Reservation(group=group, bundle_node_ids=node_ids, first_bundle=first, owned=False)
 
 
 def scheduling(reservation: Reservation, index: int) -> PlacementGroupSchedulingStrategy:
@@ -129,7 +137,7 @@ def scheduling(reservation: Reservation, index: int) -> PlacementGroupScheduling
     )
 
 
-def verify(plan: Plan, reservation: Reservation) -> dict[int, str]:
+def verify(plan: PlacementPlan, reservation: Reservation) -> dict[int, str]:
     """Ask Ray where each GMI's bundle is now, and compare with the plan. Returns GMI index -> Ray node id.
 
     Only nodes that came from this cluster are compared; for others there is nothing to compare with.
@@ -137,9 +145,9 @@ def verify(plan: Plan, reservation: Reservation) -> dict[int, str]:
     Raises:
         ReservationError: the group is not up, or a bundle lies on another node than planned.
     """
-    landed = _landed(reservation.group, plan, first_bundle=reservation.first_bundle)
-    _compare(plan, landed)
-    return dict(enumerate(landed))
+    node_ids = _bundle_node_ids(reservation.group, plan, first_bundle=reservation.first_bundle)
+    _verify_nodes(plan, node_ids)
+    return dict(enumerate(node_ids))
 
 
 def release(reservation: Reservation) -> None:
@@ -156,13 +164,13 @@ def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
     return free.issuperset(node_ids)
 
 
-def _compare(plan: Plan, landed: tuple[str, ...]) -> None:
+def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
     """Raise if a bundle lies on another node than planned."""
     strays = []
-    for index, (piece, node_id) in enumerate(zip(plan.slices, landed, strict=True)):
-        planned = plan.machine.node(piece.node).ray_node_id
+    for index, (gmi_slice, node_id) in enumerate(zip(plan.slices, node_ids, strict=True)):
+        planned = plan.machine.node(gmi_slice.node).ray_node_id
         if planned is not None and planned != node_id:
-            strays.append(f"GMI {index} planned on {piece.node} ({planned}) is on {node_id}")
+            strays.append(f"GMI {index} planned on {gmi_slice.node} ({planned}) is on {node_id}")
     if strays:
         raise ReservationError(
             bundles_text(plan.bundles()),
@@ -172,7 +180,7 @@ def _compare(plan: Plan, landed: tuple[str, ...]) -> None:
         )
 
 
-def _landed(group: PlacementGroup, plan: Plan, *, first_bundle: int) -> tuple[str, ...]:
+def _bundle_node_ids(group: PlacementGroup, plan: PlacementPlan, *, first_bundle: int) -> tuple[str, ...]:
     table = placement_group_table(group)
     if table.get("state") != "CREATED":
         raise ReservationError(

@@ -9,8 +9,8 @@ stop, and what was best. Decisions where the papers differ, or are silent:
 - A trial that fails ends its GMIperGPU, since more environments need more memory and time. (The preprint goes on to
   larger ones; the later paper only projects.)
 - One that needed more than its GMI's memory, where nothing held it back, counts as failed for want of memory.
-- ``Stops`` says when a GMIperGPU ends before its environments do. Its defaults are the papers'; what they have no rule
-  for, noise and cores whose memory hardly grows, is in its other fields.
+- ``EarlyStopping`` says when a GMIperGPU ends before its environments do. Its defaults are the papers'; what they have no
+  rule for, noise and cores whose memory hardly grows, is in its other fields.
 - ``estimate`` (line 26) is a GMI's throughput times all GMIs. The probe runs all GMIs of a device at once, so that their
   contention is in the measurement; devices are taken to be alike and not to slow each other.
 """
@@ -32,14 +32,14 @@ NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
 
 FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
 """``too long``: it would take more time to measure than a trial may."""
-Verdict = Literal[
+TrialVerdict = Literal[
     "first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "compared", "again"
 ]
 """Of candidates that were measured before: ``compared`` with a slower one, in the same minute; ``again`` by confirmation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class TrialMeasurement:
     """What the probe found."""
 
     steps_per_s: float
@@ -55,7 +55,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class TrialFailure:
     """A candidate that could not be measured."""
 
     kind: FailureKind
@@ -66,7 +66,7 @@ class Failed:
 class Probe(Protocol):
     """Runs one candidate for real."""
 
-    def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
+    def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """Measure it; a failure of the candidate is an answer, not an exception."""
         ...
 
@@ -77,8 +77,8 @@ class Trial:
 
     gmis_per_gpu: int
     num_envs: int
-    verdict: Verdict
-    outcome: Measured | Failed | None
+    verdict: TrialVerdict
+    outcome: TrialMeasurement | TrialFailure | None
     """None where it was clear beforehand that it would not do."""
     reason: str = ""
     """Of a verdict beyond the papers' rules, in numbers."""
@@ -103,42 +103,42 @@ def throughput(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
     return steps_per_s
 
 
-Ceiling = Callable[[Sequence[Trial], int], float]
+UpperBoundFn = Callable[[Sequence[Trial], int], float]
 """From the trials so far and a number of GMIs to what the system cannot exceed with it; infinite where nothing is known."""
 
 
-Compare = Callable[[int, int, int], Measured | Failed]
+CompareFn = Callable[[int, int, int], TrialMeasurement | TrialFailure]
 """From GMIs per device, environments per GMI and how often it was compared before, to what is measured now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stops:
+class EarlyStopping:
     """When a GMIperGPU ends before its environments do. The defaults are the papers'."""
 
     saturation: float = SATURATION
     """alpha: a trial with a smaller gain in throughput per gain in memory is saturated."""
-    least_gain: float | None = None
+    min_gain: float | None = None
     """A trial that is not this much faster than the fastest before it in its GMIperGPU is on the plateau."""
     patience: int = 1
     """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
-    compare: Compare | None = None
+    compare: CompareFn | None = None
     """Before a trial ends its GMIperGPU for want of gain, measures the fastest before it once more, and that counts: a
     machine's speed changes from minute to minute, and what was fast in a good one may be slower than this one is now."""
-    ceiling: Ceiling | None = None
+    upper_bound: UpperBoundFn | None = None
     """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
-    worth: float = 0.0
+    min_bound_gain: float = 0.0
     """A GMIperGPU is not tried unless its ceiling is this much above what is reached already."""
 
 
-PAPERS = Stops()
+PAPER_STOPPING = EarlyStopping()
 
 
-def algorithm_1(
+def explore(
     probe: Probe,
     *,
     num_gpus: int,
     gpu_memory_bytes: int,
-    stops: Stops = PAPERS,
+    early_stopping: EarlyStopping = PAPER_STOPPING,
     gmis_per_gpu: Sequence[int] = GMIS_PER_GPU,
     num_envs: Sequence[int] = NUM_ENVS,
     score: Score = throughput,
@@ -161,32 +161,34 @@ def algorithm_1(
         raise ValueError("environments have to ascend, and all numbers have to be positive")
     trials: list[Trial] = []
     for gmis in gmis_per_gpu:
-        hopeless = _hopeless(trials, gmis, num_envs[0], stops, score)
-        if hopeless is not None:
-            trials.append(hopeless)
-            yield hopeless
+        pruned = _pruned_by_upper_bound(trials, gmis, num_envs[0], early_stopping, score)
+        if pruned is not None:
+            trials.append(pruned)
+            yield pruned
             continue
-        for trial in _row(probe, gmis, num_envs, gpu_memory_bytes / gmis, num_gpus, stops, score):
+        for trial in _explore_env_counts(
+            probe, gmis, num_envs, gpu_memory_bytes / gmis, num_gpus, early_stopping, score
+        ):
             better = trial.score is not None and trial.score > highest_score(trials)
             trials.append(replace(trial, best=better))
             yield trials[-1]
 
 
-def _row(
+def _explore_env_counts(
     probe: Probe,
     gmis: int,
     num_envs: Sequence[int],
     memory: float,
     num_gpus: int,
-    stops: Stops,
+    early_stopping: EarlyStopping,
     score: Score,
 ) -> Iterator[Trial]:
     """One GMIperGPU, each of whose GMIs has ``memory`` bytes: lines 3 to 31."""
-    before: list[tuple[int, Measured]] = []
+    before: list[tuple[int, TrialMeasurement]] = []
     compared: Counter[int] = Counter()
     stalled = 0
 
-    def scored(trial: Trial, outcome: Measured) -> Trial:
+    def scored(trial: Trial, outcome: TrialMeasurement) -> Trial:
         total = outcome.steps_per_s * gmis * num_gpus
         worth = score(gmis, trial.num_envs, total)
         return replace(trial, outcome=outcome, system_steps_per_s=total, score=worth)
@@ -200,26 +202,30 @@ def _row(
             yield trial
             return
         outcome = probe(gmis, envs)
-        if isinstance(outcome, Failed) or outcome.memory_bytes > memory:
-            failed: Verdict = "failed" if isinstance(outcome, Failed) else "no memory"
+        if isinstance(outcome, TrialFailure) or outcome.memory_bytes > memory:
+            failed: TrialVerdict = "failed" if isinstance(outcome, TrialFailure) else "no memory"
             yield replace(trial, outcome=outcome, verdict=failed)
             return
-        change, stall = _judged(before, outcome, stops)
-        if stall is not None and stops.compare is not None and stalled + 1 >= stops.patience:
+        change, stall = _stall_verdict(before, outcome, early_stopping)
+        if (
+            stall is not None
+            and early_stopping.compare is not None
+            and stalled + 1 >= early_stopping.patience
+        ):
             rival, earlier = max(before, key=lambda one: one[1].steps_per_s)
             compared[rival] += 1
-            now = stops.compare(gmis, rival, compared[rival])
-            if isinstance(now, Measured):
-                told = Trial(gmis_per_gpu=gmis, num_envs=rival, verdict="compared", outcome=now)
-                yield scored(replace(told, reason=f"beside {gmis} x {envs}"), now)
+            now = early_stopping.compare(gmis, rival, compared[rival])
+            if isinstance(now, TrialMeasurement):
+                remeasured = Trial(gmis_per_gpu=gmis, num_envs=rival, verdict="compared", outcome=now)
+                yield scored(replace(remeasured, reason=f"beside {gmis} x {envs}"), now)
                 before[before.index((rival, earlier))] = (
                     rival,
                     replace(earlier, steps_per_s=now.steps_per_s),
                 )
-                change, stall = _judged(before, outcome, stops)
+                change, stall = _stall_verdict(before, outcome, early_stopping)
         stalled = 0 if stall is None else stalled + 1
-        ended = stalled >= stops.patience
-        verdict: Verdict = stall[0] if stall and ended else "going on" if before else "first"
+        ended = stalled >= early_stopping.patience
+        verdict: TrialVerdict = stall[0] if stall and ended else "going on" if before else "first"
         reason = stall[1] if stall else ""
         yield scored(replace(trial, verdict=verdict, reason=reason, saturation=change), outcome)
         if ended:
@@ -227,24 +233,28 @@ def _row(
         before.append((envs, outcome))
 
 
-def _judged(
-    before: Sequence[tuple[int, Measured]], now: Measured, stops: Stops
-) -> tuple[float | None, tuple[Verdict, str] | None]:
+def _stall_verdict(
+    before: Sequence[tuple[int, TrialMeasurement]], now: TrialMeasurement, early_stopping: EarlyStopping
+) -> tuple[float | None, tuple[TrialVerdict, str] | None]:
     """Sat of a trial, None for the first; and by which rule it gained too little, None where it gained enough."""
     if not before:
         return None, None
     change = saturation_metric(before[-1][1], now)
-    if change < stops.saturation:
+    if change < early_stopping.saturation:
         return change, ("saturated", "")
     fastest = max(measured.steps_per_s for _, measured in before)
     gain = now.steps_per_s / fastest - 1
-    if stops.least_gain is not None and gain < stops.least_gain:
-        told = f"{100 * gain:+.1f} % against the fastest before it, {100 * stops.least_gain:.0f} % wanted"
-        return change, ("plateau", told)
+    if early_stopping.min_gain is not None and gain < early_stopping.min_gain:
+        reason = (
+            f"{100 * gain:+.1f} % against the fastest before it, {100 * early_stopping.min_gain:.0f} % wanted"
+        )
+        return change, ("plateau", reason)
     return change, None
 
 
-def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, score: Score) -> Trial | None:
+def _pruned_by_upper_bound(
+    trials: Sequence[Trial], gmis: int, num_envs: int, early_stopping: EarlyStopping, score: Score
+) -> Trial | None:
     """A GMIperGPU that is not tried, since it cannot win; None where it may.
 
     More memory for each GMI is an advantage of its own: the ceiling counts only once a GMIperGPU ended for another reason.
@@ -258,20 +268,22 @@ def _hopeless(trials: Sequence[Trial], gmis: int, num_envs: int, stops: Stops, s
     """
     best = best_trial(trials)
     ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
-    if stops.ceiling is None or best is None or best.score is None or not ended:
+    if early_stopping.upper_bound is None or best is None or best.score is None or not ended:
         return None
-    ceiling = stops.ceiling(trials, gmis)
-    if score(gmis, num_envs, ceiling) >= best.score * (1 + stops.worth):
+    upper_bound = early_stopping.upper_bound(trials, gmis)
+    if score(gmis, num_envs, upper_bound) >= best.score * (1 + early_stopping.min_bound_gain):
         return None
-    told = f"at most {ceiling:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
-    return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=told)
+    reason = (
+        f"at most {upper_bound:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
+    )
+    return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=reason)
 
 
 def _too_long(trial: Trial) -> bool:
-    return isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long"
+    return isinstance(trial.outcome, TrialFailure) and trial.outcome.kind == "too long"
 
 
-def project_memory(before: Sequence[tuple[int, Measured]], num_envs: int) -> float | None:
+def project_memory(before: Sequence[tuple[int, TrialMeasurement]], num_envs: int) -> float | None:
     """Eq. 4: memory at ``num_envs`` on the line through the last two trials; None before there are two."""
     if len(before) < 2:
         return None
@@ -280,7 +292,7 @@ def project_memory(before: Sequence[tuple[int, Measured]], num_envs: int) -> flo
     return (num_envs - envs_2) * slope + two.memory_bytes
 
 
-def saturation_metric(before: Measured, now: Measured) -> float:
+def saturation_metric(before: TrialMeasurement, now: TrialMeasurement) -> float:
     """Sat: relative gain in throughput per relative gain in memory (lines 17 to 19).
 
     Resident memory may stand still while the batch doubles: a gain that costs nothing is infinite, and no gain at no
@@ -313,7 +325,7 @@ def core_counts(num_cores: int) -> tuple[int, ...]:
     return tuple(sorted({num_cores // width for width in range(1, num_cores + 1)}, reverse=True))
 
 
-def core_ceiling(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> float:
+def core_upper_bound(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> float:
     """Steps per second that ``gmis`` GMIs on cores cannot exceed, by the trials with more GMIs before them.
 
     Steps per second of a core that never waits for another GMI, at its fastest, times the cores that are used. A GMI of
@@ -323,7 +335,7 @@ def core_ceiling(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> float
     best = 0.0
     for trial in trials:
         outcome = trial.outcome
-        if not isinstance(outcome, Measured) or trial.gmis_per_gpu < gmis:
+        if not isinstance(outcome, TrialMeasurement) or trial.gmis_per_gpu < gmis:
             continue
         iteration_s = sum(outcome.phases_s.values())
         working_s = iteration_s - outcome.phases_s.get("sync_s", iteration_s)

@@ -38,7 +38,7 @@ class Template:
         """Every role of an instance, in pipeline order."""
         return tuple(role for gmi in self.gmis for role in gmi)
 
-    def together(self, one: Role, other: Role) -> bool:
+    def colocates(self, one: Role, other: Role) -> bool:
         """Whether two roles share a GMI, so that what passes between them crosses nothing."""
         return any(one in gmi and other in gmi for gmi in self.gmis)
 
@@ -206,10 +206,10 @@ def communication_bytes(template: Template, costs: UnitCosts, num_gmis: int) -> 
     a_step = costs.num_envs * costs.num_steps
     state, action, reward = costs.state_bytes, costs.action_bytes, costs.reward_bytes
     total = 0.0
-    if not template.together("simulator", "agent"):
+    if not template.colocates("simulator", "agent"):
         total += a_step * (2 * state + action + reward)
     if "trainer" in template.roles:
-        if not template.together("agent", "trainer"):
+        if not template.colocates("agent", "trainer"):
             total += a_step * (state + action + reward) + costs.model_bytes
         total += 2 * (num_gmis - 1) * costs.model_bytes / num_gmis
     return total

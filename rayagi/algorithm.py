@@ -22,7 +22,7 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.result import TRIAL_INFO
 
 from placement.inventory import cluster_machine, local_machine
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.registry import DEFINITIONS
@@ -30,9 +30,9 @@ from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rllib_settings import PRESET
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
-from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import session_of
-from rayagi.coordinator.memory_need import refuse_short_memory
+from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
 from rayagi.planning import plan_of
@@ -78,7 +78,7 @@ class GmiAlgorithm(Algorithm):
         """
         rayagi_config = cls.get_default_config().update_from_dict(config)
         machine = cluster_machine() if ray.is_initialized() else local_machine()
-        plan = plan_of(resolved(rayagi_config.to_run_spec(), machine, tell=_logger.info), machine)
+        plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs: unless asked for, it has no CPU, and they can have all.
         own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
@@ -105,7 +105,7 @@ class GmiAlgorithm(Algorithm):
         self.session: Session | None = session_of(
             self.run_spec,
             run_name=self._run_name(),
-            on_plan=lambda plan: refuse_short_memory(self.run_spec, plan),
+            on_plan=lambda plan: reject_insufficient_memory(self.run_spec, plan),
         )
         self.session.__enter__()
         try:
@@ -122,14 +122,14 @@ class GmiAlgorithm(Algorithm):
         if not spec.gmi.wants_search:
             return spec
         machine = cluster_machine() if ray.is_initialized() else local_machine()
-        return resolved(spec, machine, tell=_logger.info)
+        return resolve_auto(spec, machine, log=_logger.info)
 
     def _run_name(self) -> str | None:
         """The trial's id as tag of the exported metrics; outside Tune there is none."""
         return None if self._trial is None else str(self._trial.trial_id)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         """What runs where."""
         return self._session().plan
 

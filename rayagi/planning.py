@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from placement.errors import PlanError
-from placement.plan import Plan, make_plan
+from placement.plan import PlacementPlan, make_plan
 from placement.types import Machine
 from rayagi.config.spec import GmiSpec, RunSpec
 
 
-def plan_of(spec: RunSpec, machine: Machine) -> Plan:
+def plan_of(spec: RunSpec, machine: Machine) -> PlacementPlan:
     """The plan of a run on a machine; starts nothing.
 
     Raises:
@@ -19,7 +19,7 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
         raise PlanError(
             'a number of GMIs or environments that is "auto"',
             "a plan needs numbers",
-            "Let rayagi.coordinator.auto.resolved find them, or give them",
+            "Let rayagi.coordinator.auto.resolve_auto find them, or give them",
         )
     assert gmi.num_gmis != "auto"
     assert gmi.gmis_per_gpu != "auto"
@@ -36,7 +36,9 @@ def plan_of(spec: RunSpec, machine: Machine) -> Plan:
     )
 
 
-def serving_plan_of(gmi: GmiSpec, template: str, machine: Machine, *, num_agents: int | None = None) -> Plan:
+def serving_plan_of(
+    gmi: GmiSpec, template: str, machine: Machine, *, num_agents: int | None = None
+) -> PlacementPlan:
     """The plan of GMIs that act without training.
 
     Args:

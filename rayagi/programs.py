@@ -19,7 +19,7 @@ from typing import Any, Self
 from actors.gmi import GmiContext
 from actors.workload import GmiProgram
 from placement.errors import PlanError
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session, SessionClosedError
 
@@ -30,7 +30,7 @@ GmiConfig = GmiSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class _ProgramCall:
     """A program of one GMI, not yet built."""
 
     program: Callable[..., GmiProgram]
@@ -39,10 +39,10 @@ class _Added:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProgramOfEach:
+class _ProgramPerGmi:
     """Builds in each GMI what was added for it; picklable if the programs and their arguments are."""
 
-    added: tuple[_Added, ...]
+    added: tuple[_ProgramCall, ...]
 
     def __call__(self, context: GmiContext) -> GmiProgram:
         """Build this GMI's."""
@@ -59,7 +59,7 @@ class GmiManager:
         *,
         name: str = "program",
         ray_address: str | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: Callable[[PlacementPlan], None] | None = None,
     ) -> None:
         """Nothing starts before the manager is entered.
 
@@ -71,7 +71,7 @@ class GmiManager:
         """
         self.config = config or GmiConfig()
         self._name, self._ray_address, self._on_plan = name, ray_address, on_plan
-        self._added: dict[int, _Added] = {}
+        self._added: dict[int, _ProgramCall] = {}
         self._gpus: dict[int, int] = {}
         self._session: Session | None = None
 
@@ -83,7 +83,7 @@ class GmiManager:
         """
         if gmi_id in self._added:
             raise ValueError(f"GMI {gmi_id} was added before")
-        self._added[gmi_id] = _Added(program, args, kwargs)
+        self._added[gmi_id] = _ProgramCall(program, args, kwargs)
 
     def set_gpu(self, gmi_id: int, gpu_id: int) -> None:
         """Put a GMI on a GPU, which it shares evenly with the others that are put there.
@@ -98,7 +98,7 @@ class GmiManager:
         self._gpus[gmi_id] = gpu_id
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         """What runs where."""
         return self._open().plan
 
@@ -123,8 +123,8 @@ class GmiManager:
             PlanError: the GMIs' numbers have gaps, or do not fit the config or the machine.
             Exception: as rayagi.coordinator.Session.
         """
-        spec = RunSpec(env=EnvSpec(id=self._name), gmi=self._cut())
-        factory = _ProgramOfEach(tuple(self._added[gmi_id] for gmi_id in sorted(self._added)))
+        spec = RunSpec(env=EnvSpec(id=self._name), gmi=self._gmi_config())
+        factory = _ProgramPerGmi(tuple(self._added[gmi_id] for gmi_id in sorted(self._added)))
         session = Session(
             spec,
             ray_address=self._ray_address,
@@ -145,7 +145,7 @@ class GmiManager:
             raise SessionClosedError("it was not opened")
         return self._session
 
-    def _cut(self) -> GmiConfig:
+    def _gmi_config(self) -> GmiConfig:
         """The config for the GMIs that were added."""
         count = len(self._added)
         if sorted(self._added) != list(range(count)) or not count:

@@ -11,9 +11,9 @@ from typing import NoReturn
 from actors.protocols import IterationResult
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.decisions import Decision
-from rayagi.coordinator.expectation import expectation
-from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
+from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run.limits import Position
 
@@ -32,18 +32,18 @@ class RunWatch:
             run: tag of the exported metrics
         """
         self._spec = spec
-        self._expected = expectation(spec, session.plan)
+        self._expected = predict_throughput(spec, session.plan)
         if self._expected is not None:
             _logger.info("Expected: %s.", self._expected.text())
         self._exporter = RunExporter(run=run, task=spec.env.id)
-        self._overseer = RunOverseer(
+        self._health_monitor = RunHealthMonitor(
             replace(spec, gmi=replace(spec.gmi, replan=False)),
             session,
             reopen=_never,
-            tell=_logger.warning,
-            keep=_never,
+            log=_logger.warning,
+            save_spec=_never,
             planned_steps_per_s=None if self._expected is None else self._expected.predicted_steps_per_s,
-            way_on=_way_on,
+            follow_up=_follow_up,
         )
         self._steps = self._seconds = 0.0
 
@@ -61,7 +61,7 @@ class RunWatch:
         self._steps += result.metrics["env_steps"]
         self._seconds += wall_s
         self._exporter.export(row)
-        self._overseer.look(
+        self._health_monitor.check_health(
             Position(
                 iteration=iteration,
                 env_steps=int(row["env_steps_total"]),
@@ -88,7 +88,7 @@ class RunWatch:
         return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {told}"
 
 
-def _way_on(decision: Decision) -> str:
+def _follow_up(decision: Decision) -> str:
     return f"build the next one with .gmi(num_gmis={decision.num_gmis}, num_envs={decision.num_envs})"
 
 

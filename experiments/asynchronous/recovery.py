@@ -95,7 +95,9 @@ def kills(session: DecoupledSession) -> dict[str, tuple[int, int]]:
     assert group is not None
     collector, *_ = session.plan.hosting("simulator")
     learners = session.plan.hosting("trainer")
-    pids = {index: ray.get(group.handles[index].land.remote()).pid for index in (collector, learners[0])}
+    pids = {
+        index: ray.get(group.handles[index].worker_info.remote()).pid for index in (collector, learners[0])
+    }
     collective = ray.get(group.collective.__ray_call__.remote(lambda actor: os.getpid()))
     return {
         "collector": (pids[collector], 1),
@@ -109,7 +111,7 @@ def measure(task: str, repeats: int, settings: Sequence[str]) -> dict[str, Any]:
     spec = checked(with_settings(preset(task, "impala"), ["gmi.template=decoupled", *settings]))
     lines: list[dict[str, Any]] = []
     told: list[tuple[float, str]] = []
-    with session_of(spec, tell=lambda text: told.append((time.perf_counter(), text))) as session:
+    with session_of(spec, log=lambda text: told.append((time.perf_counter(), text))) as session:
         assert isinstance(session, DecoupledSession)
         watched = Watched(session, told)
         watched.train(WARM_UP)

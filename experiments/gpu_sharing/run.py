@@ -77,7 +77,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         while time.perf_counter() - began < seconds:
             results += session.train(1)
         elapsed_s = time.perf_counter() - began
-        shares = [piece.share for piece in session.plan.slices]
+        shares = [gmi_slice.share for gmi_slice in session.plan.slices]
     total_s = sum(result.metrics["iteration_s"] for result in results)
     return {
         "case": case.name,

@@ -51,7 +51,7 @@ def trained(case: Case, seconds: float) -> dict[str, object]:
             "num_gmis": session.plan.num_gmis,
             "num_trainers": len(session.plan.hosting("trainer")),
             "phases_s": phases,
-            **held(landing.pid for landing in session.landings),
+            **held(worker.pid for worker in session.workers),
         }
 
 
@@ -84,7 +84,7 @@ def served(case: Case, seconds: float) -> dict[str, object]:
             "step_p99_s": whole.step.percentile(0.99),
             "simulate_p50_s": whole.simulate.percentile(0.5),
             "act_p50_s": whole.act.percentile(0.5),
-            **held(landing.pid for landing in session.landings),
+            **held(worker.pid for worker in session.workers),
         }
 
 

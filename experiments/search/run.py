@@ -28,32 +28,34 @@ from typing import Any
 from experiments.origin import origin
 from experiments.throughput.run import wait_until_quiet
 from placement.inventory import local_machine
-from placement.search import Measured, core_counts
+from placement.search import TrialMeasurement, core_counts
 from rayagi.config.presets import preset
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.probe import DECIDING, ProbeSettings, SessionProbe
+from rayagi.coordinator.probe import SCREENING, ProbeSettings, SessionProbe
 from rayagi.coordinator.searching import SearchSettings, search
 
 HERE = Path(__file__).parent
 TRAIN_TIMEOUT_S = 300.0
 GRID = ProbeSettings(
     relative_error=0.03,
-    shortest_s=2.0,
-    time_s=10.0,
+    min_duration_s=2.0,
+    loose_after_s=10.0,
     loose_error=0.1,
-    most_s=15.0,
+    max_duration_s=15.0,
     iteration_s=math.inf,
-    longest_s=math.inf,
+    max_iteration_s=math.inf,
     warm_up_steps=1,
 )
 """Of a point: whole iterations, 3 % where that takes no longer than ten seconds."""
-JUDGING = replace(GRID, shortest_s=4.0, time_s=8.0, most_s=10.0, iteration_s=1.0, warm_up_steps=8)
+JUDGING = replace(
+    GRID, min_duration_s=4.0, loose_after_s=8.0, max_duration_s=10.0, iteration_s=1.0, warm_up_steps=8
+)
 """Of a point once more: short, in parts of iterations, and often. The machine's speed changes by a third from one minute to
 another, so that few long measurements tell less than many short ones by turns."""
 ALWAYS, BEYOND = (16, 32, 64, 128, 256, 512), (1024, 2048, 4096)
 """Environments of a GMI: what every row of the grid has, and what it has where iterations last no longer than a search
 would wait for."""
-NEAR, MOST = 0.1, 3
+NEAR, MAX_FINALISTS = 0.1, 3
 """Of the grid's best: points within it are measured again, so many of them at most, and what the search found."""
 Row = dict[str, Any]
 Point = tuple[int, int]
@@ -120,7 +122,7 @@ def measured(
         began = time.monotonic()
         with nullcontext(kept) if kept else SessionProbe(preset(task), local_machine(), GRID) as probe:
             outcome = probe(gmis, num_envs)
-        total = outcome.steps_per_s * gmis if isinstance(outcome, Measured) else None
+        total = outcome.steps_per_s * gmis if isinstance(outcome, TrialMeasurement) else None
         took_s = time.monotonic() - began
         done = {**place, **asdict(outcome), "duration_s": took_s, "system_steps_per_s": total}
         journal.add(done)
@@ -138,14 +140,14 @@ def grid(journal: Journal, task: str, counts: tuple[int, ...]) -> None:
         totals = [measured(journal, task, 0, (gmis, num_envs)) for num_envs in ALWAYS]
         for num_envs in BEYOND:
             fastest = max((total for total in totals if total is not None), default=0.0)
-            if gmis * num_envs * length > DECIDING.longest_s * fastest:
+            if gmis * num_envs * length > SCREENING.max_iteration_s * fastest:
                 break
             totals.append(measured(journal, task, 0, (gmis, num_envs)))
 
 
 def judged(journal: Journal, task: str, found: Point, repeats: int) -> None:
     """The contenders again and again, by turns; those with as many GMIs in the same processes."""
-    order = sorted(contenders(journal, task, found))
+    order = sorted(finalists(journal, task, found))
     with SessionProbe(preset(task), local_machine(), JUDGING) as probe:
         for repeat in range(1, 1 + repeats):
             # Backwards every other time: a drift meets all alike.
@@ -249,7 +251,7 @@ def grid_speeds(journal: Journal, task: str, first_repeat: int = 0) -> dict[Poin
     return speeds
 
 
-def contenders(journal: Journal, task: str, found: Point) -> list[Point]:
+def finalists(journal: Journal, task: str, found: Point) -> list[Point]:
     """The best of the first pass, of those near it, and what was found: only among them can a repeat change the verdict."""
     first = {
         (row["gmis"], row["num_envs"]): float(row["system_steps_per_s"])
@@ -259,7 +261,7 @@ def contenders(journal: Journal, task: str, found: Point) -> list[Point]:
     }
     ranked = sorted(first, key=lambda point: -first[point])
     near = [point for point in ranked if first[point] >= (1 - NEAR) * first[ranked[0]]]
-    return list(dict.fromkeys([*near[:MOST], found]))
+    return list(dict.fromkeys([*near[:MAX_FINALISTS], found]))
 
 
 def grid_seconds(journal: Journal, task: str) -> float:

@@ -35,7 +35,7 @@ def measure(
         began = time.time()
         startup_s = began - started
         results = [first]
-        pids = [landing.pid for landing in session.landings]
+        pids = [worker.pid for worker in session.workers]
         cpu_s, stolen_s = -cpu_seconds(pids), -stolen_seconds()
         session.submit(2)  # one request ahead, as `rayagi train` asks: GMIs do not wait for the driver
         while time.time() - began < seconds:

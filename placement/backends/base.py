@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from placement.errors import CarvingError, SliceError
+from placement.errors import PartitionError, SliceError
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice, core_ranges
 
@@ -21,7 +21,7 @@ class Availability:
     usable: bool
     reason: str
     """Why, as a clause: ``the driver is 470, static partitions need 580``."""
-    way_out: str = ""
+    hint: str = ""
     """What a human would have to do or run; empty where usable, or where nothing helps."""
 
 
@@ -34,7 +34,7 @@ class SliceLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Health:
+class SliceHealth:
     """How a slice is."""
 
     state: Literal["ok", "degraded", "lost"]
@@ -52,22 +52,22 @@ class Backend(Protocol):
     """
 
     name: BackendName
-    carves: bool
-    """Whether ``carve`` changes anything on the host; else nobody needs to be started there to call it."""
+    changes_host: bool
+    """Whether ``partition`` changes anything on the host; else nobody needs to be started there to call it."""
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Whether it can be used here, by what the inventory says. ``gpu``: None asks for the node without a GPU."""
         ...
 
-    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
-        """What ``carve`` would give, by what the inventory says; one per size. By default: nothing is limited.
+    def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """What ``partition`` would give, by what the inventory says; one per size. By default: nothing is limited.
 
         Raises:
             PlanError: the GPU cannot be cut into these sizes; the text says what would fit.
         """
         return tuple(SliceLimits() for _ in sizes)
 
-    def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
+    def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Make one share per size, on the GPU's own host. Rolls back whatever it did when anything fails.
 
         Args:
@@ -76,7 +76,7 @@ class Backend(Protocol):
             ledger: takes a note before every step
 
         Raises:
-            CarvingError: it could not be done; nothing is left behind.
+            PartitionError: it could not be done; nothing is left behind.
         """
         ...
 
@@ -87,23 +87,23 @@ class Backend(Protocol):
         erased, also where something else could not.
 
         Raises:
-            CarvingError: something could not be undone; it stays in the ledger.
+            PartitionError: something could not be undone; it stays in the ledger.
         """
         ...
 
-    def environment(self, piece: Slice) -> dict[str, str]:
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Variables of the GMI's process: thread counts before it starts, the share's before its first CUDA call."""
         ...
 
-    def device(self, piece: Slice) -> str:
+    def device(self, gmi_slice: Slice) -> str:
         """The torch device on which the slice's tensors live, as ``torch.device`` takes it."""
         ...
 
-    def limits(self, piece: Slice) -> SliceLimits:
+    def limits(self, gmi_slice: Slice) -> SliceLimits:
         """What the slice's process cannot exceed."""
         ...
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """Confine this process to the slice. Called inside the GMI's process, once, before its first CUDA call.
 
         Raises:
@@ -111,7 +111,7 @@ class Backend(Protocol):
         """
         ...
 
-    def verify(self, piece: Slice) -> None:
+    def verify(self, gmi_slice: Slice) -> None:
         """Make sure that this process, which has made its first CUDA call, is inside its slice. By default: nothing.
 
         Raises:
@@ -119,28 +119,28 @@ class Backend(Protocol):
         """
         return
 
-    def health(self, piece: Slice) -> Health:
+    def health(self, gmi_slice: Slice) -> SliceHealth:
         """How the slice is, asked on its own host."""
         ...
 
-    def evict(self, piece: Slice, pid: int) -> None:
+    def evict(self, gmi_slice: Slice, pid: int) -> None:
         """Detach a process that no longer answers, on its host and before it is killed. By default: nothing.
 
         Raises:
-            CarvingError: it could not be detached.
+            PartitionError: it could not be detached.
         """
         return
 
 
-def checked_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:
+def validate_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:
     """The sizes, once they are shares of one GPU.
 
     Raises:
-        CarvingError: one is not in (0, 1], or together they are more than the GPU.
+        PartitionError: one is not in (0, 1], or together they are more than the GPU.
     """
     # Ray counts fractions in steps of 1e-4: sums of floats may miss 1 by less than half of one.
     if not sizes or any(not 0 < size <= 1 for size in sizes) or math.fsum(sizes) > 1 + 5e-5:
-        raise CarvingError(
+        raise PartitionError(
             f"shares {', '.join(f'{size:g}' for size in sizes) or 'none'} of {gpu.uuid}",
             "each must be in (0, 1], and together they must not exceed 1",
             "Ask for fewer or smaller GMIs per GPU",
@@ -199,12 +199,12 @@ def limit_torch_threads(num_threads: int) -> None:
             torch.set_num_interop_threads(1)
 
 
-def no_cuda(piece: Slice) -> SliceError:
+def cuda_missing_error(gmi_slice: Slice) -> SliceError:
     """The error for a process that has a share of a GPU and cannot use it."""
     import torch  # the slice's environment has to be in place before this import
 
     return SliceError(
-        f"{piece.gpu_fraction:g} of a GPU",
+        f"{gmi_slice.gpu_fraction:g} of a GPU",
         f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
         f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})",
         "Install a CUDA build of torch, or use the cpu backend",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from placement.backends.base import Availability, limit_torch_threads, pin_to_cores, thread_environment
-from placement.backends.uncarved import Uncarved
+from placement.backends.unpartitioned import UnpartitionedBackend
 from placement.types import BackendName, Gpu, Node, Slice
 
 
-class CpuBackend(Uncarved):
+class CpuBackend(UnpartitionedBackend):
     """Slices of a machine without a GPU, or of one whose GPUs are left to others."""
 
     name: BackendName = "cpu"
@@ -17,18 +17,18 @@ class CpuBackend(Uncarved):
         if node.usable_cores:
             return Availability(usable=True, reason=f"node {node.name} has {len(node.usable_cores)} cores")
         return Availability(
-            usable=False, reason=f"node {node.name} has no core", way_out="Give Ray at least one CPU there"
+            usable=False, reason=f"node {node.name} has no core", hint="Give Ray at least one CPU there"
         )
 
-    def environment(self, piece: Slice) -> dict[str, str]:
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Thread counts; no GPU is visible, so that no CUDA context is made by accident."""
-        return thread_environment(piece.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
+        return thread_environment(gmi_slice.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
 
-    def device(self, piece: Slice) -> str:
+    def device(self, gmi_slice: Slice) -> str:
         """Always the CPU."""
         return "cpu"
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """Pin to the slice's cores and hold torch to its threads."""
-        pin_to_cores(piece.cores)
-        limit_torch_threads(piece.num_threads)
+        pin_to_cores(gmi_slice.cores)
+        limit_torch_threads(gmi_slice.num_threads)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from placement.backends.base import (
     Availability,
+    cuda_missing_error,
     limit_torch_threads,
-    no_cuda,
     pin_to_cores,
     thread_environment,
 )
-from placement.backends.uncarved import Uncarved
+from placement.backends.unpartitioned import UnpartitionedBackend
 from placement.errors import SliceError
 from placement.types import BackendName, Gpu, Node, Slice
 
 
-class DirectBackend(Uncarved):
+class DirectBackend(UnpartitionedBackend):
     """Plain sharing of a GPU: what everybody has, and what the other backends are compared with."""
 
     name: BackendName = "direct"
@@ -22,42 +22,42 @@ class DirectBackend(Uncarved):
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Wherever CUDA programs are let in."""
         if gpu is None:
-            return Availability(
-                usable=False, reason="there is no GPU", way_out="Use backend='cpu' and num_gmis"
-            )
+            return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
         if gpu.compute_mode == "prohibited":
             return Availability(
                 usable=False,
                 reason=f"{gpu.uuid} lets nobody in (compute mode prohibited)",
-                way_out=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
+                hint=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
             )
         if gpu.mig_enabled:
             return Availability(
                 usable=False,
                 reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
-                way_out="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
+                hint="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
             )
         return Availability(usable=True, reason="processes may share a GPU as they are")
 
-    def environment(self, piece: Slice) -> dict[str, str]:
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Thread counts; the GPU is for Ray to choose, and to make the only visible one.
 
         Ray does not say which GPU of a node it counts as taken by whom: a process that chose for itself could
         choose that of another run. Nodes may have been started with Ray's own choice switched off.
         """
-        if piece.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
-        return thread_environment(piece.num_threads) | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
+        if gmi_slice.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
+        return thread_environment(gmi_slice.num_threads) | {
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"
+        }
 
-    def device(self, piece: Slice) -> str:
+    def device(self, gmi_slice: Slice) -> str:
         """The only GPU that the process sees."""
         return "cuda:0"
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """Pin to the slice's cores, hold torch to its threads, and make sure that the GPU is there."""
-        pin_to_cores(piece.cores)
-        limit_torch_threads(piece.num_threads)
+        pin_to_cores(gmi_slice.cores)
+        limit_torch_threads(gmi_slice.num_threads)
         import torch  # the slice's environment has to be in place before this import
 
         if not torch.cuda.is_available():
-            raise no_cuda(piece)
+            raise cuda_missing_error(gmi_slice)

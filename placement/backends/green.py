@@ -13,10 +13,10 @@ from typing import Any
 from placement.backends.base import (
     Availability,
     SliceLimits,
-    checked_sizes,
+    validate_sizes,
 )
 from placement.backends.direct import DirectBackend
-from placement.errors import CarvingError, PlanError, SliceError
+from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
@@ -42,56 +42,56 @@ class GreenBackend(DirectBackend):
             return Availability(
                 usable=False,
                 reason=f"node {node.name}'s driver runs CUDA {has}, and green contexts begin with 12.4",
-                way_out="Update the driver to 550 or newer, or use backend='mps'",
+                hint="Update the driver to 550 or newer, or use backend='mps'",
             )
         if gpu.sm_count is None:
             return Availability(
                 usable=False,
                 reason=f"the number of SMs of {gpu.uuid} is not known",
-                way_out="Use backend='mps'",
+                hint="Use backend='mps'",
             )
         return Availability(usable=True, reason="the driver knows green contexts")
 
-    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+    def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """Whole groups of SMs; memory is not limited."""
         if min(_sms(gpu, size) for size in sizes) == 0:
             raise PlanError(*_too_small(gpu, min(sizes)))
         return tuple(SliceLimits(sm_count=_sms(gpu, size)) for size in sizes)
 
-    def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
+    def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Numbers of SMs, rounded down to whole groups.
 
         Raises:
-            CarvingError: a share is smaller than one group.
+            PartitionError: a share is smaller than one group.
         """
-        counts = [_sms(gpu, size) for size in checked_sizes(gpu, sizes)]
+        counts = [_sms(gpu, size) for size in validate_sizes(gpu, sizes)]
         if min(counts) == 0:
-            raise CarvingError(*_too_small(gpu, min(sizes)))
+            raise PartitionError(*_too_small(gpu, min(sizes)))
         return tuple(
             Share(kind="green", gpu_uuid=gpu.uuid, fraction=size, sm_count=count)
             for size, count in zip(sizes, counts, strict=True)
         )
 
-    def limits(self, piece: Slice) -> SliceLimits:
+    def limits(self, gmi_slice: Slice) -> SliceLimits:
         """SMs only."""
-        return SliceLimits(sm_count=None if piece.share is None else piece.share.sm_count)
+        return SliceLimits(sm_count=None if gmi_slice.share is None else gmi_slice.share.sm_count)
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """Pin, hold torch to its threads, and make a context of the share's SMs this thread's current one.
 
         Raises:
             SliceError: the slice was not carved, or this torch or its CUDA has no green contexts.
         """
-        super().enter(piece)
+        super().enter(gmi_slice)
         from torch.cuda import green_contexts
 
-        if piece.share is None or piece.share.sm_count is None:
+        if gmi_slice.share is None or gmi_slice.share.sm_count is None:
             raise SliceError("a number of SMs", "a slice that was not carved", "Carve it first")
-        wanted = f"a green context of {piece.share.sm_count} SMs"
+        wanted = f"a green context of {gmi_slice.share.sm_count} SMs"
         if not green_contexts.SUPPORTED:
             raise SliceError(wanted, "a torch without green contexts", "Use backend='mps' or 'direct'")
         try:
-            self._context = green_contexts.GreenContext.create(num_sms=piece.share.sm_count, device_id=0)
+            self._context = green_contexts.GreenContext.create(num_sms=gmi_slice.share.sm_count, device_id=0)
             self._context.set_context()
         except RuntimeError as error:
             raise SliceError(wanted, f"what CUDA says: {error}", "Use backend='mps' or 'direct'") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from placement.mig_geometry import Placed
+from placement.mig_geometry import PlacedProfile
 from placement.types import Gpu
 
 FIRST_WITHOUT_RESET = (9, 0)
@@ -41,7 +41,7 @@ def mode_commands(gpu: Gpu, enabled: bool | None, pending: bool | None) -> str:
     return f"{switch}, then {reset}, while nobody uses the GPU"
 
 
-def create_command(gpu: Gpu, placed: Sequence[Placed]) -> str:
+def create_command(gpu: Gpu, placed: Sequence[PlacedProfile]) -> str:
     """How an administrator creates these instances, each with its compute instance."""
     by_size = sorted(placed, key=lambda one: (-one.profile.size, one.start))
     specifiers = ",".join(f"{one.profile.profile_id}:{one.start}" for one in by_size)

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from placement.errors import CarvingError, InventoryError
+from placement.errors import InventoryError, PartitionError
 from placement.inventory.nvml import nvml_session
 from placement.inventory.nvml_mig import MIB, mig_devices, read_instances
 from placement.inventory.nvml_queries import read_processes, text
-from placement.mig_geometry import Geometry, Placed, Placement
+from placement.mig_geometry import Geometry, PlacedProfile, Placement
 from placement.types import MigInstance
 
 PROFILE_INFO_VERSION = 1
@@ -50,7 +50,7 @@ class MigGpu:
 
     def mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on, and whether it will be after the next reset; None where the GPU has none."""
-        with self._told("read the MIG mode"):
+        with self._as_partition_errors("read the MIG mode"):
             try:
                 current, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
             except self._nvml.NVMLError_NotSupported:
@@ -61,7 +61,7 @@ class MigGpu:
         """As ``instances``; None where this process may not list them, as only those may that may change them."""
         try:
             return self.instances()
-        except CarvingError as error:
+        except PartitionError as error:
             if isinstance(error.__cause__, self._nvml.NVMLError_NoPermission):
                 return None
             raise
@@ -69,23 +69,23 @@ class MigGpu:
     def instances(self) -> list[GpuInstance]:
         """Every GPU instance, whoever made it."""
         found = []
-        with self._told("list the GPU instances"):
+        with self._as_partition_errors("list the GPU instances"):
             for info in self._profiles():
                 # pynvml fills what it is given; a profile has never more instances than this.
                 array = (self._nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
                 count = ctypes.c_uint(0)
                 self._nvml.nvmlDeviceGetGpuInstances(self._handle, info.id, array, ctypes.byref(count))
-                found += [self._described(array[i]) for i in range(count.value)]
+                found += [self._read_instance(array[i]) for i in range(count.value)]
         return sorted(found, key=lambda one: one.id)
 
     def devices(self, geometry: Geometry | None) -> tuple[MigInstance, ...]:
         """What processes can be given, as everybody may see it."""
-        with self._told("list the MIG devices"):
+        with self._as_partition_errors("list the MIG devices"):
             return read_instances(self._nvml, self._handle, geometry)
 
-    def profile_id(self, placed: Placed) -> int:
+    def profile_id(self, placed: PlacedProfile) -> int:
         """The driver's id of a profile."""
-        with self._told(f"look up the MIG profile {placed.profile.name}"):
+        with self._as_partition_errors(f"look up the MIG profile {placed.profile.name}"):
             info = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo(
                 self._handle, placed.profile.nvml_profile, version=PROFILE_INFO_VERSION
             )
@@ -93,7 +93,9 @@ class MigGpu:
 
     def create(self, profile_id: int, placement: Placement) -> Any:
         """Create a GPU instance; returns its handle, which ``id_of`` takes."""
-        with self._told(f"create a GPU instance of profile {profile_id} at memory slice {placement.start}"):
+        with self._as_partition_errors(
+            f"create a GPU instance of profile {profile_id} at memory slice {placement.start}"
+        ):
             place = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
             return self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                 self._handle, profile_id, ctypes.byref(place)
@@ -101,10 +103,10 @@ class MigGpu:
 
     def id_of(self, instance: Any) -> int:
         """The id of a GPU instance that was just created."""
-        with self._told("read the id of the new GPU instance"):
+        with self._as_partition_errors("read the id of the new GPU instance"):
             return int(self._nvml.nvmlGpuInstanceGetInfo(instance).id)
 
-    def was_refused(self, error: CarvingError) -> bool:
+    def was_refused(self, error: PartitionError) -> bool:
         """Whether the driver said no, so that nothing was made; else it may have failed half-way."""
         refusals = (
             self._nvml.NVMLError_InsufficientResources,
@@ -114,9 +116,9 @@ class MigGpu:
         )
         return isinstance(error.__cause__, refusals)
 
-    def fill(self, instance_id: int) -> int:
+    def create_compute_instance(self, instance_id: int) -> int:
         """Create the compute instance that takes all of a GPU instance; returns its id."""
-        with self._told(f"create a compute instance in GPU instance {instance_id}"):
+        with self._as_partition_errors(f"create a compute instance in GPU instance {instance_id}"):
             instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
             largest = max(self._compute_profiles(instance), key=lambda info: int(info.sliceCount))
             made = self._nvml.nvmlGpuInstanceCreateComputeInstance(instance, largest.id)
@@ -124,13 +126,13 @@ class MigGpu:
 
     def compute_instances(self, instance_id: int) -> list[ComputeInstance]:
         """The compute instances of a GPU instance."""
-        with self._told(f"list the compute instances of GPU instance {instance_id}"):
+        with self._as_partition_errors(f"list the compute instances of GPU instance {instance_id}"):
             instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
             return [self._device_of(one) for one in self._compute_handles(instance)]
 
     def processes(self, uuid: str) -> list[int]:
         """Processes that run on the MIG device of that UUID; none where there is no such device."""
-        with self._told(f"list the processes of {uuid}"):
+        with self._as_partition_errors(f"list the processes of {uuid}"):
             for device in mig_devices(self._nvml, self._handle):
                 if text(self._nvml.nvmlDeviceGetUUID(device)) == uuid:
                     return [one.pid for one in read_processes(self._nvml, device)]
@@ -138,14 +140,16 @@ class MigGpu:
 
     def destroy_compute_instance(self, instance_id: int, compute_id: int) -> None:
         """Destroy one compute instance. Drivers do so under running processes too: ask before."""
-        with self._told(f"destroy compute instance {compute_id} of GPU instance {instance_id}"):
+        with self._as_partition_errors(
+            f"destroy compute instance {compute_id} of GPU instance {instance_id}"
+        ):
             instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
             made = self._nvml.nvmlGpuInstanceGetComputeInstanceById(instance, compute_id)
             self._nvml.nvmlComputeInstanceDestroy(made)
 
     def destroy(self, instance_id: int) -> None:
         """Destroy a GPU instance whose compute instances are gone."""
-        with self._told(f"destroy GPU instance {instance_id}"):
+        with self._as_partition_errors(f"destroy GPU instance {instance_id}"):
             self._nvml.nvmlGpuInstanceDestroy(
                 self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
             )
@@ -182,7 +186,7 @@ class MigGpu:
             self._nvml.nvmlGpuInstanceGetComputeInstances(instance, info.id, array, ctypes.byref(count))
             yield from (array[i] for i in range(count.value))
 
-    def _described(self, instance: Any) -> GpuInstance:
+    def _read_instance(self, instance: Any) -> GpuInstance:
         info = self._nvml.nvmlGpuInstanceGetInfo(instance)
         placement = Placement(int(info.placement.start), int(info.placement.size))
         return GpuInstance(id=int(info.id), profile_id=int(info.profileId), placement=placement)
@@ -198,15 +202,15 @@ class MigGpu:
         )
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _as_partition_errors(self, doing: str) -> Iterator[None]:
         """NVML's errors as ours, with the way out of each."""
         try:
             yield
         except self._nvml.NVMLError as error:
-            way_out = self._ways_out().get(error.value, "See `nvidia-smi` and the kernel's log (`dmesg`)")
-            raise CarvingError(f"MIG on {self.uuid}", f"could not {doing}: {error}", way_out) from error
+            hint = self._hints().get(error.value, "See `nvidia-smi` and the kernel's log (`dmesg`)")
+            raise PartitionError(f"MIG on {self.uuid}", f"could not {doing}: {error}", hint) from error
 
-    def _ways_out(self) -> dict[int, str]:
+    def _hints(self) -> dict[int, str]:
         nvml, uuid = self._nvml, self.uuid
         return {
             nvml.NVML_ERROR_NO_PERMISSION: "Run as root, have an administrator cut the GPU, or use backend='mps'",
@@ -229,19 +233,21 @@ def mig_gpu(uuid: str) -> Iterator[MigGpu]:
     """A GPU of this host by its UUID, for as long as the block lasts.
 
     Raises:
-        CarvingError: no driver answers, or it has no such GPU.
+        PartitionError: no driver answers, or it has no such GPU.
     """
     with ExitStack() as session:
         try:
             nvml = session.enter_context(nvml_session())
         except InventoryError as error:
-            raise CarvingError(f"MIG on {uuid}", error.problem, error.way_out) from error
+            raise PartitionError(f"MIG on {uuid}", error.problem, error.hint) from error
         if nvml is None:
-            raise CarvingError(f"MIG on {uuid}", "no NVIDIA driver answers", "See `nvidia-smi` on that host")
+            raise PartitionError(
+                f"MIG on {uuid}", "no NVIDIA driver answers", "See `nvidia-smi` on that host"
+            )
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         except nvml.NVMLError as error:
-            raise CarvingError(
+            raise PartitionError(
                 f"MIG on {uuid}",
                 f"the driver does not give the GPU: {error}",
                 "See `nvidia-smi -L`; a GPU that is lost needs a reset or a restart of the host",

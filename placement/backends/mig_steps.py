@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from placement.backends.mig_nvml import GpuInstance, MigGpu
-from placement.errors import CarvingError
-from placement.ledger import Ledger, Step, all_ledgers
-from placement.mig_geometry import Placed, Placement, geometry_of
+from placement.errors import PartitionError
+from placement.ledger import Ledger, LedgerEntry, all_ledgers
+from placement.mig_geometry import PlacedProfile, Placement, geometry_of
 from placement.mig_planner import choose_existing
 from placement.types import Gpu, MigInstance, Share
 
 
-def create(
-    device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], placed: tuple[Placed, ...], ledger: Ledger
+def create_instances(
+    device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], placed: tuple[PlacedProfile, ...], ledger: Ledger
 ) -> tuple[Share, ...]:
     """New instances, the ledger written before each, in the order of the sizes.
 
     Raises:
-        CarvingError: the driver refuses one; those before it are in the ledger.
+        PartitionError: the driver refuses one; those before it are in the ledger.
     """
     made: dict[int, Share] = {}
     # The largest first, as `nvidia-smi` users must: then a refusal comes before anything small is in the way.
@@ -28,13 +28,13 @@ def create(
         step = ledger.record("mig", gpu.uuid, "gpu_instance", where)
         try:
             instance = device.create(profile_id, place)
-        except CarvingError as error:
+        except PartitionError as error:
             if device.was_refused(error):  # what is there now is of who came first
                 ledger.erase(step)
             raise
         instance_id = device.id_of(instance)
         step = ledger.amend(step, instance_id=instance_id)
-        device.fill(instance_id)
+        device.create_compute_instance(instance_id)
         (part,) = device.compute_instances(instance_id)
         ledger.amend(step, uuid=part.uuid)  # so that no other run takes it for an idle one
         made[index] = Share(
@@ -48,7 +48,9 @@ def create(
     return tuple(made[index] for index in range(len(sizes)))
 
 
-def borrow(device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) -> tuple[Share, ...]:
+def claim_idle_instances(
+    device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger
+) -> tuple[Share, ...]:
     """Idle instances that no other run of ours has; noted, so that no other run takes them.
 
     Raises:
@@ -78,18 +80,18 @@ def borrow(device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger) -
     )
 
 
-def undo(step: Step, device: MigGpu) -> None:
+def undo_step(step: LedgerEntry, device: MigGpu) -> None:
     """Take back what a step made, where it is still there.
 
     Raises:
-        CarvingError: a process uses it, or the driver refuses.
+        PartitionError: a process uses it, or the driver refuses.
     """
     if step.made == "borrowed":
         return
     mode = device.mode()
     if mode is not None and not mode[0]:
         return  # instances end with the mode, and with a restart of the host
-    instance = _ours(step, device)
+    instance = _instance_of_step(step, device)
     if instance is None:
         return
     parts = device.compute_instances(instance.id)
@@ -97,7 +99,7 @@ def undo(step: Step, device: MigGpu) -> None:
     if pids:
         if "instance_id" not in step.undo:
             return  # we ended before we knew it: who runs in it made it
-        raise CarvingError(
+        raise PartitionError(
             f"MIG instance {', '.join(part.uuid for part in parts)}",
             f"still used by process {', '.join(map(str, pids))}",
             "End that process, then run `rayagi cleanup` on this host",
@@ -107,7 +109,7 @@ def undo(step: Step, device: MigGpu) -> None:
     device.destroy(instance.id)
 
 
-def _ours(step: Step, device: MigGpu) -> GpuInstance | None:
+def _instance_of_step(step: LedgerEntry, device: MigGpu) -> GpuInstance | None:
     """What the step made. Ids are used again: what lies elsewhere, or is another size, is somebody else's.
 
     Where the process ended before it could note the id, what lies in the place that was free before is ours.

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from placement.backends.base import Availability, Health, SliceLimits, checked_sizes
-from placement.backends.carved import Carved
+from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
 from placement.backends.mps_availability import mps_availability
-from placement.backends.mps_control import DaemonSilentError, MpsDaemon
+from placement.backends.mps_control import DaemonTimeoutError, MpsDaemon
 from placement.backends.mps_sizes import FIRST_STATIC, MIB, chunk_for, memory_of, sms_of
-from placement.backends.processes import comes_true
-from placement.errors import CarvingError, SliceError
+from placement.backends.partitioned import PartitionedBackend
+from placement.backends.processes import wait_until
+from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
-from placement.ledger import Ledger, Owner, Step, UndoValue, all_ledgers, exclusive
+from placement.ledger import Ledger, LedgerEntry, Owner, UndoValue, all_ledgers, exclusive_lock
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
 FOLDERS = Path("/tmp")
@@ -34,8 +34,8 @@ SM_ROUNDING = 8
 """SMs by which the driver may round a percentage up: it hands out whole groups of SMs."""
 
 
-class MpsBackend(Carved):
-    """Shares of a GPU through a daemon that is ours, started by ``carve`` and ended by ``restore``."""
+class MpsBackend(PartitionedBackend):
+    """Shares of a GPU through a daemon that is ours, started by ``partition`` and ended by ``restore``."""
 
     name: BackendName = "mps"
 
@@ -43,7 +43,7 @@ class MpsBackend(Carved):
         """From Volta on, where no other MPS has the GPU."""
         return mps_availability(node, gpu)
 
-    def foresee(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+    def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """Whole chunks where the driver has static partitions, else caps."""
         chunk = chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
         return tuple(
@@ -51,33 +51,33 @@ class MpsBackend(Carved):
             for size in sizes
         )
 
-    def carve(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
+    def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Start a daemon for the GPU, with a static partition per share where the GPU has them.
 
         Raises:
-            CarvingError: there is no daemon to start, it does not come up, or another run has the GPU.
+            PartitionError: there is no daemon to start, it does not come up, or another run has the GPU.
         """
-        checked = checked_sizes(gpu, sizes)
+        checked = validate_sizes(gpu, sizes)
         chunk = chunk_for(gpu, checked)
         if chunk is not None:
             try:
-                return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, chunk))
-            except DaemonSilentError:
+                return self._with_rollback(gpu, ledger, lambda: _partition(gpu, checked, ledger, chunk))
+            except DaemonTimeoutError:
                 raise
-            except CarvingError:
+            except PartitionError:
                 pass  # a driver before CUDA 13.1 does not know static partitions
-        return self._undone_on_failure(gpu, ledger, lambda: _carve(gpu, checked, ledger, None))
+        return self._with_rollback(gpu, ledger, lambda: _partition(gpu, checked, ledger, None))
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
         """Wait until the clients have left, end the daemon, remove its folder."""
-        failures: dict[UndoValue, CarvingError] = {}
+        failures: dict[UndoValue, PartitionError] = {}
         for step in ledger.steps(gpu_uuid, "mps"):
             folder = step.undo["folder"]
             if folder in failures:
                 continue  # the folder of a daemon that still lives
             try:
                 _undo(step)
-            except CarvingError as error:
+            except PartitionError as error:
                 failures[folder] = error
             else:
                 ledger.erase(step)
@@ -95,20 +95,23 @@ class MpsBackend(Carved):
             return variables | {"CUDA_MPS_SM_PARTITION": share.sm_partition}
         return variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.thread_percentage:g}"}
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """As every carved slice, without what another MPS set in the shell in which Ray was started."""
-        super().enter(piece)
-        for name in os.environ.keys() - self.environment(piece).keys():
+        super().enter(gmi_slice)
+        for name in os.environ.keys() - self.environment(gmi_slice).keys():
             if name.startswith("CUDA_MPS_"):
                 del os.environ[name]
 
-    def verify(self, piece: Slice) -> None:
+    def verify(self, gmi_slice: Slice) -> None:
         """The daemon lists this process as a client, NVML knows of some, and CUDA shows no more SMs than the share has."""
         import torch
 
-        pid, share = os.getpid(), piece.share
+        pid, share = os.getpid(), gmi_slice.share
         assert share is not None  # entered
-        clients, by_nvml = MpsDaemon.at(share.pipe_directory or "").clients(), mps_clients(share.gpu_uuid)
+        clients, by_nvml = (
+            MpsDaemon.from_pipe_directory(share.pipe_directory or "").clients(),
+            mps_clients(share.gpu_uuid),
+        )
         # NVML may know processes by other numbers, as from inside a container: only that there are some counts.
         if pid not in clients or by_nvml == 0:
             raise SliceError(
@@ -124,59 +127,66 @@ class MpsBackend(Carved):
                 "The driver does not honour the share: use backend='direct' or 'mig'",
             )
 
-    def health(self, piece: Slice) -> Health:
+    def health(self, gmi_slice: Slice) -> SliceHealth:
         """Asks the daemon."""
-        if piece.share is None:
-            return Health(state="ok", text="not carved yet")
+        if gmi_slice.share is None:
+            return SliceHealth(state="ok", text="not carved yet")
         try:
-            daemon = MpsDaemon.at(piece.share.pipe_directory or "")
+            daemon = MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory or "")
             states = {server: daemon.server_status(server) for server in daemon.servers()}
-        except CarvingError as error:
-            return Health(state="lost", text=str(error))
+        except PartitionError as error:
+            return SliceHealth(state="lost", text=str(error))
         if not states:
-            text = f"the MPS server on {piece.gpu_uuid} has ended, and its clients with it"
-            return Health(state="lost", text=text)
+            text = f"the MPS server on {gmi_slice.gpu_uuid} has ended, and its clients with it"
+            return SliceHealth(state="lost", text=text)
         for server, status in states.items():
             if status == "FAULT":
-                text = f"MPS server {server} on {piece.gpu_uuid} is in FAULT: a client made a fatal error, which ends all"
-                return Health(state="lost", text=f"{text} clients; it takes new ones once they have left")
+                text = (
+                    f"MPS server {server} on {gmi_slice.gpu_uuid} is in FAULT: a client made a fatal error, "
+                    "which ends all"
+                )
+                return SliceHealth(
+                    state="lost", text=f"{text} clients; it takes new ones once they have left"
+                )
         if "INITIALIZING" in states.values():
-            return Health(state="degraded", text=f"the MPS server on {piece.gpu_uuid} is still starting")
-        return Health(state="ok", text=f"the MPS daemon on {piece.gpu_uuid} answers")
+            return SliceHealth(
+                state="degraded", text=f"the MPS server on {gmi_slice.gpu_uuid} is still starting"
+            )
+        return SliceHealth(state="ok", text=f"the MPS daemon on {gmi_slice.gpu_uuid} answers")
 
-    def evict(self, piece: Slice, pid: int) -> None:
+    def evict(self, gmi_slice: Slice, pid: int) -> None:
         """Let the server end the client's work."""
-        if piece.share is not None:
-            MpsDaemon.at(piece.share.pipe_directory or "").terminate_client(pid)
+        if gmi_slice.share is not None:
+            MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory or "").terminate_client(pid)
 
-    def _undone_on_failure(
-        self, gpu: Gpu, ledger: Ledger, carve: Callable[[], tuple[Share, ...]]
+    def _with_rollback(
+        self, gpu: Gpu, ledger: Ledger, partition: Callable[[], tuple[Share, ...]]
     ) -> tuple[Share, ...]:
         try:
-            return carve()
+            return partition()
         except BaseException:
             # What cannot be undone now stays in the ledger; what went wrong first is what to tell.
-            with suppress(CarvingError):
+            with suppress(PartitionError):
                 self.restore(gpu.uuid, ledger)
             raise
 
 
-def _carve(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
+def _partition(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
     daemon = MpsDaemon(FOLDERS / f"rayagi-mps-{secrets.token_hex(4)}")
     where = {"folder": str(daemon.folder)}
-    with exclusive(ledger.path.parent):
-        _refuse_beside_another_run(gpu, ledger)
+    with exclusive_lock(ledger.path.parent):
+        _reject_gpu_of_other_run(gpu, ledger)
         ledger.record("mps", gpu.uuid, "folder", where)
     daemon.make_folder()
     ledger.record("mps", gpu.uuid, "daemon", where)
     daemon.start(gpu.uuid, static=chunk is not None)
     daemon.start_server()
     if chunk is None:
-        return tuple(_capped(gpu, size, daemon) for size in sizes)
-    return tuple(_partitioned(gpu, size, daemon, chunk) for size in sizes)
+        return tuple(_capped_share(gpu, size, daemon) for size in sizes)
+    return tuple(_static_partition_share(gpu, size, daemon, chunk) for size in sizes)
 
 
-def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
+def _capped_share(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
@@ -188,7 +198,7 @@ def _capped(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
     )
 
 
-def _partitioned(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
+def _static_partition_share(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
     sms = sms_of(gpu, size, chunk) or 0
     # Partitions live in the daemon: they end with it, and need no step of their own in the ledger.
     return Share(
@@ -202,21 +212,21 @@ def _partitioned(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
     )
 
 
-def _undo(step: Step) -> None:
+def _undo(step: LedgerEntry) -> None:
     daemon = MpsDaemon(Path(str(step.undo["folder"])))
     if step.made == "folder":
         daemon.remove_folder()
         return
     if not daemon.processes():
         return
-    with suppress(CarvingError):  # a daemon that does not answer has to be ended by signals
-        if not comes_true(lambda: not daemon.clients(), LEAVE_LIMIT_S):
+    with suppress(PartitionError):  # a daemon that does not answer has to be ended by signals
+        if not wait_until(lambda: not daemon.clients(), LEAVE_LIMIT_S):
             for client in daemon.clients():
                 daemon.terminate_client(client)
     daemon.end()
 
 
-def _refuse_beside_another_run(gpu: Gpu, ledger: Ledger) -> None:
+def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
     """Two daemons on one GPU take turns instead of sharing it."""
     for other in all_ledgers(ledger.path.parent)[0]:
         if other.path == ledger.path or not other.steps(gpu.uuid):
@@ -224,8 +234,8 @@ def _refuse_beside_another_run(gpu: Gpu, ledger: Ledger) -> None:
         state = other.owner.state()
         if state != "elsewhere":
             left = state == "dead"
-            raise CarvingError(
-                f"{gpu.uuid} on {Owner.here().host}",
+            raise PartitionError(
+                f"{gpu.uuid} on {Owner.this_process().host}",
                 f"it is cut by run {other.run} (process {other.owner.pid}{', which has ended' if left else ''})",
                 "Run `rayagi cleanup`"
                 if left

@@ -10,11 +10,11 @@ from placement.types import Gpu, Node
 def mps_availability(node: Node, gpu: Gpu | None) -> Availability:
     """From Volta on, where the daemon is installed and nobody else has the GPU."""
     if gpu is None:
-        return Availability(usable=False, reason="there is no GPU", way_out="Use backend='cpu' and num_gmis")
-    for rule in (_too_old, _without_control, _in_mig_mode, _taken):
+        return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
+    for rule in (_too_old, _control_missing, _in_mig_mode, _gpu_in_use):
         refusal = rule(node, gpu)
         if refusal is not None:
-            return Availability(usable=False, reason=refusal[0], way_out=refusal[1])
+            return Availability(usable=False, reason=refusal[0], hint=refusal[1])
     return Availability(usable=True, reason="no other MPS has the GPU")
 
 
@@ -25,7 +25,7 @@ def _too_old(node: Node, gpu: Gpu) -> tuple[str, str] | None:
     return None
 
 
-def _without_control(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+def _control_missing(node: Node, gpu: Gpu) -> tuple[str, str] | None:
     if node.mps_control is False:
         return f"node {node.name} has no nvidia-cuda-mps-control on PATH", INSTALL
     return None
@@ -40,13 +40,13 @@ def _in_mig_mode(node: Node, gpu: Gpu) -> tuple[str, str] | None:
     return None
 
 
-def _taken(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+def _gpu_in_use(node: Node, gpu: Gpu) -> tuple[str, str] | None:
     if gpu.mps_running:
-        way_out = (
+        hint = (
             "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
             "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
         )
-        return f"an MPS server that this run did not start has {gpu.uuid}", way_out
+        return f"an MPS server that this run did not start has {gpu.uuid}", hint
     if gpu.compute_mode == "prohibited":
         return (
             f"{gpu.uuid} lets nobody in (compute mode prohibited)",

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from placement.backends.processes import comes_true, environment_of, last_line, own_processes
-from placement.errors import CarvingError
+from placement.backends.processes import environment_of, last_line, own_processes, wait_until
+from placement.errors import PartitionError
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -44,7 +44,7 @@ NO_DAEMON = "Cannot find MPS control daemon"
 ServerStatus = Literal["INITIALIZING", "ACTIVE", "FAULT"]
 
 
-class DaemonSilentError(CarvingError):
+class DaemonTimeoutError(PartitionError):
     """The daemon is gone, or there and does not answer: nothing can be said of what it holds."""
 
 
@@ -57,7 +57,7 @@ class MpsDaemon:
         self.log = folder / "log"
 
     @classmethod
-    def at(cls, pipe_directory: str) -> MpsDaemon:
+    def from_pipe_directory(cls, pipe_directory: str) -> MpsDaemon:
         """The daemon that listens in a pipe directory of ours."""
         return cls(Path(pipe_directory).parent)
 
@@ -65,10 +65,10 @@ class MpsDaemon:
         """Make the folder, for this user only.
 
         Raises:
-            CarvingError: it exists, its path is too long for a socket, or the disk does not take it.
+            PartitionError: it exists, its path is too long for a socket, or the disk does not take it.
         """
         if len(os.fsencode(f"{self.pipe}{LONGEST_SOCKET_NAME}")) > LONGEST_SOCKET_PATH:
-            raise CarvingError(
+            raise PartitionError(
                 f"the MPS pipe directory {self.pipe}",
                 f"is too long for a socket in it ({LONGEST_SOCKET_PATH} bytes in all)",
                 "Use a shorter path",
@@ -78,7 +78,7 @@ class MpsDaemon:
             self.pipe.mkdir(mode=0o700)
             self.log.mkdir(mode=0o700)
         except OSError as error:
-            raise CarvingError(
+            raise PartitionError(
                 f"the MPS pipe directory {self.pipe}",
                 f"could not be made ({error.strerror})",
                 "Look at the disk",
@@ -88,7 +88,7 @@ class MpsDaemon:
         """Remove the folder and what is in it. Safe to call twice."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.folder.exists():
-            raise CarvingError(f"the MPS folder {self.folder}", "could not be removed", "Remove it by hand")
+            raise PartitionError(f"the MPS folder {self.folder}", "could not be removed", "Remove it by hand")
 
     def start(self, gpu_uuid: str, *, static: bool) -> None:
         """Start the daemon for one GPU and wait until it answers.
@@ -98,8 +98,8 @@ class MpsDaemon:
             static: with static SM partitions, which every client then has to name
 
         Raises:
-            CarvingError: there is no such program, or it ends with an error.
-            DaemonSilentError: it does not come up in time.
+            PartitionError: there is no such program, or it ends with an error.
+            DaemonTimeoutError: it does not come up in time.
         """
         said = self.log / "start.log"
         command = [CONTROL, "-d", *(["-S"] if static else [])]
@@ -117,18 +117,18 @@ class MpsDaemon:
         if result is None or result.returncode != 0:
             why = "did not return" if result is None else f"ended with exit code {result.returncode}"
             last = last_line(said.read_text(errors="replace"))
-            raise CarvingError(f"`{' '.join(command)}` for {gpu_uuid}", f"{why}: {last}", self._see_log())
-        self._until(self._answers, START_LIMIT_S, "come up")
+            raise PartitionError(f"`{' '.join(command)}` for {gpu_uuid}", f"{why}: {last}", self._see_log())
+        self._wait_until(self._is_responding, START_LIMIT_S, "come up")
 
     def start_server(self) -> None:
         """Start the server for this user and wait until it is active, so that a GPU that is taken shows here.
 
         Raises:
-            CarvingError: it faults, or does not become active: somebody else has the GPU.
-            DaemonSilentError: the daemon does not answer.
+            PartitionError: it faults, or does not become active: somebody else has the GPU.
+            DaemonTimeoutError: the daemon does not answer.
         """
-        self.ask(f"start_server -uid {os.getuid()}")
-        self._until(self._is_active, START_LIMIT_S, "have an active server")
+        self.send_command(f"start_server -uid {os.getuid()}")
+        self._wait_until(self._is_active, START_LIMIT_S, "have an active server")
 
     def servers(self) -> list[int]:
         """Process ids of the servers: none or one, since only this user comes here."""
@@ -136,7 +136,7 @@ class MpsDaemon:
 
     def server_status(self, server: int) -> ServerStatus:
         """How a server is."""
-        answer = " ".join(self.ask(f"get_server_status {server}")).upper()
+        answer = " ".join(self.send_command(f"get_server_status {server}")).upper()
         for status in ("FAULT", "INITIALIZING", "ACTIVE"):
             if status in answer:
                 return status
@@ -154,27 +154,27 @@ class MpsDaemon:
         """Let the server end a client's work: killing it with work in flight could harm the others."""
         server = self.clients().get(client)
         if server is not None:
-            self.ask(f"terminate_client {server} {client}")
+            self.send_command(f"terminate_client {server} {client}")
 
     def add_partition(self, gpu_uuid: str, chunks: int) -> str:
         """Make a static SM partition; returns the name under which clients ask for it.
 
         Raises:
-            CarvingError: the daemon does not know the command, or has not as many chunks.
+            PartitionError: the daemon does not know the command, or has not as many chunks.
         """
         command = f"sm_partition add {gpu_uuid} {chunks}"
-        answer = "\n".join(self.ask(command))
+        answer = "\n".join(self.send_command(command))
         name = parse_partition(answer, gpu_uuid)
         if name is None:
-            raise CarvingError(f"`{command}`", f"was refused: {last_line(answer)}", self._see_log())
+            raise PartitionError(f"`{command}`", f"was refused: {last_line(answer)}", self._see_log())
         return name
 
-    def ask(self, command: str) -> list[str]:
+    def send_command(self, command: str) -> list[str]:
         """One command; the lines of the answer that are not empty.
 
         Raises:
-            DaemonSilentError: the daemon is gone or does not answer in time.
-            CarvingError: it does not know the command, or cannot do it.
+            DaemonTimeoutError: the daemon is gone or does not answer in time.
+            PartitionError: it does not know the command, or cannot do it.
         """
         result = _run(
             [CONTROL],
@@ -186,10 +186,10 @@ class MpsDaemon:
         )
         if result is None:
             problem = f"did not answer `{command}` within {ANSWER_LIMIT_S:.0f} s"
-            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+            raise DaemonTimeoutError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
         if result.returncode != 0:
             said = last_line(result.stdout + result.stderr)
-            kind = DaemonSilentError if NO_DAEMON in said else CarvingError
+            kind = DaemonTimeoutError if NO_DAEMON in said else PartitionError
             raise kind(
                 f"the MPS daemon at {self.pipe}", f"does not take `{command}`: {said}", self._see_log()
             )
@@ -199,20 +199,20 @@ class MpsDaemon:
         """End daemon and server: by ``quit``, and by signals where that does not help. Safe to call twice.
 
         Raises:
-            CarvingError: a process is still there.
+            PartitionError: a process is still there.
         """
         if not self.processes():
             return
-        with contextlib.suppress(CarvingError):
-            self.ask("quit")
+        with contextlib.suppress(PartitionError):
+            self.send_command("quit")
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             for pid in self.processes() if number is not None else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number or signal.SIGTERM)
-            if comes_true(lambda: not self.processes(), END_LIMIT_S):
+            if wait_until(lambda: not self.processes(), END_LIMIT_S):
                 return
         pids = ", ".join(map(str, self.processes()))
-        raise CarvingError(
+        raise PartitionError(
             f"the MPS daemon at {self.pipe}", f"does not end (processes {pids})", "Kill it as root"
         )
 
@@ -226,32 +226,32 @@ class MpsDaemon:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         try:
             self.servers()
-        except CarvingError:
+        except PartitionError:
             return False
         return True
 
     def _is_active(self) -> bool:
         status = [self.server_status(server) for server in self.servers()]
         if "FAULT" in status:
-            raise CarvingError(f"the MPS server at {self.pipe}", "is in FAULT", self._see_log())
+            raise PartitionError(f"the MPS server at {self.pipe}", "is in FAULT", self._see_log())
         return "ACTIVE" in status
 
-    def _until(self, condition: Callable[[], bool], limit_s: float, awaited: str) -> None:
-        if not comes_true(condition, limit_s):
+    def _wait_until(self, condition: Callable[[], bool], limit_s: float, awaited: str) -> None:
+        if not wait_until(condition, limit_s):
             problem = f"did not {awaited} within {limit_s:.0f} s"
-            raise DaemonSilentError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
+            raise DaemonTimeoutError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
 
     def _numbers(self, command: str) -> list[int]:
-        lines = self.ask(command)
+        lines = self.send_command(command)
         if not all(line.isdecimal() for line in lines):
             raise self._unexpected(command, " ".join(lines))
         return [int(line) for line in lines]
 
-    def _unexpected(self, command: str, answer: str) -> CarvingError:
-        return CarvingError(
+    def _unexpected(self, command: str, answer: str) -> PartitionError:
+        return PartitionError(
             f"the MPS daemon at {self.pipe}", f"answered `{command}` with {answer!r}", self._see_log()
         )
 
@@ -288,6 +288,6 @@ def _run(
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError as error:
-        raise CarvingError(command[0], "is not on PATH", INSTALL) from error
+        raise PartitionError(command[0], "is not on PATH", INSTALL) from error
     except OSError as error:
-        raise CarvingError(command[0], f"could not be run ({error.strerror})", INSTALL) from error
+        raise PartitionError(command[0], f"could not be run ({error.strerror})", INSTALL) from error

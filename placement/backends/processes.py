@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def comes_true(condition: Callable[[], bool], limit_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     """Wait until the condition holds; False where it did not within the limit."""
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -15,7 +15,7 @@ PATHS: dict[int, PciePath] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NO
 
 
 @dataclass(slots=True)
-class _Ends:
+class _LinkEndpoints:
     """Where the active NVLinks of a GPU end."""
 
     switch: int = 0
@@ -44,8 +44,8 @@ def read_links(nvml: Any, handles: Sequence[Any], uuids: Sequence[str]) -> tuple
     return tuple(links)
 
 
-def _read_ends(nvml: Any, handle: Any) -> _Ends:
-    ends = _Ends()
+def _read_ends(nvml: Any, handle: Any) -> _LinkEndpoints:
+    ends = _LinkEndpoints()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)

@@ -11,7 +11,7 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.meeting import meet
 from actors.protocols import EnvFactory, EnvInfo
 from actors.stepping import CHANNEL, RemoteSimulators, StepServer
-from placement.kinds import Roles, envs_of, served_by
+from placement.role_layout import Roles, envs_per_gmi, served_simulators
 from rayagi.config.spec import GmiSpec
 
 
@@ -27,7 +27,7 @@ class Crew:
     @classmethod
     def of(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
         """The crew of the run that a GMI belongs to."""
-        return cls(identity.kinds, envs_of(identity.kinds, gmi.envs, gmi.slices or ()))
+        return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.slices or ()))
 
     @property
     def simulators(self) -> tuple[int, ...]:
@@ -41,10 +41,10 @@ class Crew:
 
     def simulators_of(self, agent: int) -> tuple[int, ...]:
         """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
-        served = served_by(self.agents.index(agent), len(self.agents), len(self.simulators))
+        served = served_simulators(self.agents.index(agent), len(self.agents), len(self.simulators))
         return tuple(self.simulators[place] for place in served)
 
-    def envs_of(self, agent: int) -> int:
+    def envs_per_gmi(self, agent: int) -> int:
         """Environments that the agent of GMI ``agent`` acts for."""
         return sum(self.envs[simulator] for simulator in self.simulators_of(agent))
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from actors.gmi import GmiIdentity
 from collectives.communicator import Communicator
-from placement.kinds import OVERLAPPED, served_by
+from placement.role_layout import OVERLAPPED_TEMPLATES, served_simulators
 from rayagi.algorithms.crew import Crew
 from rayagi.config.learning import AsynchronousSpec
 from rayagi.config.spec import RunSpec
@@ -46,7 +46,7 @@ class Flow:
     def of(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
         """That of the run that a GMI belongs to."""
         collectors, crew = identity.hosting("agent"), Crew.of(identity, spec.gmi)
-        learning, paced = spec.learning, spec.gmi.template in OVERLAPPED
+        learning, paced = spec.learning, spec.gmi.template in OVERLAPPED_TEMPLATES
         bound, stale, rollouts = 0, "wait", None
         if isinstance(learning, AsynchronousSpec) and paced:
             bound, stale, rollouts = learning.max_lag, learning.on_stale, learning.rollouts_per_update
@@ -54,7 +54,7 @@ class Flow:
         return cls(
             collectors=collectors,
             learners=identity.hosting("trainer"),
-            envs=tuple(crew.envs_of(index) for index in collectors),
+            envs=tuple(crew.envs_per_gmi(index) for index in collectors),
             in_step=in_step,
             paced=paced,
             slots=min(bound + 1, MOST_SLOTS) if in_step else MOST_SLOTS,
@@ -62,23 +62,25 @@ class Flow:
             rollouts_per_update=rollouts or len(collectors),
         )
 
-    def served_by(self, learner: int) -> range:
+    def served_simulators(self, learner: int) -> range:
         """Collectors whose parameters come from a learner and, in step, whose rollouts go there."""
-        return served_by(learner, len(self.learners), len(self.collectors))
+        return served_simulators(learner, len(self.learners), len(self.collectors))
 
     def learner_of(self, collector: int) -> int:
         """The inverse."""
-        return next(index for index in range(len(self.learners)) if collector in self.served_by(index))
+        return next(
+            index for index in range(len(self.learners)) if collector in self.served_simulators(index)
+        )
 
     def producer_of(self, collector: int) -> int:
         """Its number in the channels: modulo the number of learners, that of its learner, as a Migrator routes."""
         learner = self.learner_of(collector)
-        return (collector - self.served_by(learner).start) * len(self.learners) + learner
+        return (collector - self.served_simulators(learner).start) * len(self.learners) + learner
 
     def rows(self, learner: int) -> int:
         """Environments whose steps a learner takes in an update: of its collectors, or its share of what an update takes."""
         if self.in_step:
-            return sum(self.envs[collector] for collector in self.served_by(learner))
+            return sum(self.envs[collector] for collector in self.served_simulators(learner))
         total = self.rollouts_per_update * sum(self.envs) // len(self.collectors)
         return total // len(self.learners) + (learner < total % len(self.learners))
 

@@ -48,13 +48,13 @@ class LearnerProgram:
             policy,
             communicator=gradients,
             num_envs=flow.rows(number),
-            first_env_index=flow.first_env(flow.served_by(number).start),
+            first_env_index=flow.first_env(flow.served_simulators(number).start),
             total_envs=flow.total_rows,
         )
         self.trainer = Trainer(self.training)
         self._plan = channel_plan(sample.info, spec.learning.rollout_length)
         self.batcher = self._open_channels()
-        self._own = [flow.producer_of(collector) for collector in flow.served_by(number)]
+        self._own = [flow.producer_of(collector) for collector in flow.served_simulators(number)]
         self.lags: Counter[int] = Counter()
         """Rollout rows that were learned from, by the updates that their policy was behind."""
         self._publisher = Publisher(policy, context.directory, number, node=context.node)

@@ -18,7 +18,7 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Roll
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.trainer import Trainer
-from placement.unequal import env_counts
+from placement.unequal_slices import env_counts
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from placement.cleanup import left_behind, mend
+from placement.cleanup import recover_stale_state, stale_ledgers
 from placement.errors import counted
 from placement.ledger import Ledger, all_ledgers
 from rayagi.cli.failures import FAILED
@@ -16,14 +16,14 @@ def run(arguments: argparse.Namespace) -> int:
     ledgers, unreadable = all_ledgers()
     for ledger in ledgers:
         print("\n".join(_described(ledger)))
-    left = left_behind()
+    left = stale_ledgers()
     if not left:
         print("Nothing was left behind.")
     elif arguments.dry_run:
         print(f"{counted(len(left), 'ended run')} left something behind; `rayagi cleanup` undoes it.")
     errors: list[Exception] = [*unreadable]
     for ledger in () if arguments.dry_run else left:
-        remaining = mend(ledger)
+        remaining = recover_stale_state(ledger)
         errors += remaining
         if not remaining:
             print(f"Undone: what process {ledger.owner.pid} of run {ledger.run} left.")

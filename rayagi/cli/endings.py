@@ -93,7 +93,7 @@ def after_failure(
             known.message if known else "stopped at once" if stopped else f"{type(error).__name__}: {error}"
         )
         folder.update(status="interrupted" if stopped else "failed", reason=reason)
-    error.add_note(_way_on(folder, spec, known, checkpoints))
+    error.add_note(_follow_up(folder, spec, known, checkpoints))
 
 
 def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:
@@ -103,7 +103,7 @@ def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:
     return stopped and len(folder.progress_csv.read_text().splitlines()) < 2
 
 
-def _way_on(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpoints: list[str]) -> str:
+def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpoints: list[str]) -> str:
     """What stands, and the command that goes on from there."""
     stands = (
         f"The last good checkpoint is {checkpoints[-1]}."

@@ -46,7 +46,7 @@ def _backend_lines(machine: Machine) -> list[str]:
             answers: dict[str, tuple[str, str]] = {}
             for gpu in (None,) if name == "cpu" or not node.gpus else node.gpus:
                 found = backend.availability(node, gpu)
-                why = f"{found.reason}. {found.way_out}" if found.way_out else found.reason
+                why = f"{found.reason}. {found.hint}" if found.hint else found.reason
                 general = why if gpu is None else why.replace(gpu.uuid, "GPU")
                 answers.setdefault(general, ("yes" if found.usable else "no", why))
             rows += [(node.name, name, usable, why) for usable, why in answers.values()]

@@ -22,13 +22,13 @@ def run(arguments: argparse.Namespace) -> int:
     spec = spec_from(arguments)
     if spec.gmi.wants_search:
         # Imported here, as below: planning without measurements needs neither torch nor Ray.
-        from rayagi.coordinator.auto import resolved
+        from rayagi.coordinator.auto import resolve_auto
 
-        spec = resolved(spec, machine, may_search=False)
-    from rayagi.coordinator.memory_need import refuse_short_memory
+        spec = resolve_auto(spec, machine, may_search=False)
+    from rayagi.coordinator.memory_need import reject_insufficient_memory
 
     plan = plan_of(spec, machine)
-    refuse_short_memory(spec, plan)
+    reject_insufficient_memory(spec, plan)
     print(plan.table())
     return 0
 
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
     """The choice of a template, or the forecast of a cluster, from a short profile that is kept for the next time."""
     from placement.templates import choose, explain
-    from rayagi.coordinator.profiling import kept_unit_costs
-    from rayagi.coordinator.what_if import best_forecast, cluster_of, sizes_up_to, table
+    from rayagi.coordinator.cluster_forecast import best_forecast, cluster_of, sizes_up_to, table
+    from rayagi.coordinator.profiling import cached_unit_costs
 
     spec, machine = spec_from(arguments), machine_of_run()
     if arguments.machine is not None:
@@ -48,7 +48,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(
         arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
     )
-    costs = kept_unit_costs(spec, machine, tell=complain)
+    costs = cached_unit_costs(spec, machine, log=complain)
     say(
         f"Measured here, {costs.num_steps} steps of {costs.num_envs} environments of {spec.env.id}: simulate "
         f"{1e3 * costs.simulate_s:.0f} ms, act {1e3 * costs.act_s:.1f} ms, train {1e3 * costs.train_s:.0f} ms, copies "

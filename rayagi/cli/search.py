@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from placement.errors import counted
-from placement.search import Failed, Measured, Trial
+from placement.search import Trial, TrialFailure, TrialMeasurement
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import refuse_unmeasured, spec_from
@@ -103,7 +103,7 @@ def _line(trial: Trial) -> str:
     what = f"  {trial.gmis_per_gpu:>3} x {trial.num_envs:<5}"
     if trial.verdict == "cannot win":
         return f"  {trial.gmis_per_gpu:>3} x ...   not tried, cannot win: {trial.reason}"
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, TrialFailure):
         return f"{what} {outcome.kind}: {outcome.reason}"
     if outcome is None:
         return f"{what} not tried: eq. 4 projects {bytes_text(trial.projected_bytes or 0)} a GMI, more than there is"
@@ -134,8 +134,8 @@ def _row(trial: Trial, *, best: bool) -> tuple[str, ...]:
         str(trial.gmis_per_gpu),
         str(trial.num_envs),
         f"{trial.system_steps_per_s:,.0f}" if trial.system_steps_per_s is not None else "-",
-        f"{100 * outcome.relative_error:.0f} %" if isinstance(outcome, Measured) else "-",
-        bytes_text(outcome.memory_bytes) if isinstance(outcome, Measured) else "-",
+        f"{100 * outcome.relative_error:.0f} %" if isinstance(outcome, TrialMeasurement) else "-",
+        bytes_text(outcome.memory_bytes) if isinstance(outcome, TrialMeasurement) else "-",
         bytes_text(trial.projected_bytes) if trial.projected_bytes is not None else "-",
         f"{trial.saturation:.2f}" if trial.saturation is not None else "-",
         _remark(trial, best=best),
@@ -147,6 +147,6 @@ def _remark(trial: Trial, *, best: bool) -> str:
         return "again, best" if best else "again"
     if best:
         return "best"
-    if isinstance(trial.outcome, Failed) and trial.outcome.kind == "too long":
+    if isinstance(trial.outcome, TrialFailure) and trial.outcome.kind == "too long":
         return "too long"
     return "" if trial.verdict in ("first", "going on") else trial.verdict

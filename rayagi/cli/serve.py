@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec = _spec(saved.spec, arguments)
-    template = chosen_template(spec, arguments.template, machine=machine_of_run, tell=say)
+    template = chosen_template(spec, arguments.template, machine=machine_of_run, log=say)
     target = _target(arguments, saved)
     seed = target.seed if target is not None else arguments.seed or 0
     job = ServingJob(
@@ -178,7 +178,7 @@ def _serve(
             plan = session.plan
             provenance |= {"num_gmis": plan.num_gmis, "envs": list(plan.envs), "backend": plan.backend}
             _note(target, provenance)
-            loop = ServingLoop(session, limits, total_envs=sum(plan.envs), interrupt=interrupt, tell=say)
+            loop = ServingLoop(session, limits, total_envs=sum(plan.envs), interrupt=interrupt, log=say)
             with interrupt:
                 served = loop.serve()
     except KeyboardInterrupt:

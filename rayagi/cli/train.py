@@ -10,7 +10,7 @@ from ray._private.worker import get_dashboard_url
 from rich.console import Console
 
 from placement.errors import PlanError
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from rayagi.cli.endings import after_failure, conclude
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
@@ -24,12 +24,12 @@ from rayagi.cli.settings import (
 )
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.auto import resolved
+from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
-from rayagi.coordinator.expectation import expectation
-from rayagi.coordinator.memory_need import refuse_short_memory
-from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.health_monitor import RunHealthMonitor
+from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session, SessionClosedError
+from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run import experience_record
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
     spec = spec_from(arguments)
     if spec.gmi.wants_search:
-        spec = resolved(spec, machine_of_run(), tell=say)
+        spec = resolve_auto(spec, machine_of_run(), log=say)
     folder = create_run(
         arguments.out or Path("runs"),
         spec.env.id,
@@ -129,17 +129,17 @@ def _refuse_if_done(
     if stop is None:
         return
     if stop.limit == "env_steps" and decays_linearly(spec):
-        way_out = (
+        hint = (
             "Its learning rate has fallen to zero there; train longer in a new run: rayagi train "
             f"{spec.env.id} --config {folder.path}/config.yaml --env-steps {2 * position.env_steps}"
         )
     else:
         hours = int(position.train_s // 3600) + 1
-        way_out = (
+        hint = (
             "Limits count from the start of the run: give a larger one, e.g. "
             f"rayagi train --resume {folder.path} --time {hours}h"
         )
-    raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source), way_out)
+    raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source), hint)
 
 
 def _describe(
@@ -201,7 +201,7 @@ def _opened(
     def open_session(own: RunSpec, num_gmis: int | None = None) -> Session:
         session = session_of(
             own,
-            tell=tell,
+            log=log,
             run_name=folder.path.name,
             on_plan=lambda plan: _show_plan(folder, own, plan, num_gmis),
             dashboard=dashboard,
@@ -211,18 +211,18 @@ def _opened(
             stack.callback(_keep_experience, folder, session)
         return session
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         folder.note(text)
         say(text)
 
     session = open_session(spec, None if checkpoint is None else checkpoint.state["num_gmis"])
-    expected = expectation(spec, session.plan)
-    overseer = RunOverseer(
+    expected = predict_throughput(spec, session.plan)
+    health_monitor = RunHealthMonitor(
         spec,
         session,
         reopen=open_session,
-        tell=tell,
-        keep=lambda own: folder.write_config(run_spec_to_dict(own)),
+        log=log,
+        save_spec=lambda own: folder.write_config(run_spec_to_dict(own)),
         planned_steps_per_s=None if expected is None else expected.predicted_steps_per_s,
     )
     if dashboard:
@@ -234,7 +234,7 @@ def _opened(
     screen = _screen(folder, spec, settings)
     recorders = [files, screen, RunExporter(run=folder.path.name, task=spec.env.id)]
     loop = TrainingLoop(
-        session, folder.checkpoints, recorders, settings, interrupt=interrupt, overseer=overseer
+        session, folder.checkpoints, recorders, settings, interrupt=interrupt, health_monitor=health_monitor
     )
     if checkpoint is not None:
         loop.restore(checkpoint)
@@ -246,19 +246,19 @@ def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
         experience_record.keep(folder.path, session.experience())
 
 
-def _show_plan(folder: RunFolder, spec: RunSpec, plan: Plan, num_gmis: int | None) -> None:
+def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: int | None) -> None:
     if num_gmis not in (None, plan.num_gmis):
         raise PlanError(
             f"resuming a run of {num_gmis} GMIs",
             f"its settings give {plan.num_gmis} here, and with them another batch",
             "Resume it on a machine like its first",
         )
-    refuse_short_memory(spec, plan)
+    reject_insufficient_memory(spec, plan)
     table = plan.table()
     replace_text(folder.path / "plan.txt", table + "\n")
     replace_json(folder.path / "plan.json", plan.to_dict())
     say(table)
-    expected = expectation(spec, plan)
+    expected = predict_throughput(spec, plan)
     if expected is not None:
         keep(expected, folder.path)
         say(f"Expected: {expected.text()}.")

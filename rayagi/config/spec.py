@@ -80,7 +80,9 @@ class GmiSpec:
             ValueError: it is still to be searched.
         """
         if self.num_envs == "auto":
-            raise ValueError('num_envs = "auto": rayagi.coordinator.auto.resolved makes it a number first')
+            raise ValueError(
+                'num_envs = "auto": rayagi.coordinator.auto.resolve_auto makes it a number first'
+            )
         return self.num_envs
 
 

@@ -18,11 +18,11 @@ BUDGET_S = 300.0
 """Of a search that a run makes for itself; `rayagi search` may take as long as it likes."""
 
 
-def resolved(
+def resolve_auto(
     spec: RunSpec,
     machine: Machine,
     *,
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
     may_search: bool = True,
     folder: Path | None = None,
 ) -> RunSpec:
@@ -53,7 +53,7 @@ def resolved(
         folder=folder,
     )
     store = SearchStore(spec, machine, folder)
-    found = store.note(settings.name())
+    found = store.load_note(settings.name())
     if found is None:
         if not may_search:
             raise PlanError(
@@ -61,15 +61,13 @@ def resolved(
                 f"{spec.env.id} was not searched on this machine with this version",
                 f"Run `rayagi search {spec.env.id}` first, or give numbers",
             )
-        tell(
+        log(
             f"Searching how to cut this machine for {spec.env.id}, {duration_text(BUDGET_S)} at most; kept for the next run."
         )
-        best = search(spec, machine, settings, on_start=lambda what: tell(f"  measuring {what} ...")).best
+        best = search(spec, machine, settings, on_start=lambda what: log(f"  measuring {what} ...")).best
         found = {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs}
     gmis, num_envs = int(found["gmis"]), int(found["num_envs"])
-    tell(
-        f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search."
-    )
+    log(f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search.")
     in_all = on_gpus and isinstance(gmi.num_gmis, int)
     cut = replace(
         gmi,

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from placement.backends.base import Health
+from placement.backends.base import SliceHealth
 
-SLOW, RECOVERED = 0.8, 0.9
+SLOW_BELOW, NORMAL_ABOVE = 0.8, 0.9
 """Of the speed that was expected: noticed below the first, forgotten above the second."""
-NEAR_LIMIT, RELIEVED = 0.9, 0.8
+MEMORY_HIGH_ABOVE, MEMORY_NORMAL_BELOW = 0.9, 0.8
 """Of the memory limit: noticed above the first, forgotten below the second."""
-WORTH_IT, NO_GAIN = 1.05, 1.0
+REPLAN_GAIN_ABOVE, NO_GAIN_BELOW = 1.05, 1.0
 """Times as fast as now, without the slow GMIs: noticed above the first, since a new plan costs a restart of all GMIs."""
 HORIZON_WINDOWS = 10
 """How many windows ahead growing memory is followed."""
 
-Notice = tuple[Literal["slow", "memory", "drag", "share"], int]
-"""What was noticed of which GMI. Slow EVERYONE: the run as a whole is slower than planned. Drag EVERYONE: the others would
+Finding = tuple[Literal["slow", "memory", "straggler", "share"], int]
+"""What was noticed of which GMI. Slow ALL_GMIS: the run as a whole is slower than planned. Drag ALL_GMIS: the others would
 be faster without those that are slow. Share: its share of a GPU is not as it should be."""
-EVERYONE = -1
+ALL_GMIS = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class GmiHealth:
     memory_limit_bytes: int = 0
     driver_bytes: int | None = None
     """What its process holds on the GPU by the driver's count, CUDA's own memory included; None where it was not told."""
-    share: Health | None = None
+    share: SliceHealth | None = None
     """Of the slice, asked on its host; None where nothing was carved."""
 
 
@@ -56,7 +56,7 @@ class RunHealth:
     planned_steps_per_s: float | None = None
     """Of one GMI's own work, by the plan; None where nothing was predicted."""
     may_replan: bool = False
-    noticed: frozenset[Notice] = frozenset()
+    findings: frozenset[Finding] = frozenset()
     """By earlier decisions, and not forgotten since."""
 
 
@@ -65,7 +65,7 @@ class Decision:
     """What to do, with the reason in numbers."""
 
     action: Literal["nothing", "propose", "replan"]
-    noticed: frozenset[Notice]
+    findings: frozenset[Finding]
     """For the next health."""
     reason: str = ""
     num_gmis: int = 0
@@ -76,37 +76,37 @@ class Decision:
 def decide(health: RunHealth) -> Decision:
     """What the last window says: whatever is new is told once, and acted on where that is allowed and worth it."""
     if any(len(gmi.steps_per_s) < health.window for gmi in health.gmis):
-        return Decision(action="nothing", noticed=health.noticed)
-    slow, memory = _slow(health), _short_of_memory(health)
-    drag = _drag(health, {index for _, index in slow} - {EVERYONE})
-    found = memory | slow | drag | _ill_shares(health)
-    noticed = frozenset(found)
-    new = noticed - health.noticed
+        return Decision(action="nothing", findings=health.findings)
+    slow, memory = _slow(health), _low_memory(health)
+    straggler = _straggler_cost(health, {index for _, index in slow} - {ALL_GMIS})
+    found = memory | slow | straggler | _unhealthy_shares(health)
+    findings = frozenset(found)
+    new = findings - health.findings
     if not new:
-        return Decision(action="nothing", noticed=noticed)
-    reasons = [text for notice, text in found.items() if notice in new]
+        return Decision(action="nothing", findings=findings)
+    reasons = [text for finding, text in found.items() if finding in new]
     num_gmis, num_envs, outlook = len(health.gmis), health.num_envs, ""
     if any(kind == "memory" for kind, _ in new):
-        num_gmis, num_envs, outlook = _smaller(health)
-    elif drag:
-        num_gmis -= sum(index != EVERYONE for _, index in slow)
+        num_gmis, num_envs, outlook = _smaller_plan(health)
+    elif straggler:
+        num_gmis -= sum(index != ALL_GMIS for _, index in slow)
     else:
         num_gmis = 0
         if any(kind == "slow" for kind, _ in new):
             outlook = "Another number of GMIs promises nothing better: see what else runs there"
     return Decision(
         action="replan" if health.may_replan and num_gmis else "propose",
-        noticed=noticed,
+        findings=findings,
         reason="; ".join(reasons) + (f". {outlook}" if outlook else ""),
         num_gmis=num_gmis,
         num_envs=num_envs if num_gmis else 0,
     )
 
 
-def _slow(health: RunHealth) -> dict[Notice, str]:
+def _slow(health: RunHealth) -> dict[Finding, str]:
     """Who is slower than expected, and by how much."""
     speeds = _speeds(health)
-    found: dict[Notice, str] = {}
+    found: dict[Finding, str] = {}
     planned = health.planned_steps_per_s
     for index, speed in enumerate(speeds):
         others = [other for position, other in enumerate(speeds) if position != index]
@@ -116,14 +116,14 @@ def _slow(health: RunHealth) -> dict[Notice, str]:
             )
     # Stragglers are told by themselves: the rest alone says whether the plan was too hopeful.
     rest = [speed for index, speed in enumerate(speeds) if ("slow", index) not in found]
-    if planned and rest and median(rest) < _threshold(health, ("slow", EVERYONE)) * planned:
-        found["slow", EVERYONE] = (
+    if planned and rest and median(rest) < _threshold(health, ("slow", ALL_GMIS)) * planned:
+        found["slow", ALL_GMIS] = (
             f"GMIs make {median(rest):,.0f} steps per second of their own work, {planned:,.0f} were planned"
         )
     return found
 
 
-def _ill_shares(health: RunHealth) -> dict[Notice, str]:
+def _unhealthy_shares(health: RunHealth) -> dict[Finding, str]:
     """Whose share is not as it should be. One that is lost ends what waits for its GMI, and the run goes on from there."""
     return {
         ("share", index): f"GMI {index}: {gmi.share.text}"
@@ -132,22 +132,22 @@ def _ill_shares(health: RunHealth) -> dict[Notice, str]:
     }
 
 
-def _threshold(health: RunHealth, notice: Notice) -> float:
-    return RECOVERED if notice in health.noticed else SLOW
+def _threshold(health: RunHealth, finding: Finding) -> float:
+    return NORMAL_ABOVE if finding in health.findings else SLOW_BELOW
 
 
 def _speeds(health: RunHealth) -> list[float]:
     return [median(gmi.steps_per_s[-health.window :]) for gmi in health.gmis]
 
 
-def _short_of_memory(health: RunHealth) -> dict[Notice, str]:
+def _low_memory(health: RunHealth) -> dict[Finding, str]:
     """Who is near its limit, or grows towards it."""
-    found: dict[Notice, str] = {}
+    found: dict[Finding, str] = {}
     for index, gmi in enumerate(health.gmis):
         held, limit = gmi.memory_bytes[-health.window :], gmi.memory_limit_bytes
         if (len(held) < health.window and gmi.driver_bytes is None) or limit <= 0:
             continue
-        threshold = RELIEVED if ("memory", index) in health.noticed else NEAR_LIMIT
+        threshold = MEMORY_NORMAL_BELOW if ("memory", index) in health.findings else MEMORY_HIGH_ABOVE
         # The program counts its own memory, the driver all of its process: the limit is for the latter.
         now = max(median(held[-3:] or (0,)), gmi.driver_bytes or 0)
         growth = growth_per_iteration(held) if len(held) >= health.window else 0.0
@@ -170,22 +170,22 @@ def growth_per_iteration(held: Sequence[float]) -> float:
     return max(0.0, min((part[-1] - part[0]) / (third - 1) for part in parts))
 
 
-def _drag(health: RunHealth, stragglers: set[int]) -> dict[Notice, str]:
+def _straggler_cost(health: RunHealth, stragglers: set[int]) -> dict[Finding, str]:
     """Whether the others would be faster by themselves: all wait for the slowest, who brings its own share too."""
     speeds = _speeds(health)
     kept = [speed for index, speed in enumerate(speeds) if index not in stragglers]
     if not stragglers or not kept:
         return {}
     now, then = len(speeds) * min(speeds), len(kept) * min(kept)
-    notice: Notice = ("drag", EVERYONE)
-    if then < (NO_GAIN if notice in health.noticed else WORTH_IT) * now:
+    finding: Finding = ("straggler", ALL_GMIS)
+    if then < (NO_GAIN_BELOW if finding in health.findings else REPLAN_GAIN_ABOVE) * now:
         return {}
     whom, count = "it" if len(stragglers) == 1 else "them", len(kept)
     promise = f"{then:,.0f} steps/s of work by {count} instead of {now:,.0f} by {len(speeds)}"
-    return {notice: f"leaving {whom} out pays, with {promise}"}
+    return {finding: f"leaving {whom} out pays, with {promise}"}
 
 
-def _smaller(health: RunHealth) -> tuple[int, int, str]:
+def _smaller_plan(health: RunHealth) -> tuple[int, int, str]:
     """GMIs and environments that need less memory, no GMIs where there is no such plan; and a sentence on it."""
     num_gmis, num_envs = len(health.gmis), health.num_envs
     if num_envs > 1:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
-from placement.kinds import OVERLAPPED
+from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.books import Account
-from rayagi.coordinator.flights import Flights, Landed
+from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
+from rayagi.coordinator.sample_accounting import SampleCounts
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.time_limits import ITERATION_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
@@ -25,15 +25,15 @@ if TYPE_CHECKING:  # as in session.py
 
 _logger = logging.getLogger(__name__)
 
-SNAPSHOT_S = 10.0
+SNAPSHOT_INTERVAL_S = 10.0
 """Between two looks at what learners hold, from which a learner that is lost is rebuilt."""
-LOOK_S = 10.0
+SLICE_CHECK_INTERVAL_S = 10.0
 """Between two looks at whether the shares of GPUs still stand."""
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 """Of a question that several must answer, while one that is lost is replaced."""
 
 
-def session_of(spec: RunSpec, *, tell: Callable[[str], None] | None = None, **options: Any) -> Session:
+def session_of(spec: RunSpec, *, log: Callable[[str], None] | None = None, **options: Any) -> Session:
     """The session that a run's template needs; nothing starts before it is entered.
 
     Args:
@@ -41,10 +41,10 @@ def session_of(spec: RunSpec, *, tell: Callable[[str], None] | None = None, **op
         tell: for the reader of the run, of GMIs that were lost and replaced; None: the log
         options: as ``Session`` takes them
     """
-    if spec.gmi.template not in OVERLAPPED:
+    if spec.gmi.template not in OVERLAPPED_TEMPLATES:
         return Session(spec, **options)
     session = DecoupledSession(spec, **options)
-    session.tell = tell or _logger.warning
+    session.log = log or _logger.warning
     return session
 
 
@@ -56,25 +56,25 @@ class DecoupledSession(Session):
     was on its way to it, pass to its successor. What a program raises ends the session.
     """
 
-    tell: Callable[[str], None] = staticmethod(_logger.warning)
+    log: Callable[[str], None] = staticmethod(_logger.warning)
 
     def _begin(self, deployment: Deployment) -> None:
         from rayagi.coordinator.recovery import Recovery
 
-        self._flights = Flights(deployment.group)
+        self._pending_calls = PendingCalls(deployment.group)
         self._recovery = Recovery(
             spec=self._spec,
             plan=self.plan,
             deployment=deployment,
-            flights=self._flights,
+            pending_calls=self._pending_calls,
             factory=self._program_factory(),
-            tell=self.tell,
+            log=self.log,
         )
         self._collectors, self._learners = self._recovery.collectors, self._recovery.learners
         self._updates: dict[int, deque[IterationResult]] = {index: deque() for index in self._learners}
         self._rollouts: list[IterationResult] = []
         self._snapshot_due_s = 0.0
-        self._look_due_s = time.monotonic() + LOOK_S
+        self._slice_check_due_s = time.monotonic() + SLICE_CHECK_INTERVAL_S
         self._states()
 
     def submit(self, num_iterations: int) -> None:
@@ -100,14 +100,14 @@ class DecoupledSession(Session):
         count = self._pending[0][0]
         deadline = time.monotonic() + (timeout_s or ITERATION_TIMEOUT_S * count)
         while min(map(len, self._updates.values())) < count:
-            self._guarded(lambda: self._step(deadline, count), f"{count} updates")
+            self._call_closing_on_error(lambda: self._step(deadline, count), f"{count} updates")
         self._pending.popleft()
         return self._merged(count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; what is on its way is given up. Without ``local``, environments start anew."""
         self._open()
-        self._guarded(self._rest, "what was asked before a state is loaded")
+        self._call_closing_on_error(self._wait_until_idle, "what was asked before a state is loaded")
         self._rollouts.clear()
         for updates in self._updates.values():
             updates.clear()
@@ -116,41 +116,43 @@ class DecoupledSession(Session):
 
     def experience(self) -> dict[str, Any]:
         """What became of the experience so far: counts, ages of what was learned from, GMIs that were started anew."""
-        account = self.account()
+        counts = self.sample_counts()
         return {
             "rows": {
-                "sent": account.sent,
-                "taken": account.taken,
-                "dropped": account.dropped,
-                "in_flight": account.in_flight,
-                "lost": account.lost,
-                "missing": account.missing,
+                "sent": counts.sent,
+                "taken": counts.taken,
+                "dropped": counts.dropped,
+                "in_flight": counts.in_flight,
+                "lost": counts.lost,
+                "missing": counts.missing,
             },
             "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
             "restarts": self._recovery.restarts,
         }
 
-    def account(self) -> Account:
+    def sample_counts(self) -> SampleCounts:
         """Rows of experience, counted while nobody works."""
         self._open()
-        self._guarded(self._rest, "what was asked before it is counted")
+        self._call_closing_on_error(self._wait_until_idle, "what was asked before it is counted")
         states = self._states()
-        return self._recovery.account([states[index]["local"]["books"] for index in self._collectors])
+        return self._recovery.sample_counts([states[index]["local"]["books"] for index in self._collectors])
 
     def _step(self, deadline: float, count: int) -> None:
         """Ask who is idle, and take in what has ended."""
         self._ask_idle()
-        if time.monotonic() >= self._look_due_s:  # the GMIs of other GPUs go on where one GPU's share fails
-            self._refuse_lost_slices()
-            self._look_due_s = time.monotonic() + LOOK_S
-        for landed in self._flights.land(timeout_s=1.0):
-            self._take(landed)
-        if self._flights.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
+        if (
+            time.monotonic() >= self._slice_check_due_s
+        ):  # the GMIs of other GPUs go on where one GPU's share fails
+            self._raise_if_slices_lost()
+            self._slice_check_due_s = time.monotonic() + SLICE_CHECK_INTERVAL_S
+        for completed in self._pending_calls.wait(timeout_s=1.0):
+            self._handle_completed(completed)
+        if self._pending_calls.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
             done = min(map(len, self._updates.values()))
             asked = (
                 f"{count} updates, of which {done} came, though every GMI answers that it waits for others"
             )
-            raise GmiSilentError("the run", asked, self._flights.idle_s())
+            raise GmiSilentError("the run", asked, self._pending_calls.idle_s())
 
     def _ask_idle(self) -> None:
         """One request for each GMI that has none: collectors while updates are wanted, learners for what is missing."""
@@ -158,41 +160,41 @@ class DecoupledSession(Session):
         group = self._open()
         for index in (*self._learners, *self._collectors):
             missing = wanted - len(self._updates[index]) if index in self._updates else wanted
-            if self._flights.is_busy(index) or missing <= 0:
+            if self._pending_calls.is_busy(index) or missing <= 0:
                 continue
             gmi = group.handles[index]
-            size = self._flights.size(index)
+            size = self._pending_calls.iterations_per_call(index)
             if index in self._collectors:
-                self._flights.send(index, [gmi.iterate.remote(size)], "rollouts")
+                self._pending_calls.add(index, [gmi.iterate.remote(size)], "rollouts")
                 continue
-            look = index == self._learners[0] and time.monotonic() >= self._snapshot_due_s
-            if look:
-                self._snapshot_due_s = time.monotonic() + SNAPSHOT_S
-            calls = [gmi.iterate.remote(min(size, missing)), gmi.state_dict.remote(shared=look)]
-            self._flights.send(index, calls, "updates")
+            with_snapshot = index == self._learners[0] and time.monotonic() >= self._snapshot_due_s
+            if with_snapshot:
+                self._snapshot_due_s = time.monotonic() + SNAPSHOT_INTERVAL_S
+            calls = [gmi.iterate.remote(min(size, missing)), gmi.state_dict.remote(shared=with_snapshot)]
+            self._pending_calls.add(index, calls, "updates")
 
-    def _take(self, landed: Landed) -> None:
+    def _handle_completed(self, completed: CompletedCall) -> None:
         """Keep what a request brought, or replace who was lost in it."""
-        index = landed.index
-        if landed.failure is not None:
-            self._replace(landed.failure, index)
+        index = completed.index
+        if completed.failure is not None:
+            self._replace_lost(completed.failure, index)
             return
-        if landed.kind == "restart":
-            self._moved(index, landed.answers[0])
-            self.tell(f"{self._open().identities[index]} goes on")
+        if completed.kind == "restart":
+            self._update_worker(index, completed.answers[0])
+            self.log(f"{self._open().identities[index]} goes on")
             return
         mark = "env_steps" if index in self._collectors else "train_samples"
-        results = [result for result in landed.answers[0] if mark in result.metrics]
-        self._flights.note(index, results)
+        results = [result for result in completed.answers[0] if mark in result.metrics]
+        self._pending_calls.record_results(index, results)
         if results:
-            self._recovery.progressed(index, results[-1].iteration)
+            self._recovery.record_progress(index, results[-1].iteration)
         if index in self._collectors:
             self._rollouts += results
         else:
             self._updates[index].extend(results)
-            self._recovery.keep(index, landed.answers[1])
+            self._recovery.record_state(index, completed.answers[1])
 
-    def _replace(self, failure: Exception, index: int) -> None:
+    def _replace_lost(self, failure: Exception, index: int) -> None:
         """Whoever is lost; a learner that lost another in a reduction is as good as lost itself.
 
         Raises:
@@ -203,8 +205,8 @@ class DecoupledSession(Session):
             isinstance(failure, CommunicatorError) and index in self._learners
         ):
             raise failure
-        self._refuse_lost_slices()
-        self._recovery.replace(failure, index)
+        self._raise_if_slices_lost()
+        self._recovery.restart_lost(failure, index)
         if (
             index in self._learners
         ):  # they go on from one state: what some of them told of more does not count
@@ -232,7 +234,7 @@ class DecoupledSession(Session):
         self._open()
         states = super()._states()
         for index, state in enumerate(states):
-            self._recovery.keep(index, state)
+            self._recovery.record_state(index, state)
         return states
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
@@ -241,32 +243,32 @@ class DecoupledSession(Session):
 
         def ask() -> bool:
             group = self._open()
-            self._settle()
+            self._wait_for_restarts()
             try:
                 answers[:] = group.answers(group.ask(question, of), asked, ITERATION_TIMEOUT_S, of)
             except GmiLostError as error:
-                self._replace(error, error.index)
+                self._replace_lost(error, error.index)
                 return False
             return True
 
-        for _ in range(_TRIES):
-            if self._guarded(ask, asked):
+        for _ in range(_MAX_ATTEMPTS):
+            if self._call_closing_on_error(ask, asked):
                 return answers
-        raise GmiSilentError("the run", f"{asked}, {_TRIES} times", 0.0)
+        raise GmiSilentError("the run", f"{asked}, {_MAX_ATTEMPTS} times", 0.0)
 
-    def _settle(self) -> None:
+    def _wait_for_restarts(self) -> None:
         """Wait for GMIs that are being started anew."""
-        while self._flights.restarts():
-            for landed in self._flights.land(timeout_s=1.0):
-                self._take(landed)
+        while self._pending_calls.has_restarts():
+            for completed in self._pending_calls.wait(timeout_s=1.0):
+                self._handle_completed(completed)
 
-    def _rest(self) -> None:
+    def _wait_until_idle(self) -> None:
         """Wait until nobody works."""
-        while any(map(self._flights.is_busy, range(self.plan.num_gmis))):
-            for landed in self._flights.land(timeout_s=1.0):
-                self._take(landed)
+        while any(map(self._pending_calls.is_busy, range(self.plan.num_gmis))):
+            for completed in self._pending_calls.wait(timeout_s=1.0):
+                self._handle_completed(completed)
 
-    def _guarded(self, work: Callable[[], Any], asked: str) -> Any:
+    def _call_closing_on_error(self, work: Callable[[], Any], asked: str) -> Any:
         """``work``; whatever it raises ends the session."""
-        with self._ending(asked):
+        with self._closing_on_error(asked):
             return work()

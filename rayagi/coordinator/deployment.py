@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from actors.carvers import Carvers
-from actors.gmi import Landing, ProgramFactory, WorkloadFactory
+from actors.gmi import ProgramFactory, WorkerInfo, WorkloadFactory
 from actors.groups import GmiGroup, start, stop
-from placement.binding import bind, with_given_gpus
+from actors.partitioners import Partitioners
+from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import ReservationError
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
 from rayagi.config.spec import GmiSpec
 from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
@@ -20,16 +20,18 @@ from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, STA
 class Deployment:
     """GMIs on their slices."""
 
-    plan: Plan
+    plan: PlacementPlan
     """On the nodes and GPUs that Ray gave, with the shares that were carved there."""
     group: GmiGroup
     reservation: Reservation
-    landings: tuple[Landing, ...]
+    workers: tuple[WorkerInfo, ...]
     """Where each GMI really is, by its own account."""
-    carvers: Carvers
+    partitioners: Partitioners
 
 
-def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: ExitStack) -> Deployment:
+def deploy(
+    plan: PlacementPlan, *, task: str, run: str, reserve_timeout_s: float, undo: ExitStack
+) -> Deployment:
     """Reserve the plan's bundles, start a process in each, cut the GPUs that they were given, and let them in.
 
     Args:
@@ -41,7 +43,7 @@ def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: E
 
     Raises:
         ReservationError, PlanError: Ray does not grant it, or granted something else.
-        CarvingError, SliceError: a GPU could not be cut, or a process not be confined to its share.
+        PartitionError, SliceError: a GPU could not be cut, or a process not be confined to its share.
         GmiLostError, GmiSilentError: a GMI did not start.
     """
     reservation = current_reservation(plan)
@@ -49,20 +51,22 @@ def deploy(plan: Plan, *, task: str, run: str, reserve_timeout_s: float, undo: E
         reservation = reserve(plan, reserve_timeout_s)
     undo.callback(release, reservation)
     # Pinned to the same first cores, runs that share a node would starve each other.
-    bound = bind(plan, reservation.bundle_node_ids, pinned=reservation.alone)
+    allocated_plan = assign_allocated_nodes(plan, reservation.bundle_node_ids, pinned=reservation.alone)
     # They cut after the GMIs have started, but undo it only after these have left: hence made before.
-    carvers = Carvers(run)
-    undo.callback(carvers.restore)
-    group = start(bound, reservation, task)
-    undo.callback(stop, group, CLOSE_TIMEOUT_S, carvers.evict)
-    landings = _landed(group, reservation)
-    carved = carvers.carve(with_given_gpus(bound, [landing.gpu_ids for landing in landings]), landings)
+    partitioners = Partitioners(run)
+    undo.callback(partitioners.restore)
+    group = start(allocated_plan, reservation, task)
+    undo.callback(stop, group, CLOSE_TIMEOUT_S, partitioners.evict)
+    workers = _worker_infos(group, reservation)
+    partitioned = partitioners.partition(
+        assign_allocated_gpus(allocated_plan, [worker.gpu_ids for worker in workers]), workers
+    )
     return Deployment(
-        plan=carved,
+        plan=partitioned,
         group=group,
         reservation=reservation,
-        landings=_entered(group, carved),
-        carvers=carvers,
+        workers=_enter_slices(group, partitioned),
+        partitioners=partitioners,
     )
 
 
@@ -85,22 +89,22 @@ def join_and_build(group: GmiGroup, gmi: GmiSpec, factory: ProgramFactory | Work
     group.answers(refs, "building its program", BUILD_TIMEOUT_S)
 
 
-def _landed(group: GmiGroup, reservation: Reservation) -> tuple[Landing, ...]:
+def _worker_infos(group: GmiGroup, reservation: Reservation) -> tuple[WorkerInfo, ...]:
     """Wait until every GMI is there, on the node that was reserved for it."""
-    refs = group.ask(lambda index, handle: handle.land.remote())
-    landings: list[Landing] = group.answers(refs, "saying where it is", START_TIMEOUT_S)
-    for landing, node_id in zip(landings, reservation.bundle_node_ids, strict=True):
-        if landing.node_id != node_id:
+    refs = group.ask(lambda index, handle: handle.worker_info.remote())
+    workers: list[WorkerInfo] = group.answers(refs, "saying where it is", START_TIMEOUT_S)
+    for worker, node_id in zip(workers, reservation.bundle_node_ids, strict=True):
+        if worker.node_id != node_id:
             raise ReservationError(
-                f"GMI {landing.index} on Ray node {node_id}",
-                f"it runs on {landing.node_id} ({landing.hostname})",
+                f"GMI {worker.index} on Ray node {node_id}",
+                f"it runs on {worker.node_id} ({worker.hostname})",
                 "A node was replaced meanwhile: start again",
                 0.0,
             )
-    return tuple(landings)
+    return tuple(workers)
 
 
-def _entered(group: GmiGroup, plan: Plan) -> tuple[Landing, ...]:
+def _enter_slices(group: GmiGroup, plan: PlacementPlan) -> tuple[WorkerInfo, ...]:
     """Wait until every GMI is on its slice."""
     refs = group.ask(lambda index, handle: handle.enter.remote(plan.slices[index]))
     return tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from actors.protocols import EnvInfo
 from placement.errors import PlanError
-from placement.plan import Plan
-from placement.search import Measured
+from placement.plan import PlacementPlan
+from placement.search import TrialMeasurement
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.envs import env_info
@@ -19,26 +19,26 @@ from rayagi.run.quantities import bytes_text
 _REAL, _FLAG, _WHOLE = 4, 1, 8
 """Bytes of float32, bool and int64."""
 
-_SURELY = 0.75
+_CERTAIN_FRACTION = 0.75
 """Of a measurement: a probe that runs parts of iterations holds a part beside the whole, up to a third too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class MemoryModel:
     """Memory of a GMI as a function of its environments: ``fixed_bytes + num_envs * bytes_per_env``."""
 
     fixed_bytes: float
     bytes_per_env: float
     source: str
     """Where that comes from, as a clause."""
-    surely: float = 1.0
+    certain_fraction: float = 1.0
     """So much of it is needed for sure."""
 
     def bytes_at(self, num_envs: int) -> float:
         """At so many environments."""
         return self.fixed_bytes + num_envs * self.bytes_per_env
 
-    def most_envs(self, limit_bytes: float) -> int:
+    def max_envs(self, limit_bytes: float) -> int:
         """The most environments that fit; 0 where none does."""
         return (
             max(0, floor((limit_bytes - self.fixed_bytes) / self.bytes_per_env))
@@ -47,7 +47,7 @@ class Need:
         )
 
 
-def refuse_short_memory(spec: RunSpec, plan: Plan, folder: Path | None = None) -> None:
+def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> None:
     """Compare what each GMI that collects needs with its share: by eq. 4 where a search has measured, and by its rollouts.
 
     Args:
@@ -72,15 +72,15 @@ def refuse_short_memory(spec: RunSpec, plan: Plan, folder: Path | None = None) -
         num_envs, limit = plan.envs[index], _share_bytes(plan, index)
         on_gpu = plan.slices[index].gpu_uuid is not None
         needs = [
-            rollouts_need(spec.learning.rollout_length, info, on_gpu=on_gpu),
-            *_measured_need(measured, num_envs),
+            rollout_memory(spec.learning.rollout_length, info, on_gpu=on_gpu),
+            *_measured_memory(measured, num_envs),
         ]
         need = max(needs, key=lambda each: each.bytes_at(num_envs))
-        if need.surely * need.bytes_at(num_envs) > limit:
+        if need.certain_fraction * need.bytes_at(num_envs) > limit:
             raise _too_small(plan, index, need, limit)
 
 
-def rollouts_need(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Need:
+def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> MemoryModel:
     """The least that a GMI needs: the storage of its rollouts (actors.rollout), of which GPUs hold what networks read.
 
     Args:
@@ -96,14 +96,14 @@ def rollouts_need(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Need:
     if not on_gpu:
         row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
     last = 0 if on_gpu else _REAL * info.obs_dim
-    return Need(
+    return MemoryModel(
         fixed_bytes=0.0,
         bytes_per_env=float(rollout_length * row + last),
         source=f"its rollouts of {rollout_length} steps alone hold that",
     )
 
 
-def _measured_need(measured: Sequence[tuple[int, Measured]], num_envs: int) -> list[Need]:
+def _measured_memory(measured: Sequence[tuple[int, TrialMeasurement]], num_envs: int) -> list[MemoryModel]:
     """Eq. 4: the line through the two nearest measurements from below, or the lowest two; none before there are two."""
     if len(measured) < 2:
         return []
@@ -111,30 +111,30 @@ def _measured_need(measured: Sequence[tuple[int, Measured]], num_envs: int) -> l
     (envs_1, one), (envs_2, two) = below[-2:] if len(below) > 1 else measured[:2]
     slope = max(0.0, (two.memory_bytes - one.memory_bytes) / (envs_2 - envs_1))
     return [
-        Need(
+        MemoryModel(
             fixed_bytes=two.memory_bytes - slope * envs_2,
             bytes_per_env=slope,
-            surely=_SURELY,
+            certain_fraction=_CERTAIN_FRACTION,
             source=f"by eq. 4, from what a search measured with {envs_1} and {envs_2} environments",
         )
     ]
 
 
-def _share_bytes(plan: Plan, index: int) -> float:
+def _share_bytes(plan: PlacementPlan, index: int) -> float:
     """Of a GPU, the limit of its slice, or its part. Of a host, its part by environments: nothing divides its memory."""
-    piece = plan.slices[index]
-    if piece.gpu_uuid is not None:
+    gmi_slice = plan.slices[index]
+    if gmi_slice.gpu_uuid is not None:
         return plan.memory_bytes(index)
     beside = sum(
-        plan.envs[other] for other in plan.hosting("simulator") if plan.slices[other].node == piece.node
+        plan.envs[other] for other in plan.hosting("simulator") if plan.slices[other].node == gmi_slice.node
     )
-    return plan.machine.node(piece.node).memory_total_bytes * plan.envs[index] / beside
+    return plan.machine.node(gmi_slice.node).memory_total_bytes * plan.envs[index] / beside
 
 
-def _too_small(plan: Plan, index: int, need: Need, limit: float) -> PlanError:
+def _too_small(plan: PlacementPlan, index: int, need: MemoryModel, limit: float) -> PlanError:
     num_envs = plan.envs[index]
     # Sizes of unequal GMIs stay in proportion to each other.
-    most = need.most_envs(limit) * plan.num_envs // num_envs
+    most = need.max_envs(limit) * plan.num_envs // num_envs
     larger = "give it a larger share" if plan.sizes else "cut fewer GMIs"
     return PlanError(
         f"{num_envs} environments in GMI {index} {plan.slices[index].label()}",

@@ -17,13 +17,13 @@ from typing import Self
 from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from placement.errors import InventoryError, ReservationError
-from placement.search import Failed, FailureKind, Measured
+from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.probe_program import ProbeFactory, parts_of
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.settling import Settled, settle
+from rayagi.coordinator.warmup import SteadyState, trim_warmup
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
 from rayagi.planning import uses_gpus
@@ -31,11 +31,11 @@ from rayagi.planning import uses_gpus
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 _REQUEST_S = 0.5
 """About how long a request for iterations takes, so that the driver neither waits long nor interrupts often."""
-_FEWEST_KEPT = 4
+_MIN_KEPT_TIGHT = 4
 """Iterations after the warm-up before a measurement may count as tight."""
-_ENOUGH = 2
+_MIN_KEPT = 2
 """Iterations after the warm-up with which a slow candidate has to do."""
-_GUESSED_STEPS_PER_S = 10_000.0
+_ASSUMED_STEPS_PER_S = 10_000.0
 """Of a GMI, before any was measured."""
 
 
@@ -45,16 +45,16 @@ class ProbeSettings:
 
     relative_error: float
     """A measurement ends once the 95 % confidence interval of its mean is within this share of it."""
-    shortest_s: float
+    min_duration_s: float
     """So long the iterations after the warm-up have to last together for that."""
-    time_s: float
+    loose_after_s: float
     """After this long, ``loose_error`` and two iterations after the warm-up will do."""
     loose_error: float
-    most_s: float
+    max_duration_s: float
     """After this long, two iterations after the warm-up will do: slow or disturbed, it says so by its error."""
     iteration_s: float
     """Iterations that would last longer are measured in parts (probe_program)."""
-    longest_s: float = 40.0
+    max_iteration_s: float = 40.0
     """Iterations that would last longer, by what fewer environments took, are not measured at all."""
     warm_up_steps: int = 8
     """Of every environment, that are not measured at least: until robots touch the ground, steps of Ant-v5, HalfCheetah-v5
@@ -63,18 +63,23 @@ class ProbeSettings:
     """A candidate that answers nothing for this long is given up: also one that is merely so slow."""
 
 
-DECIDING = ProbeSettings(
-    relative_error=0.05, shortest_s=1.0, time_s=3.0, loose_error=0.1, most_s=4.0, iteration_s=0.25
+SCREENING = ProbeSettings(
+    relative_error=0.05,
+    min_duration_s=1.0,
+    loose_after_s=3.0,
+    loose_error=0.1,
+    max_duration_s=4.0,
+    iteration_s=0.25,
 )
 """Enough to see whether twice the environments are worth it."""
-CONFIRMING = ProbeSettings(
+VALIDATION = ProbeSettings(
     relative_error=0.02,
-    shortest_s=1.5,
-    time_s=3.0,
+    min_duration_s=1.5,
+    loose_after_s=3.0,
     loose_error=0.05,
-    most_s=5.0,
+    max_duration_s=5.0,
     iteration_s=0.5,
-    longest_s=math.inf,
+    max_iteration_s=math.inf,
 )
 """For each round of those that may be the best."""
 
@@ -82,7 +87,7 @@ CONFIRMING = ProbeSettings(
 class SessionProbe:
     """Implements placement.search.Probe for one task on one machine. Close it, or use it as a context manager."""
 
-    def __init__(self, spec: RunSpec, machine: Machine, settings: ProbeSettings = DECIDING) -> None:
+    def __init__(self, spec: RunSpec, machine: Machine, settings: ProbeSettings = SCREENING) -> None:
         self._spec, self._machine, self._settings = spec, machine, settings
         self._session: Session | None = None
         self._gmis = 0
@@ -90,7 +95,7 @@ class SessionProbe:
         self._fastest: dict[int, float] = {}
         """Steps per second of one of so many GMIs, the most so far: a disturbed trial says little of the next one."""
 
-    def __call__(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
+    def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """Measure a candidate.
 
         Raises:
@@ -98,7 +103,9 @@ class SessionProbe:
         """
         return self.measure(gmis_per_gpu, num_envs, self._settings)
 
-    def measure(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
+    def measure(
+        self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings
+    ) -> TrialMeasurement | TrialFailure:
         """Measure a candidate as long and as well as these settings say.
 
         One that fails where others ran before it is tried once more in new processes, since it may have been their doing.
@@ -108,45 +115,51 @@ class SessionProbe:
         """
         reused = self._session is not None and self._gmis == gmis_per_gpu
         outcome = self._attempt(gmis_per_gpu, num_envs, settings)
-        if isinstance(outcome, Failed) and reused and outcome.kind in ("crashed", "out of memory"):
+        if isinstance(outcome, TrialFailure) and reused and outcome.kind in ("crashed", "out of memory"):
             again = self._attempt(gmis_per_gpu, num_envs, settings)
             return replace(again, duration_s=again.duration_s + outcome.duration_s)
         return outcome
 
-    def _attempt(self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings) -> Measured | Failed:
+    def _attempt(
+        self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings
+    ) -> TrialMeasurement | TrialFailure:
         started = time.monotonic()
-        spec = candidate(self._spec, self._machine, gmis_per_gpu, num_envs)
-        steps_per_s = self._fastest.get(gmis_per_gpu, _GUESSED_STEPS_PER_S)
+        spec = candidate_spec(self._spec, self._machine, gmis_per_gpu, num_envs)
+        steps_per_s = self._fastest.get(gmis_per_gpu, _ASSUMED_STEPS_PER_S)
         expected_s = num_envs * spec.learning.rollout_length / steps_per_s
-        if gmis_per_gpu in self._fastest and expected_s > settings.longest_s:
-            reason = f"an iteration would last {expected_s:.0f} s, and {settings.longest_s:.0f} s may be"
-            return Failed(kind="too long", reason=reason)
+        if gmis_per_gpu in self._fastest and expected_s > settings.max_iteration_s:
+            reason = (
+                f"an iteration would last {expected_s:.0f} s, and {settings.max_iteration_s:.0f} s may be"
+            )
+            return TrialFailure(kind="too long", reason=reason)
         parts = parts_of(spec, expected_s, settings.iteration_s)
         part_steps = spec.learning.rollout_length // parts
         try:
-            session = self._built(gmis_per_gpu, spec, parts)
-            results, settled = _watch(session, settings, math.ceil(settings.warm_up_steps / part_steps))
+            session = self._session_for(gmis_per_gpu, spec, parts)
+            results, steady = _measure_until_sufficient(
+                session, settings, math.ceil(settings.warm_up_steps / part_steps)
+            )
         except BaseException as error:
             self.close()
             kind = failure_kind(error) if isinstance(error, Exception) else None
             if kind is None:
                 raise
             reason = f"{type(error).__name__}: {error}"
-            return Failed(kind=kind, reason=reason, duration_s=time.monotonic() - started)
-        kept = results[settled.warm_up :]
-        steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / settled.mean_s
+            return TrialFailure(kind=kind, reason=reason, duration_s=time.monotonic() - started)
+        kept = results[steady.warm_up :]
+        steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / steady.mean_s
         self._fastest[gmis_per_gpu] = max(steps_per_s, self._fastest.get(gmis_per_gpu, 0.0))
-        return Measured(
+        return TrialMeasurement(
             steps_per_s=steps_per_s,
             memory_bytes=int(max(memory_of(result) for result in results)),
-            relative_error=settled.relative_error,
+            relative_error=steady.relative_error,
             phases_s={
                 name: parts * sum(result.metrics[name] for result in kept) / len(kept) for name in PHASES
             },
             duration_s=time.monotonic() - started,
         )
 
-    def _built(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
+    def _session_for(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
         """The candidate's program in the processes of its GMIs: those that are there, where they are as many."""
         env = spec.env
         make_env = make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs))
@@ -173,12 +186,12 @@ class SessionProbe:
         self.close()
 
 
-def _watch(
+def _measure_until_sufficient(
     session: Session,
     settings: ProbeSettings,
     warm_up: int,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[list[IterationResult], Settled]:
+) -> tuple[list[IterationResult], SteadyState]:
     """Iterate until the measurement is tight, or its time is up; at least ``warm_up`` iterations do not count."""
     results: list[IterationResult] = []
     began = clock()
@@ -186,22 +199,22 @@ def _watch(
         last_s = results[-1].metrics["iteration_s"] if results else _REQUEST_S
         session.submit(max(1, round(_REQUEST_S / last_s)))
         results += session.collect(settings.hang_s)
-        if len(results) < warm_up + _ENOUGH:
+        if len(results) < warm_up + _MIN_KEPT:
             continue
-        settled = settle([result.metrics["iteration_s"] for result in results], warm_up)
-        if will_do(settings, settled, clock() - began):
-            return results, settled
+        steady = trim_warmup([result.metrics["iteration_s"] for result in results], warm_up)
+        if is_sufficient(settings, steady, clock() - began):
+            return results, steady
 
 
-def will_do(settings: ProbeSettings, settled: Settled, elapsed_s: float) -> bool:
+def is_sufficient(settings: ProbeSettings, steady: SteadyState, elapsed_s: float) -> bool:
     """Whether a measurement may end."""
-    much = settled.num_kept >= _FEWEST_KEPT and settled.num_kept * settled.mean_s >= settings.shortest_s
-    tight = much and settled.relative_error <= settings.relative_error
-    loose = elapsed_s > settings.time_s and settled.relative_error <= settings.loose_error
-    return settled.num_kept >= _ENOUGH and (tight or loose or elapsed_s > settings.most_s)
+    much = steady.num_kept >= _MIN_KEPT_TIGHT and steady.num_kept * steady.mean_s >= settings.min_duration_s
+    tight = much and steady.relative_error <= settings.relative_error
+    loose = elapsed_s > settings.loose_after_s and steady.relative_error <= settings.loose_error
+    return steady.num_kept >= _MIN_KEPT and (tight or loose or elapsed_s > settings.max_duration_s)
 
 
-def candidate(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
+def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
     """The run that a probe starts: ``gmis_per_gpu`` GMIs on one GPU with that GPU's share of the cores, or all on cores."""
     if not uses_gpus(spec, machine):
         return replace(
@@ -224,7 +237,7 @@ def memory_of(result: IterationResult) -> float:
     return result.metrics.get("device_bytes", result.metrics["resident_bytes"])
 
 
-_NOT_THE_CANDIDATE = (
+_UNRELATED_ERRORS = (
     ConfigError,
     ConnectionError,
     EnvironmentOptionError,
@@ -238,7 +251,7 @@ _NOT_THE_CANDIDATE = (
 
 def failure_kind(error: Exception) -> FailureKind | None:
     """What a candidate's end means for the search; None where it is not about this candidate."""
-    if isinstance(error, _NOT_THE_CANDIDATE):
+    if isinstance(error, _UNRELATED_ERRORS):
         return None
     # torch's class has another module from version to version; Ray's killer of processes has only its text.
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

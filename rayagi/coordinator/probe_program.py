@@ -19,7 +19,7 @@ from rayagi.algorithms.ppo.learner import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
-FEWEST_STEPS = 8
+MIN_PART_STEPS = 8
 """Of a part: below, what is done once per iteration would show."""
 
 
@@ -40,7 +40,7 @@ def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
         and iteration_s / parts > wanted_s
         and steps % (2 * parts) == 0
         and minibatches % (2 * parts) == 0
-        and steps // (2 * parts) >= FEWEST_STEPS
+        and steps // (2 * parts) >= MIN_PART_STEPS
     ):
         parts *= 2
     return parts

@@ -18,7 +18,7 @@ from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.unit_costs import CostProgram, Readings, unit_costs
+from rayagi.coordinator.unit_costs import CostProgram, CostReadings, unit_costs
 from rayagi.envs import make_env_factory
 from rayagi.planning import uses_gpus
 
@@ -69,7 +69,7 @@ def noise_scale_of(spec: RunSpec) -> NoiseScale:
     """
     gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=NOISE_ENVS, threads_per_gmi=None)
     run = replace(spec, gmi=gmi)
-    pairs = _measured(run, NoiseProgram, NOISE_WARM_UP + NOISE_ITERATIONS)
+    pairs = _run_profile(run, NoiseProgram, NOISE_WARM_UP + NOISE_ITERATIONS)
     return noise_scale(pairs[NOISE_WARM_UP:], small_envs=NOISE_ENVS // GROUPS, big_envs=NOISE_ENVS)
 
 
@@ -84,14 +84,14 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
     threads = None if on_gpu else spec.gmi.threads_per_gmi or 1
     num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
     gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=num_envs, threads_per_gmi=threads)
-    readings: list[Readings] = _measured(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS)
+    readings: list[CostReadings] = _run_profile(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS)
     node = machine.nodes[0]
     memory = node.usable_gpus[0].memory_total_bytes if on_gpu else node.memory_total_bytes
     return unit_costs(readings, cores=len(node.usable_cores), memory_bytes=memory, on_gpu=on_gpu)
 
 
-def kept_unit_costs(
-    spec: RunSpec, machine: Machine, *, tell: Callable[[str], None], folder: Path | None = None
+def cached_unit_costs(
+    spec: RunSpec, machine: Machine, *, log: Callable[[str], None], folder: Path | None = None
 ) -> UnitCosts:
     """Unit costs as they were measured before, or now.
 
@@ -100,17 +100,17 @@ def kept_unit_costs(
         DiskError: they could not be kept.
     """
     store = SearchStore(spec, machine, folder)
-    stored = store.note(_COSTS_NOTE)
+    stored = store.load_note(_COSTS_NOTE)
     if stored is not None:
         with suppress(ValueError):  # of another layout: measured anew
             return unit_costs_from_dict(stored)
-    tell(f"Measuring what {spec.env.id} costs here, phase by phase: about a minute.")
+    log(f"Measuring what {spec.env.id} costs here, phase by phase: about a minute.")
     costs = unit_costs_of(spec, machine)
-    store.keep_note(_COSTS_NOTE, asdict(costs))
+    store.save_note(_COSTS_NOTE, asdict(costs))
     return costs
 
 
-def _measured(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:
+def _run_profile(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:
     """What a measuring program found in some iterations."""
     env = spec.env
     factory = ProfilingFactory(

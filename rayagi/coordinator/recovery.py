@@ -10,14 +10,14 @@ from actors.errors import GmiLostError, GmiSilentError
 from actors.gmi import ProgramFactory, WorkloadFactory
 from actors.groups import restart
 from actors.protocols import StateDict
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.books import Account, Book, Books
 from rayagi.coordinator.deployment import Deployment
-from rayagi.coordinator.flights import Flights
+from rayagi.coordinator.pending_calls import PendingCalls
+from rayagi.coordinator.sample_accounting import SampleAccounting, SampleCounts, WorkerSampleCounts
 from rayagi.coordinator.time_limits import START_TIMEOUT_S
 
-MOST_RESTARTS = 3
+MAX_RESTARTS = 3
 """Of one GMI, without anything coming of it: then its loss is not an accident."""
 
 
@@ -33,14 +33,14 @@ class Recovery:
         self,
         *,
         spec: RunSpec,
-        plan: Plan,
+        plan: PlacementPlan,
         deployment: Deployment,
-        flights: Flights,
+        pending_calls: PendingCalls,
         factory: ProgramFactory | WorkloadFactory,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._spec, self._plan, self._deployment, self._flights = spec, plan, deployment, flights
-        self._group, self._factory, self._tell = deployment.group, factory, tell
+        self._spec, self._plan, self._deployment, self._pending_calls = spec, plan, deployment, pending_calls
+        self._group, self._factory, self._log = deployment.group, factory, log
         self.collectors, self.learners = plan.hosting("simulator"), plan.hosting("trainer")
         self._generation = 0
         self._snapshot: StateDict = {}
@@ -51,12 +51,12 @@ class Recovery:
         """What each collector said last that is its own."""
         self._rollouts: Counter[int] = Counter()
         """That each collector has made."""
-        self._fruitless: Counter[int] = Counter()
-        self._books = Books()
+        self._restarts_without_progress: Counter[int] = Counter()
+        self._accounting = SampleAccounting()
         self.restarts = 0
         """GMIs that were started anew so far."""
 
-    def keep(self, index: int, state: Mapping[str, Any]) -> None:
+    def record_state(self, index: int, state: Mapping[str, Any]) -> None:
         """Remember what a GMI said of its state."""
         if index in self.learners:
             self._snapshot = dict(state.get("shared", self._snapshot))
@@ -64,13 +64,13 @@ class Recovery:
         else:
             self._locals[index] = state["local"]
 
-    def progressed(self, index: int, iteration: int) -> None:
+    def record_progress(self, index: int, iteration: int) -> None:
         """Something came of a GMI: its rollout or update of this number, from 0."""
-        self._fruitless[index] = 0
+        self._restarts_without_progress[index] = 0
         if index in self.collectors:
             self._rollouts[index] = iteration + 1
 
-    def replace(self, lost: Exception, index: int) -> None:
+    def restart_lost(self, lost: Exception, index: int) -> None:
         """Start a successor; with a learner, of all learners. Does not wait for it: it lands among the flights.
 
         Raises:
@@ -78,11 +78,11 @@ class Recovery:
         """
         indices = self.learners if index in self.learners else (index,)
         for each in indices:
-            self._flights.forget(each)
-            self._fruitless[each] += 1
-            if self._fruitless[each] > MOST_RESTARTS:
+            self._pending_calls.discard(each)
+            self._restarts_without_progress[each] += 1
+            if self._restarts_without_progress[each] > MAX_RESTARTS:
                 raise lost
-        self._tell(
+        self._log(
             f"{lost}. It is started anew"
             if index in self.collectors
             else f"{lost}. Learners are started anew"
@@ -100,7 +100,7 @@ class Recovery:
 
     def _build(self, index: int, state: StateDict) -> None:
         gmi, settings = self._group.handles[index], self._spec.gmi
-        refs = [gmi.land.remote(), gmi.enter.remote(self._plan.slices[index])]
+        refs = [gmi.worker_info.remote(), gmi.enter.remote(self._plan.slices[index])]
         if self._group.identities[index].joins:
             refs.append(
                 gmi.join_through.remote(
@@ -111,7 +111,7 @@ class Recovery:
                 )
             )
         refs += [gmi.build.remote(self._factory), gmi.load_state_dict.remote(state)]
-        self._flights.send(index, refs, "starting anew", "restart")
+        self._pending_calls.add(index, refs, "starting anew", "restart")
 
     def _collector_state(self, index: int) -> StateDict:
         state: StateDict = {"shared": {"iteration": self._rollouts[index]}}
@@ -121,9 +121,11 @@ class Recovery:
 
     def _learner_state(self) -> StateDict:
         """The last snapshot with the newest parameters; also closes the books of the learners that are gone."""
-        living = [index for index in self.collectors if not self._flights.is_busy(index, "restart")]
+        living = [index for index in self.collectors if not self._pending_calls.is_busy(index, "restart")]
         states = self._states(living)
-        self._books.learners_lost([state["local"]["books"] for state in states], self._learner_books())
+        self._accounting.record_lost_learners(
+            [state["local"]["books"] for state in states], self._learner_counts()
+        )
         lags = dict[int, int]()
         for report in self._reported.values():
             lags = dict(Counter(lags) + Counter(report["lags"]))
@@ -151,12 +153,12 @@ class Recovery:
                 continue
         return found
 
-    def _learner_books(self) -> list[Book]:
+    def _learner_counts(self) -> list[WorkerSampleCounts]:
         return [report["books"] for report in self._reported.values()]
 
-    def account(self, collectors: Sequence[Book]) -> Account:
+    def sample_counts(self, collectors: Sequence[WorkerSampleCounts]) -> SampleCounts:
         """Counts of experience; while nobody works, they add up."""
-        return self._books.account(collectors, self._learner_books())
+        return self._accounting.sample_counts(collectors, self._learner_counts())
 
     def lags(self) -> dict[int, int]:
         """Rollout rows that were learned from, by the updates that their policy was behind."""

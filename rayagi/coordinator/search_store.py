@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import rayagi
-from placement.confirmation import ENOUGH_S, ROUNDS
-from placement.search import Failed, Measured
+from placement.search import TrialFailure, TrialMeasurement
 from placement.types import Machine
+from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.run.atomic import replace_json
@@ -46,7 +46,9 @@ class SearchStore:
         self.path = (folder or default_folder()) / f"{name}-{digest}.json"
         self._content = self._read()
 
-    def outcome(self, gmis_per_gpu: int, num_envs: int, round_: int = 0) -> Measured | Failed | None:
+    def outcome(
+        self, gmis_per_gpu: int, num_envs: int, round_: int = 0
+    ) -> TrialMeasurement | TrialFailure | None:
         """What was measured of a candidate; None where nothing was.
 
         Args:
@@ -57,43 +59,45 @@ class SearchStore:
         stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
         if stored is None:
             return None
-        return Failed(**stored) if "kind" in stored else Measured(**stored)
+        return TrialFailure(**stored) if "kind" in stored else TrialMeasurement(**stored)
 
-    def trials(self, gmis_per_gpu: int) -> tuple[tuple[int, Measured], ...]:
+    def trials(self, gmis_per_gpu: int) -> tuple[tuple[int, TrialMeasurement], ...]:
         """What the search measured of so many GMIs, by environments of one, ascending."""
         found = []
         for name in self._content["outcomes"]:
             gmis, _, envs = name.partition("x")
             if envs.isdecimal() and int(gmis) == gmis_per_gpu:
                 outcome = self.outcome(gmis_per_gpu, int(envs))
-                if isinstance(outcome, Measured):
+                if isinstance(outcome, TrialMeasurement):
                     found.append((int(envs), outcome))
         return tuple(sorted(found, key=lambda trial: trial[0]))
 
-    def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[Measured, ...]:
+    def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[TrialMeasurement, ...]:
         """Every round in which a candidate was measured again; empty where one that was short is all there is."""
-        asked = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, ROUNDS + 1))
-        found = tuple(outcome for outcome in asked if isinstance(outcome, Measured))
-        return found if len(found) > 1 or any(each.duration_s >= ENOUGH_S for each in found) else ()
+        asked = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, VALIDATION_ROUNDS + 1))
+        found = tuple(outcome for outcome in asked if isinstance(outcome, TrialMeasurement))
+        return (
+            found if len(found) > 1 or any(each.duration_s >= SUFFICIENT_DURATION_S for each in found) else ()
+        )
 
-    def keep_outcome(
-        self, gmis_per_gpu: int, num_envs: int, outcome: Measured | Failed, round_: int = 0
+    def save_outcome(
+        self, gmis_per_gpu: int, num_envs: int, outcome: TrialMeasurement | TrialFailure, round_: int = 0
     ) -> None:
         """Keep a measurement, or a lack of memory or time. A crash or a hang need not come again, and is not kept.
 
         Raises:
             DiskError: the file cannot be written.
         """
-        if isinstance(outcome, Measured) or outcome.kind in ("out of memory", "too long"):
+        if isinstance(outcome, TrialMeasurement) or outcome.kind in ("out of memory", "too long"):
             self._content["outcomes"][_name(gmis_per_gpu, num_envs, round_)] = asdict(outcome)
             self._write()
 
-    def note(self, name: str) -> dict[str, Any] | None:
+    def load_note(self, name: str) -> dict[str, Any] | None:
         """Something else that was kept under a name: a profile, or how a search ended."""
         found: dict[str, Any] | None = self._content["notes"].get(name)
         return found
 
-    def keep_note(self, name: str, value: Mapping[str, Any]) -> None:
+    def save_note(self, name: str, value: Mapping[str, Any]) -> None:
         """Keep it.
 
         Raises:
@@ -102,7 +106,7 @@ class SearchStore:
         self._content["notes"][name] = dict(value)
         self._write()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Start anew."""
         self._content = {"outcomes": {}, "notes": {}}
 

@@ -11,27 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from placement.confirmation import confirm
 from placement.search import (
     GMIS_PER_GPU,
     NUM_ENVS,
     NUM_ENVS_ON_CORES,
-    PAPERS,
-    Compare,
-    Failed,
+    PAPER_STOPPING,
+    CompareFn,
+    EarlyStopping,
     Score,
-    Stops,
     Trial,
-    algorithm_1,
+    TrialFailure,
     best_trial,
-    core_ceiling,
     core_counts,
+    core_upper_bound,
+    explore,
     throughput,
 )
 from placement.types import Machine
+from placement.validation import validate_finalists
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.kept_probe import BudgetSpentError, KeptProbe, OnDemand
+from rayagi.coordinator.cached_probe import BudgetSpentError, CachedProbe, LazyRayConnection
 from rayagi.coordinator.probe import SessionProbe
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
@@ -43,12 +43,12 @@ HOST_MEMORY_SHARE = 0.9
 """Of a host's memory, what its GMIs may fill together: Ray ends processes from 95 % on."""
 
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """On cores: twice the environments have to be this much faster than anything before in their row. Where a fixed cost per
 iteration is spread over ever more environments, a doubling that gains g leaves g / (1 - g) to gain by all further ones."""
 PATIENCE = 3
 """On cores: doublings in a row without that gain. One or two may be trials that something disturbed."""
-WORTH = 0.1
+MIN_BOUND_GAIN = 0.1
 """On cores: what fewer GMIs would have to be able to gain, if their threads never waited for each other. They do: where
 GMIs wait for the slowest once per update, threads of one GMI wait for the slowest in every step."""
 
@@ -144,23 +144,23 @@ def search(
     began = time.monotonic()
     store = SearchStore(spec, machine, settings.folder)
     if settings.again:
-        store.forget()
+        store.clear()
     on_gpus = uses_gpus(spec, machine)
     num_devices = machine.num_gpus if on_gpus else 1
     score: Score = throughput
     noise = None
     with ExitStack() as stack:
-        ray = OnDemand(stack)
+        ray = LazyRayConnection(stack)
         if settings.objective == "time_to_return":
             noise = _noise(spec, store, ray, on_start)
             score = _learning_score(noise, num_devices)
         ends_at = None if settings.budget_s is None else began + settings.budget_s
         with SessionProbe(spec, machine) as sessions:
-            probe = KeptProbe(sessions, store, ray, on_start, ends_at)
-            trials, complete = _tried(probe, spec, machine, settings, score, on_trial)
-    best = _best(trials, confirmed=complete)
+            probe = CachedProbe(sessions, store, ray, on_start, ends_at)
+            trials, complete = _run_search(probe, spec, machine, settings, score, on_trial)
+    best = _best(trials, validated=complete)
     if best is None:
-        reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, Failed))
+        reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, TrialFailure))
         raise NothingMeasuredError(spec.env.id, tuple(dict.fromkeys(reasons)))
     result = SearchResult(
         task=spec.env.id,
@@ -175,7 +175,7 @@ def search(
         noise=noise,
         store=store.path,
     )
-    store.keep_note(
+    store.save_note(
         settings.name(), {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs, "complete": complete}
     )
     return result
@@ -188,8 +188,8 @@ def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
     return int(HOST_MEMORY_SHARE * sum(node.memory_total_bytes for node in machine.nodes))
 
 
-def _tried(
-    probe: KeptProbe,
+def _run_search(
+    probe: CachedProbe,
     spec: RunSpec,
     machine: Machine,
     settings: SearchSettings,
@@ -200,22 +200,22 @@ def _tried(
     on_gpus = uses_gpus(spec, machine)
     num_devices = machine.num_gpus if on_gpus else 1
     trials: list[Trial] = []
-    steps = algorithm_1(
-        probe.decide,
+    steps = explore(
+        probe.screen,
         num_gpus=num_devices,
         gpu_memory_bytes=device_memory_bytes(spec, machine),
-        stops=_stops(spec, machine, probe.compare),
+        early_stopping=_early_stopping(spec, machine, probe.compare),
         gmis_per_gpu=_gmis(spec, machine, settings),
         num_envs=_num_envs(on_gpus, settings),
         score=score,
     )
-    if not _followed(steps, trials, on_trial):
+    if not _collect_trials(steps, trials, on_trial):
         return trials, False
-    again = confirm(probe.confirm, tuple(trials), num_gpus=num_devices, score=score)
-    return trials, _followed(again, trials, on_trial)
+    again = validate_finalists(probe.validate, tuple(trials), num_gpus=num_devices, score=score)
+    return trials, _collect_trials(again, trials, on_trial)
 
 
-def _followed(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:
+def _collect_trials(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:
     """Add what is tried to ``trials``; False where the budget ended it."""
     try:
         for trial in steps:
@@ -226,19 +226,21 @@ def _followed(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[T
     return True
 
 
-def _best(trials: Sequence[Trial], *, confirmed: bool) -> Trial | None:
+def _best(trials: Sequence[Trial], *, validated: bool) -> Trial | None:
     """What was confirmed as the best; the best of single trials where there was no time for that."""
-    return best_trial([trial for trial in trials if trial.verdict == "again" or not confirmed])
+    return best_trial([trial for trial in trials if trial.verdict == "again" or not validated])
 
 
-def _noise(spec: RunSpec, store: SearchStore, ray: OnDemand, on_start: Callable[[str], None]) -> NoiseScale:
-    stored = store.note("noise scale")
+def _noise(
+    spec: RunSpec, store: SearchStore, ray: LazyRayConnection, on_start: Callable[[str], None]
+) -> NoiseScale:
+    stored = store.load_note("noise scale")
     if stored is not None:
         return NoiseScale(**stored)
     ray.open()
     on_start("the gradient's noise, while learning")
     noise = noise_scale_of(spec)
-    store.keep_note("noise scale", asdict(noise))
+    store.save_note("noise scale", asdict(noise))
     return noise
 
 
@@ -249,12 +251,18 @@ def _learning_score(noise: NoiseScale, num_devices: int) -> Score:
     return score
 
 
-def _stops(spec: RunSpec, machine: Machine, compare: Compare) -> Stops:
+def _early_stopping(spec: RunSpec, machine: Machine, compare: CompareFn) -> EarlyStopping:
     """The papers' on GPUs, whose memory grows with the environments; on cores, where it hardly does, more than those."""
     if uses_gpus(spec, machine):
-        return PAPERS
-    ceiling = partial(core_ceiling, num_cores=machine.num_cores)
-    return Stops(least_gain=LEAST_GAIN, patience=PATIENCE, compare=compare, ceiling=ceiling, worth=WORTH)
+        return PAPER_STOPPING
+    upper_bound = partial(core_upper_bound, num_cores=machine.num_cores)
+    return EarlyStopping(
+        min_gain=MIN_GAIN,
+        patience=PATIENCE,
+        compare=compare,
+        upper_bound=upper_bound,
+        min_bound_gain=MIN_BOUND_GAIN,
+    )
 
 
 def _gmis(spec: RunSpec, machine: Machine, settings: SearchSettings) -> tuple[int, ...]:

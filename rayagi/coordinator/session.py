@@ -9,21 +9,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from actors.protocols import EvaluationResult, IterationResult, StateDict
-from placement.backends.base import Health
+from placement.backends.base import SliceHealth
 from placement.errors import SliceLostError
 from placement.inventory import cluster_machine, local_machine
-from placement.plan import Plan
+from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.background_import import import_in_background
 from rayagi.coordinator.cluster import connected, starts_local
-from rayagi.coordinator.importing import importing
-from rayagi.coordinator.slices import SliceWatch
+from rayagi.coordinator.slice_monitor import SliceMonitor
 from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
 
 if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
-    from actors.gmi import Landing, ProgramFactory, WorkloadFactory
+    from actors.gmi import ProgramFactory, WorkerInfo, WorkloadFactory
     from actors.groups import GmiGroup
     from rayagi.coordinator.deployment import Deployment
 
@@ -57,9 +57,9 @@ class Session:
         *,
         ray_address: str | None = None,
         factory: ProgramFactory | WorkloadFactory | None = None,
-        make_plan: Callable[[Machine], Plan] | None = None,
+        make_plan: Callable[[Machine], PlacementPlan] | None = None,
         run_name: str | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: Callable[[PlacementPlan], None] | None = None,
         dashboard: bool = False,
     ) -> None:
         """Nothing starts before the session is entered.
@@ -82,24 +82,24 @@ class Session:
         self._dashboard = dashboard
         self._undo = ExitStack()
         self._group: GmiGroup | None = None
-        self._slices: SliceWatch | None = None
+        self._slices: SliceMonitor | None = None
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
-        self._plan: Plan | None = None
-        self._landings: tuple[Landing, ...] = ()
+        self._plan: PlacementPlan | None = None
+        self._workers: tuple[WorkerInfo, ...] = ()
         self._collected: tuple[tuple[IterationResult, ...], ...] = ()
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         """What runs where, on the nodes that Ray gave."""
         if self._plan is None:
             raise SessionClosedError(self._ended)
         return self._plan
 
     @property
-    def landings(self) -> tuple[Landing, ...]:
+    def workers(self) -> tuple[WorkerInfo, ...]:
         """Where each GMI really is, by its own account."""
-        return self._landings
+        return self._workers
 
     @property
     def collected(self) -> tuple[tuple[IterationResult, ...], ...]:
@@ -117,13 +117,13 @@ class Session:
         Raises:
             ClusterUnreachableError: Ray does not answer.
             PlanError, ReservationError: what was asked does not fit.
-            CarvingError, SliceError: a GPU could not be cut, or a process not be confined to its share.
+            PartitionError, SliceError: a GPU could not be cut, or a process not be confined to its share.
             GmiLostError, GmiSilentError: a GMI did not start.
             Exception: what building the program raised in a GMI.
         """
         with ExitStack() as undo:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
-            with importing("torch"):
+            with import_in_background("torch"):
                 undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
             from rayagi.coordinator.deployment import deploy, join_and_build
 
@@ -135,8 +135,8 @@ class Session:
                 reserve_timeout_s=self._spec.gmi.reserve_timeout_s,
                 undo=undo,
             )
-            self._plan, self._landings = deployment.plan, deployment.landings
-            self._slices = SliceWatch(deployment.plan, deployment.carvers)
+            self._plan, self._workers = deployment.plan, deployment.workers
+            self._slices = SliceMonitor(deployment.plan, deployment.partitioners)
             join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
@@ -152,7 +152,7 @@ class Session:
         Raises:
             RuntimeError: submitted requests were not collected yet.
         """
-        self._refuse_pending()
+        self._raise_if_pending()
         self.submit(num_iterations)
         return self.collect()
 
@@ -188,7 +188,7 @@ class Session:
         """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
         if num_episodes < 1:
             raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
-        counts = shares(num_episodes, self.plan.hosting("agent"))
+        counts = split_evenly(num_episodes, self.plan.hosting("agent"))
         # Distinct seeds, so that GMIs do not run the same episodes.
         seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
         parts: list[EvaluationResult] = self._ask(
@@ -219,7 +219,7 @@ class Session:
             GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
             Exception: what building it raised in a GMI. The session has ended.
         """
-        self._refuse_pending()
+        self._raise_if_pending()
         refs = self._open().ask(lambda index, gmi: gmi.build.remote(factory))
         self._answers(refs, "building another program", BUILD_TIMEOUT_S)
 
@@ -244,11 +244,11 @@ class Session:
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())
 
-    def health(self) -> list[Health]:
+    def health(self) -> list[SliceHealth]:
         """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
 
         Raises:
-            CarvingError: a host does not answer.
+            PartitionError: a host does not answer.
         """
         self._open()
         return [] if self._slices is None else self._slices.health()
@@ -262,7 +262,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def _planned(self, machine: Machine) -> Plan:
+    def _planned(self, machine: Machine) -> PlacementPlan:
         plan = self._make_plan(machine)
         if self._on_plan is not None:
             self._on_plan(plan)
@@ -279,7 +279,7 @@ class Session:
             raise SessionClosedError(self._ended)
         return self._group
 
-    def _refuse_pending(self) -> None:
+    def _raise_if_pending(self) -> None:
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
 
@@ -291,8 +291,8 @@ class Session:
         self, refs: list[Any], asked: str, limit_s: float, of: Sequence[int] | None = None
     ) -> list[Any]:
         group = self._open()
-        with self._ending(asked):
-            return group.answers(refs, asked, limit_s, of, self._refuse_lost_slices)
+        with self._closing_on_error(asked):
+            return group.answers(refs, asked, limit_s, of, self._raise_if_slices_lost)
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
         """Answers of some GMIs, in order, after all submitted iterations."""
@@ -308,32 +308,30 @@ class Session:
         )
 
     @contextmanager
-    def _ending(self, asked: str) -> Iterator[None]:
+    def _closing_on_error(self, asked: str) -> Iterator[None]:
         """Whatever the block raises ends the session; a share that failed is the reason, not what came of it."""
         try:
             yield
         except Exception as error:
             try:
                 if not isinstance(error, SliceLostError):
-                    self._refuse_lost_slices()
+                    self._raise_if_slices_lost()
             except SliceLostError as lost:
                 raise lost from error
             finally:
                 self._end(f"{type(error).__name__} in {asked}")
             raise
 
-    def _moved(self, index: int, landing: Landing) -> None:
+    def _update_worker(self, index: int, worker: WorkerInfo) -> None:
         """A GMI was started anew in another process."""
-        self._landings = tuple(
-            landing if place == index else kept for place, kept in enumerate(self._landings)
-        )
+        self._workers = tuple(worker if place == index else kept for place, kept in enumerate(self._workers))
         if self._slices is not None:
-            self._slices.moved(index, landing.pid)
+            self._slices.update_pid(index, worker.pid)
 
-    def _refuse_lost_slices(self) -> None:
+    def _raise_if_slices_lost(self) -> None:
         """Raises SliceLostError where a share of a GPU has failed."""
         if self._slices is not None:
-            self._slices.refuse_lost()
+            self._slices.raise_if_lost()
 
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason
@@ -342,7 +340,7 @@ class Session:
         self._undo.close()
 
 
-def shares(total: int, among: Sequence[int]) -> dict[int, int]:
+def split_evenly(total: int, among: Sequence[int]) -> dict[int, int]:
     """``total`` dealt evenly, the first GMIs getting one more; those with none are left out."""
     counts = {index: total // len(among) + (place < total % len(among)) for place, index in enumerate(among)}
     return {index: count for index, count in counts.items() if count}

@@ -54,7 +54,7 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Readings:
+class CostReadings:
     """What one round measured."""
 
     simulate: Timing
@@ -72,7 +72,7 @@ class Readings:
     num_envs: int
 
 
-def unit_costs(readings: Sequence[Readings], *, cores: int, memory_bytes: int, on_gpu: bool) -> UnitCosts:
+def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: int, on_gpu: bool) -> UnitCosts:
     """The median of some rounds as the model's parameters.
 
     Args:
@@ -88,7 +88,7 @@ def unit_costs(readings: Sequence[Readings], *, cores: int, memory_bytes: int, o
         raise ValueError("no readings")
     used = readings[1:] or readings
 
-    def median(value: Callable[[Readings], float]) -> float:
+    def median(value: Callable[[CostReadings], float]) -> float:
         return max(_SMALLEST, statistics.median(value(each) for each in used))
 
     busy = {
@@ -128,20 +128,20 @@ class CostProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self._spec, self._device = spec, context.device
-        self._readings: list[Readings] = []
+        self._readings: list[CostReadings] = []
         num_envs, threads = spec.gmi.envs, context.identity.slice.num_threads
-        base = self._held()
+        base = self._memory_in_use()
         env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
         simulator = Simulator(env)
-        with_simulator = self._held()
+        with_simulator = self._memory_in_use()
         model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
         self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
         self._outputs = env.info.action.num_choices or env.info.action.dim
         self._act(simulator.obs, 1)
-        with_agent = self._held()
-        self._program = DpOnlyProgram(spec, _given(env), context)
+        with_agent = self._memory_in_use()
+        self._program = DpOnlyProgram(spec, _existing_env_factory(env), context)
         self._program.iterate()
-        with_trainer = self._held()
+        with_trainer = self._memory_in_use()
         self._memory = {
             "simulator": with_simulator,
             "agent": base + with_agent - with_simulator,
@@ -156,7 +156,7 @@ class CostProgram:
         metrics = {"env_steps": steps, "iteration_s": time.perf_counter() - started}
         return IterationResult(iteration=len(self._readings), metrics=metrics)
 
-    def _measure(self) -> Readings:
+    def _measure(self) -> CostReadings:
         program, spec = self._program, self._spec.learning
         steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
         simulator, training = program.simulator, program.training
@@ -175,7 +175,7 @@ class CostProgram:
         train = self._timed(lambda: program.trainer.update(program.rollout))
         step = simulator.step(actions[0])
         told = (step.rewards, step.terminated, step.truncated)
-        return Readings(
+        return CostReadings(
             simulate=simulate,
             act=act,
             train=train,
@@ -233,7 +233,7 @@ class CostProgram:
         copy()
         return COPIED_BYTES / self._timed(copy).wall_s
 
-    def _held(self) -> int:
+    def _memory_in_use(self) -> int:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(self._device))
         return resident_bytes()
@@ -255,7 +255,7 @@ class CostProgram:
         self._program.close()
 
 
-def _given(env: VecEnv) -> EnvFactory:
+def _existing_env_factory(env: VecEnv) -> EnvFactory:
     """A factory of the environments that are there already."""
 
     def make(*, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:

@@ -81,12 +81,12 @@ class MemoryShortError(EnvError):
 class UnsupportedSpaceError(EnvError):
     """An observation or action space that a flat policy cannot use."""
 
-    def __init__(self, env_id: str, space: str, way_out: str) -> None:
-        super().__init__(env_id, space, way_out)
-        self.env_id, self.space, self.way_out = env_id, space, way_out
+    def __init__(self, env_id: str, space: str, hint: str) -> None:
+        super().__init__(env_id, space, hint)
+        self.env_id, self.space, self.hint = env_id, space, hint
 
     def __str__(self) -> str:
-        return f"{self.env_id} has the space {self.space}, which rayagi does not learn from; {self.way_out}"
+        return f"{self.env_id} has the space {self.space}, which rayagi does not learn from; {self.hint}"
 
 
 class SimulationError(EnvError):

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from placement.search import SATURATION, Measured, Trial, project_memory
+from placement.search import SATURATION, Trial, TrialMeasurement, project_memory
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 
@@ -36,7 +36,7 @@ def save_search_plots(trials: Sequence[Trial], memory_bytes: int, folder: Path, 
 def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
     groups: dict[int, list[Trial]] = {}
     for trial in trials:
-        if isinstance(trial.outcome, Measured) and trial.verdict not in ("compared", "again"):
+        if isinstance(trial.outcome, TrialMeasurement) and trial.verdict not in ("compared", "again"):
             groups.setdefault(trial.gmis_per_gpu, []).append(trial)
     return groups
 
@@ -93,8 +93,8 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
     _finish(axis)
 
 
-def _measured(trial: Trial) -> Measured:
-    assert isinstance(trial.outcome, Measured)
+def _measured(trial: Trial) -> TrialMeasurement:
+    assert isinstance(trial.outcome, TrialMeasurement)
     return trial.outcome
 
 

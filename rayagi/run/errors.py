@@ -35,12 +35,12 @@ class RunError(Exception):
 class DiskError(RunError):
     """A file of the run cannot be written."""
 
-    def __init__(self, path: str, reason: str, way_out: str = WRITABLE) -> None:
-        super().__init__(path, reason, way_out)
-        self.path, self.reason, self.way_out = path, reason, way_out
+    def __init__(self, path: str, reason: str, hint: str = WRITABLE) -> None:
+        super().__init__(path, reason, hint)
+        self.path, self.reason, self.hint = path, reason, hint
 
     def __str__(self) -> str:
-        return f"cannot write {self.path}: {self.reason}; {self.way_out}"
+        return f"cannot write {self.path}: {self.reason}; {self.hint}"
 
 
 class RunFolderError(RunError):
@@ -127,16 +127,16 @@ class UnstableSimulationsError(RunError):
 class LimitReachedError(RunError):
     """A run that was resumed had already reached its limit."""
 
-    def __init__(self, run: str, limit: str, way_out: str) -> None:
-        super().__init__(run, limit, way_out)
-        self.run, self.limit, self.way_out = run, limit, way_out
+    def __init__(self, run: str, limit: str, hint: str) -> None:
+        super().__init__(run, limit, hint)
+        self.run, self.limit, self.hint = run, limit, hint
 
     def __str__(self) -> str:
-        return f"{self.run} has already reached its limit ({self.limit}). {self.way_out}"
+        return f"{self.run} has already reached its limit ({self.limit}). {self.hint}"
 
 
 @contextmanager
-def disk_errors(path: Path | str, way_out: str = WRITABLE) -> Iterator[None]:
+def disk_errors(path: Path | str, hint: str = WRITABLE) -> Iterator[None]:
     """Turn the system's refusal to write into a ``DiskError`` that names the path and the way out."""
     try:
         yield
@@ -144,4 +144,4 @@ def disk_errors(path: Path | str, way_out: str = WRITABLE) -> Iterator[None]:
         if error.errno not in _DISK_ERRNOS:
             raise
         named = error.filename if isinstance(error.filename, str) else str(path)
-        raise DiskError(named, os.strerror(error.errno or 0), way_out) from error
+        raise DiskError(named, os.strerror(error.errno or 0), hint) from error

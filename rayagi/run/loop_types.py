@@ -35,15 +35,15 @@ class TrainingSession(Protocol):
         ...
 
 
-class Overseer(Protocol):
-    """What watches the GMIs for the loop, and may give it another session (rayagi.coordinator.overseer)."""
+class HealthMonitor(Protocol):
+    """What watches the GMIs for the loop, and may give it another session (rayagi.coordinator.health_monitor)."""
 
-    def look(self, position: Position, /) -> None:
+    def check_health(self, position: Position, /) -> None:
         """Judge what was collected last."""
         ...
 
     @property
-    def wants_to_replan(self) -> bool:
+    def replan_pending(self) -> bool:
         """Whether the loop is to go on in another session, once it has saved."""
         ...
 
@@ -55,7 +55,7 @@ class Overseer(Protocol):
         """Open another session in the place of one that ended, which goes on from ``state``; None: from the beginning."""
         ...
 
-    def saved(self) -> None:
+    def on_checkpoint(self) -> None:
         """A checkpoint was written: it is of the present plan."""
         ...
 

@@ -20,7 +20,7 @@ from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Position, Stop, iterations_until, should_stop
-from rayagi.run.loop_types import LoopSettings, Outcome, Overseer, TrainingSession
+from rayagi.run.loop_types import HealthMonitor, LoopSettings, Outcome, TrainingSession
 from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
 from rayagi.run.unstable_share import UnstableShare
@@ -42,10 +42,10 @@ class TrainingLoop:
         settings: LoopSettings,
         *,
         interrupt: Interrupt,
-        overseer: Overseer | None = None,
+        health_monitor: HealthMonitor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._overseer = overseer
+        self._health_monitor = health_monitor
         self._session, self._checkpoints, self._recorders = session, checkpoints, recorders
         self._settings, self._interrupt, self._clock = settings, interrupt, clock
         self._window = EpisodeWindow()
@@ -108,21 +108,21 @@ class TrainingLoop:
             try:
                 return self._run()
             except SliceLostError as lost:
-                if self._overseer is None:
+                if self._health_monitor is None:
                     raise
-                self._recover(self._overseer, lost)
+                self._recover(self._health_monitor, lost)
 
-    def _recover(self, overseer: Overseer, lost: SliceLostError) -> None:
+    def _recover(self, health_monitor: HealthMonitor, lost: SliceLostError) -> None:
         """Go back to the last checkpoint, in another session; what came after it is undone in the run's files too."""
         try:
             checkpoint = self._checkpoints.load()
         except NoCheckpointError as error:
             if error.damaged:
                 raise lost from error
-            self._session = overseer.recover(lost, None)
+            self._session = health_monitor.recover(lost, None)
             self.restore_counters(self._beginning)
         else:
-            self._session = overseer.recover(lost, checkpoint.state)
+            self._session = health_monitor.recover(lost, checkpoint.state)
             self.restore_counters(checkpoint.counters)
         for recorder in self._recorders:
             recorder.rewound(self.position)
@@ -135,8 +135,8 @@ class TrainingLoop:
             self._session.submit(self._request_size())
         while waiting:
             rows = self._account(self._session.collect())
-            if self._overseer is not None:
-                self._overseer.look(self.position)
+            if self._health_monitor is not None:
+                self._health_monitor.check_health(self.position)
             stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
             waiting = not (
                 stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due()
@@ -172,8 +172,8 @@ class TrainingLoop:
 
     def _replan(self) -> None:
         """Go on in another session where the overseer wants it; what is saved stays as it is."""
-        if self._overseer is not None and self._overseer.wants_to_replan:
-            self._session = self._overseer.replan(self._session.state_dict())
+        if self._health_monitor is not None and self._health_monitor.replan_pending:
+            self._session = self._health_monitor.replan(self._session.state_dict())
             self._tick()
             self._iteration_s = 0.0  # of another plan: ask for one, and see
 
@@ -276,8 +276,8 @@ class TrainingLoop:
         self._checkpoints.save(state, self._counters(), best=best)
         self._tick()
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
-        if self._overseer is not None:
-            self._overseer.saved()
+        if self._health_monitor is not None:
+            self._health_monitor.on_checkpoint()
         for recorder in self._recorders:
             recorder.saved(self._name())
 

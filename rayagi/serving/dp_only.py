@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from actors.gmi import GmiContext
-from placement.unequal import env_counts
+from placement.unequal_slices import env_counts
 from rayagi.algorithms.policy import load_policy
 from rayagi.serving.program import ServingJob, ServingResult
 from rayagi.serving.serving_agent import ServingAgent

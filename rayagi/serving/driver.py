@@ -87,11 +87,11 @@ class ServingLoop:
         *,
         total_envs: int,
         interrupt: Interrupt,
-        tell: Callable[[str], object],
+        log: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session, self._limits, self._interrupt = session, limits, interrupt
-        self._total_envs, self._tell, self._clock = total_envs, tell, clock
+        self._total_envs, self._log, self._clock = total_envs, log, clock
         self.served = Served()
 
     def serve(self) -> Served:
@@ -111,7 +111,7 @@ class ServingLoop:
             served.wall_s = self._clock() - begin
             if self._clock() - told_at >= TELL_EVERY_S:
                 told_at = self._clock()
-                self._tell(self._line())
+                self._log(self._line())
         self._session.run("finish", FINISH_S, timeout_s=FINISH_S + 10.0)
         return served
 

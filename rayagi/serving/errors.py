@@ -30,12 +30,12 @@ class WriterError(RunError):
 class ListenError(RunError):
     """A server cannot have the address that it was given."""
 
-    def __init__(self, address: str, reason: str, way_out: str) -> None:
-        super().__init__(address, reason, way_out)
-        self.address, self.reason, self.way_out = address, reason, way_out
+    def __init__(self, address: str, reason: str, hint: str) -> None:
+        super().__init__(address, reason, hint)
+        self.address, self.reason, self.hint = address, reason, hint
 
     def __str__(self) -> str:
-        return f"cannot listen at {self.address}: {self.reason}; {self.way_out}"
+        return f"cannot listen at {self.address}: {self.reason}; {self.hint}"
 
 
 class ExportError(RunError):

@@ -16,7 +16,7 @@ TIE = 1.02
 
 
 def chosen_template(
-    spec: RunSpec, asked: str, *, machine: Callable[[], Machine], tell: Callable[[str], None]
+    spec: RunSpec, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
 ) -> str:
     """The template as asked; for ``auto``, the one that the placement model finds fastest (GMI-DRL, eq. 2), with why.
 
@@ -29,15 +29,15 @@ def chosen_template(
         return asked
     # Imported here: without auto there is no need to measure.
     from placement.templates import choose, explain
-    from rayagi.coordinator.profiling import kept_unit_costs
+    from rayagi.coordinator.profiling import cached_unit_costs
 
-    costs = kept_unit_costs(spec, machine(), tell=tell)
+    costs = cached_unit_costs(spec, machine(), log=log)
     estimates = choose(costs, "serving")
-    tell(explain(estimates, costs))
+    log(explain(estimates, costs))
     close = [each for each in estimates if each.steps_per_s * TIE >= estimates[0].steps_per_s]
     chosen = min(close, key=lambda each: each.communication_bytes)
     if len(close) > 1:
-        tell(f"{len(close)} of them are within {TIE - 1:.0%}: {chosen.template.name}, which moves the least.")
+        log(f"{len(close)} of them are within {TIE - 1:.0%}: {chosen.template.name}, which moves the least.")
     return chosen.template.name
 
 

@@ -208,6 +208,6 @@ def main() -> None:
             write_all(writer, inbox)
         tell(done=writer.rows)
     except DiskError as error:
-        tell(disk=[error.path, error.reason, error.way_out])
+        tell(disk=[error.path, error.reason, error.hint])
     except Exception as error:
         tell(failed=f"{type(error).__name__}: {error}")

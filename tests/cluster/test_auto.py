@@ -16,7 +16,7 @@ def test_an_algorithm_runs_what_a_search_had_found(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = PPOConfig().environment("CartPole-v1").gmi(num_gmis="auto", num_envs="auto")
     store = SearchStore(config.to_run_spec(), local_machine())
-    store.keep_note(SearchSettings().name(), {"gmis": 1, "num_envs": 8, "complete": True})
+    store.save_note(SearchSettings().name(), {"gmis": 1, "num_envs": 8, "complete": True})
     algo = config.build_algo()
     try:
         assert (algo.run_spec.gmi.num_gmis, algo.run_spec.gmi.num_envs) == (1, 8)

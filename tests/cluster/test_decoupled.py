@@ -59,7 +59,7 @@ def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
         expected = session.train(5)
         reference = session.state_dict()["shared"]
     with Session(SPEC, factory=SeparateFactory(SPEC, make_point)) as session:
-        assert [len(piece.cores) for piece in session.plan.slices] == [1, 1, 2]
+        assert [len(gmi_slice.cores) for gmi_slice in session.plan.slices] == [1, 1, 2]
         results = session.train(3)
         state = session.state_dict()
         session.train(1)
@@ -83,7 +83,7 @@ def pid_of_collective(session):
 
 
 def pid_of(session, index):
-    return ray.get(session._group.handles[index].land.remote()).pid
+    return ray.get(session._group.handles[index].worker_info.remote()).pid
 
 
 def updates_until(session, told, mark, limit=2000):
@@ -97,12 +97,12 @@ def updates_until(session, told, mark, limit=2000):
 
 def test_whoever_is_killed_training_goes_on_and_counts_add_up():
     told: list[str] = []
-    session = session_of(DECOUPLED, tell=told.append, factory=SeparateFactory(DECOUPLED, make_point))
+    session = session_of(DECOUPLED, log=told.append, factory=SeparateFactory(DECOUPLED, make_point))
     with session:
         results = session.train(20)
         assert {result.metrics["train_samples"] for result in results} == {4 * 8}
         assert max(result.metrics["policy_lag_max"] for result in results) <= 3
-        assert session.account().missing == 0
+        assert session.sample_counts().missing == 0
         os.kill(pid_of_collective(session), signal.SIGKILL)
         session.train(5)
         assert told == []  # nobody noticed
@@ -110,7 +110,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
         os.kill(pid_of(session, 0), signal.SIGKILL)
         assert updates_until(session, told, "GMI 0/3") < 100
         assert updates_until(session, told, "goes on") > 1  # the others went on meanwhile
-        assert session.account().missing == 0
+        assert session.sample_counts().missing == 0
 
         told.clear()
         before = session.state_dict()["shared"]
@@ -135,7 +135,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
 def test_of_several_learners_one_is_killed_and_all_go_on_alike():
     spec = replace(DECOUPLED, gmi=replace(DECOUPLED.gmi, num_learners=2))
     told: list[str] = []
-    with session_of(spec, tell=told.append, factory=SeparateFactory(spec, make_point)) as session:
+    with session_of(spec, log=told.append, factory=SeparateFactory(spec, make_point)) as session:
         learners = session.plan.hosting("trainer")
         assert len(learners) == 2
         session.train(10)

@@ -65,7 +65,7 @@ def nodes():
 
 def session(spec, told):
     factory = Elsewhere(SeparateFactory(spec, make_point))
-    return session_of(spec, tell=told.append, factory=factory)
+    return session_of(spec, log=told.append, factory=factory)
 
 
 def ask(opened, index, method, *arguments):
@@ -77,13 +77,13 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
     told: list[str] = []
     with session(SPEC, told) as opened:
         collectors, (learner,) = opened.plan.hosting("simulator"), opened.plan.hosting("trainer")
-        hosts = [ask(opened, index, "land").node_id for index in (*collectors, learner)]
+        hosts = [ask(opened, index, "worker_info").node_id for index in (*collectors, learner)]
         assert len(collectors) == len(set(hosts)) == 2
         results = opened.train(10)
         # In step: every update takes a rollout of both, with parameters that are one update old at most.
         assert {result.metrics["train_samples"] for result in results} == {2 * 4 * 8}
         assert max(result.metrics["policy_lag_max"] for result in results) <= SPEC.learning.max_lag
-        assert opened.account().missing == 0
+        assert opened.sample_counts().missing == 0
         states = [ask(opened, index, "state_dict") for index in collectors]
         shared = ask(opened, learner, "state_dict")["shared"]
         for state in states:
@@ -91,7 +91,7 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
             for name, tensor in shared["learner"]["model"].items():
                 assert state["shared"]["learner"]["model"][name].equal(tensor), name
 
-        os.kill(ask(opened, learner, "land").pid, signal.SIGKILL)
+        os.kill(ask(opened, learner, "worker_info").pid, signal.SIGKILL)
         opened.train(5)
         while not any("goes on" in text for text in told):
             opened.train(1)

@@ -17,12 +17,12 @@ import ray
 from failing_share import Counting, Course
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.carvers import Carvers
 from actors.errors import GmiLostError
+from actors.partitioners import Partitioners
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
-from placement.cleanup import left_behind
-from placement.errors import CarvingError, ReservationError, SliceLostError
+from placement.cleanup import stale_ledgers
+from placement.errors import PartitionError, ReservationError, SliceLostError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.plan import make_plan
@@ -30,7 +30,7 @@ from placement.ray_groups import reserve
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.deployment import join_and_build
-from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.interrupt import Interrupt
@@ -146,7 +146,10 @@ def alone():
 
 
 def daemons_of(session):
-    return {piece.share.gpu_uuid: MpsDaemon.at(piece.share.pipe_directory) for piece in session.plan.slices}
+    return {
+        gmi_slice.share.gpu_uuid: MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory)
+        for gmi_slice in session.plan.slices
+    }
 
 
 def nothing_is_left(daemons):
@@ -161,16 +164,16 @@ def test_gmis_enter_shares_of_the_gpus_that_ray_gave_and_all_is_undone(machine):
         daemons = daemons_of(session)
         assert len(daemons) == 2
         locals_ = session.state_dict()["local"]
-        for piece, landing, given in zip(session.plan.slices, session.landings, locals_, strict=True):
-            assert landing.gpu_ids == (piece.gpu_uuid.removeprefix("GPU-"),)
+        for gmi_slice, worker, given in zip(session.plan.slices, session.workers, locals_, strict=True):
+            assert worker.gpu_ids == (gmi_slice.gpu_uuid.removeprefix("GPU-"),)
             assert given == {
-                "CUDA_VISIBLE_DEVICES": piece.gpu_uuid,
-                "CUDA_MPS_PIPE_DIRECTORY": str(daemons[piece.gpu_uuid].pipe),
-                "CUDA_MPS_SM_PARTITION": piece.share.sm_partition,
+                "CUDA_VISIBLE_DEVICES": gmi_slice.gpu_uuid,
+                "CUDA_MPS_PIPE_DIRECTORY": str(daemons[gmi_slice.gpu_uuid].pipe),
+                "CUDA_MPS_SM_PARTITION": gmi_slice.share.sm_partition,
                 "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40960M",
                 "device": "cuda:0",
             }
-        assert len({piece.share.sm_partition for piece in session.plan.slices}) == 3
+        assert len({gmi_slice.share.sm_partition for gmi_slice in session.plan.slices}) == 3
         assert [health.state for health in session.health()] == ["ok"] * 3
         (ledger,), _ = all_ledgers()
         assert {step.gpu_uuid for step in ledger.steps()} == set(daemons)
@@ -218,10 +221,14 @@ def test_a_daemon_that_fails_is_started_anew_and_the_run_goes_on(machine, tmp_pa
         daemons.append(daemons_of(sessions[-1]))
         return sessions[-1]
 
-    overseer = RunOverseer(spec(), open_session(spec()), reopen=open_session, tell=told.append, keep=print)
+    health_monitor = RunHealthMonitor(
+        spec(), open_session(spec()), reopen=open_session, log=told.append, save_spec=print
+    )
     store = CheckpointStore(tmp_path / "checkpoints")
     settings = LoopSettings(limits=Limits(iterations=8), seed=0, checkpoint_every=Interval(iterations=2))
-    loop = TrainingLoop(sessions[0], store, [course], settings, interrupt=Interrupt(), overseer=overseer)
+    loop = TrainingLoop(
+        sessions[0], store, [course], settings, interrupt=Interrupt(), health_monitor=health_monitor
+    )
     try:
         assert loop.run().position.iteration == 8
     finally:
@@ -247,7 +254,7 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
         other.record("mps", one.uuid, "folder", {"folder": "/tmp/none"}) for one in machine.nodes[0].gpus
     ]
     try:
-        with pytest.raises(CarvingError, match=r"GPU-\d on .* is cut by run another run \(process \d+\)"):
+        with pytest.raises(PartitionError, match=r"GPU-\d on .* is cut by run another run \(process \d+\)"):
             Session(alone(), factory=Report()).__enter__()
         (ledger,), _ = all_ledgers()
         assert ledger.run == "another run"
@@ -260,18 +267,18 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
 def test_a_gmi_that_does_not_close_is_detached_by_the_daemon_before_it_is_killed(machine, monkeypatch):
     monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 1.0)
     evicted = []
-    real = Carvers.evict
+    real = Partitioners.evict
 
-    def evict(carvers, index):
-        real(carvers, index)
-        until(lambda: start_ticks(session.landings[index].pid) is None)
+    def evict(partitioners, index):
+        real(partitioners, index)
+        until(lambda: start_ticks(session.workers[index].pid) is None)
         evicted.append(index)
 
-    monkeypatch.setattr(Carvers, "evict", evict)
+    monkeypatch.setattr(Partitioners, "evict", evict)
     with Session(alone(), factory=Report(never_close=True)) as session:
         daemons = daemons_of(session)
         (daemon,) = daemons.values()
-        (daemon.pipe / "clients").write_text(str(session.landings[0].pid))
+        (daemon.pipe / "clients").write_text(str(session.workers[0].pid))
     # The stand-in ends a client by SIGKILL: it was gone before Ray was asked to kill it.
     assert evicted == [0]
     nothing_is_left(daemons)
@@ -306,7 +313,7 @@ def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machin
         finally:
             driver.kill()  # leaving this block waits for it without a limit
     if ending == signal.SIGKILL:
-        until(left_behind)  # Ray ends the carver with its driver, and gives it no time
+        until(stale_ledgers)  # Ray ends the carver with its driver, and gives it no time
         assert main(["cleanup"]) == 0
     nothing_is_left(daemons)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
@@ -314,7 +321,7 @@ def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machin
 
 def fractional(machine, num_gmis, fraction):
     plan = make_plan(machine, backend="mps", num_gmis=num_gmis, gmis_per_gpu=3, threads_per_gmi=1, num_envs=1)
-    return replace(plan, slices=tuple(replace(piece, gpu_fraction=fraction) for piece in plan.slices))
+    return replace(plan, slices=tuple(replace(gmi_slice, gpu_fraction=fraction) for gmi_slice in plan.slices))
 
 
 def test_fractions_that_do_not_pack_are_refused_at_once_with_what_would_fit(machine):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from placement.inventory import local_machine
-from placement.search import Failed, Measured
+from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.presets import preset
 from rayagi.config.spec import EnvSpec
 from rayagi.coordinator.cluster import connected
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.cluster
 
 QUICK = ProbeSettings(
     relative_error=0.5,
-    shortest_s=0.5,
-    time_s=2.0,
+    min_duration_s=0.5,
+    loose_after_s=2.0,
     loose_error=0.5,
-    most_s=5.0,
+    max_duration_s=5.0,
     iteration_s=1.0,
-    longest_s=math.inf,
+    max_iteration_s=math.inf,
     hang_s=10.0,
 )
 
@@ -53,11 +53,11 @@ def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
     with SessionProbe(preset("CartPole-v1"), local_machine(), QUICK) as probe:
         for num_envs in (8, 1024):
             found.append(probe(gmis, num_envs))
-            pids |= {landing.pid for landing in probe._session.landings}
+            pids |= {worker.pid for worker in probe._session.workers}
     assert len(pids) == gmis
     few, many = found
-    assert isinstance(few, Measured)
-    assert isinstance(many, Measured)
+    assert isinstance(few, TrialMeasurement)
+    assert isinstance(many, TrialMeasurement)
     # The mean of the phases is an iteration of 8 environments and 64 steps: they account for most of its time.
     iteration_s = 8 * 64 / few.steps_per_s
     assert set(few.phases_s) == set(PHASES)
@@ -69,17 +69,17 @@ def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
 
 def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
     found = measured(misbehaving("killed"), 1, 2)
-    assert isinstance(found, Failed)
+    assert isinstance(found, TrialFailure)
     assert found.kind == "crashed"
     assert "was lost" in found.reason
-    assert isinstance(measured(misbehaving("not at all"), 1, 2), Measured)
+    assert isinstance(measured(misbehaving("not at all"), 1, 2), TrialMeasurement)
 
 
 @pytest.mark.slow
 def test_a_candidate_that_hangs_is_given_up():
     began = time.monotonic()
     found = measured(misbehaving("hangs"), 1, 2)
-    assert isinstance(found, Failed)
+    assert isinstance(found, TrialFailure)
     assert found.kind == "hung"
     assert "within 10 s" in found.reason
     assert time.monotonic() - began >= 10
@@ -88,5 +88,5 @@ def test_a_candidate_that_hangs_is_given_up():
 def test_a_candidate_with_more_gmis_than_cores_is_an_answer():
     cores = len(os.sched_getaffinity(0))
     found = measured(preset("CartPole-v1"), cores + 1, 8)
-    assert isinstance(found, Failed)
+    assert isinstance(found, TrialFailure)
     assert f"num_gmis={cores + 1}" in found.reason

@@ -16,8 +16,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from placement.backends import get_backend
 from placement.errors import InventoryError, ReservationError, SliceError
 from placement.inventory import cluster_machine
-from placement.plan import Plan, make_plan
-from placement.ray_groups import Reservation, bind, current_reservation, release, reserve, scheduling, verify
+from placement.plan import PlacementPlan, make_plan
+from placement.ray_groups import (
+    Reservation,
+    assign_allocated_nodes,
+    current_reservation,
+    release,
+    reserve,
+    scheduling,
+    verify,
+)
 from placement.types import Machine, Node, Slice
 from rayagi.cli import main
 
@@ -43,11 +51,11 @@ def _every_cpu_is_free(_local_ray) -> None:
 
 
 @pytest.fixture
-def hold(_every_cpu_is_free) -> Iterator[Callable[[Plan], Reservation]]:
+def hold(_every_cpu_is_free) -> Iterator[Callable[[PlacementPlan], Reservation]]:
     """Reserves a plan, and releases it when the test ends, however it ends."""
     held: list[Reservation] = []
 
-    def reserve_until_the_end(plan: Plan) -> Reservation:
+    def reserve_until_the_end(plan: PlacementPlan) -> Reservation:
         held.append(reserve(plan, LIMIT_S))
         return held[-1]
 
@@ -63,7 +71,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def plan_for(num_gmis: int, threads: int = 1, ray_node_id: str | None = None) -> Plan:
+def plan_for(num_gmis: int, threads: int = 1, ray_node_id: str | None = None) -> PlacementPlan:
     """A plan for a made-up machine of 16 cores, which Ray here does not have."""
     node = Node(name="large", cores=tuple(range(16)), memory_total_bytes=2**34, ray_node_id=ray_node_id)
     machine = Machine(nodes=(node,), origin="test")
@@ -90,7 +98,7 @@ def test_a_plan_that_fits_is_reserved_verified_and_released(hold):
     reservation = hold(plan)
     assert reservation.bundle_node_ids == (node_id(),) * 3
     assert verify(plan, reservation) == {0: node_id(), 1: node_id(), 2: node_id()}
-    assert bind(plan, reservation.bundle_node_ids) == plan
+    assert assign_allocated_nodes(plan, reservation.bundle_node_ids) == plan
     release(reservation)
     release(reservation)
     until(lambda: ray.available_resources().get("CPU") == NUM_CPUS)
@@ -157,23 +165,23 @@ def test_a_bundle_on_another_node_than_planned_names_both(hold):
         verify(plan_for(num_gmis=1, ray_node_id="beef"), reservation)
 
 
-def enter_slice(piece: Slice) -> tuple[list[int], str]:
+def enter_slice(gmi_slice: Slice) -> tuple[list[int], str]:
     """What a GMI's process does first; returns its cores and its node."""
-    get_backend(piece.backend).enter(piece)
+    get_backend(gmi_slice.backend).enter(gmi_slice)
     return sorted(os.sched_getaffinity(0)), ray.get_runtime_context().get_node_id()
 
 
-def start(plan: Plan, reservation: Reservation, index: int) -> ray.ObjectRef:
-    piece = plan.slices[index]
+def start(plan: PlacementPlan, reservation: Reservation, index: int) -> ray.ObjectRef:
+    gmi_slice = plan.slices[index]
     return (
         ray.remote(enter_slice)
         .options(
-            num_cpus=piece.num_threads,
+            num_cpus=gmi_slice.num_threads,
             max_retries=0,
             scheduling_strategy=scheduling(reservation, index),
-            runtime_env={"env_vars": piece.environment},
+            runtime_env={"env_vars": gmi_slice.environment},
         )
-        .remote(piece)
+        .remote(gmi_slice)
     )
 
 
@@ -191,7 +199,7 @@ def test_a_slice_of_cores_that_do_not_exist_reaches_the_driver_as_slice_error(ho
         ray.get(start(plan, reservation, 0), timeout=120)
 
 
-def inside(plan: Plan) -> tuple[Reservation | None, int]:
+def inside(plan: PlacementPlan) -> tuple[Reservation | None, int]:
     """Runs in a task of someone else's group, as a Tune trial does: its reservation, and its groups afterwards."""
     reservation = current_reservation(plan)
     if reservation is not None:
@@ -199,7 +207,7 @@ def inside(plan: Plan) -> tuple[Reservation | None, int]:
     return reservation, len(pending_groups())
 
 
-def in_group(num_bundles: int, plan: Plan) -> tuple[Reservation | None, int]:
+def in_group(num_bundles: int, plan: PlacementPlan) -> tuple[Reservation | None, int]:
     group = placement_group([{"CPU": 1.0}] * num_bundles)
     try:
         assert group.wait(10)

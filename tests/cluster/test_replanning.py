@@ -10,7 +10,7 @@ import torch
 
 from actors.protocols import IterationResult
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
-from rayagi.coordinator.overseer import RunOverseer
+from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.interrupt import Interrupt
@@ -87,12 +87,14 @@ def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(clust
         sessions.append(Session(own, factory=Slowed()))
         return sessions[-1].__enter__()
 
-    overseer = RunOverseer(
-        spec, open_session(spec), reopen=open_session, tell=told.append, keep=kept.append, window=8
+    health_monitor = RunHealthMonitor(
+        spec, open_session(spec), reopen=open_session, log=told.append, save_spec=kept.append, window=8
     )
     store = CheckpointStore(tmp_path / "checkpoints")
     settings = LoopSettings(limits=Limits(iterations=60), seed=0, checkpoint_every=Interval(iterations=20))
-    loop = TrainingLoop(sessions[0], store, [], settings, interrupt=Interrupt(), overseer=overseer)
+    loop = TrainingLoop(
+        sessions[0], store, [], settings, interrupt=Interrupt(), health_monitor=health_monitor
+    )
     try:
         outcome = loop.run()
     finally:

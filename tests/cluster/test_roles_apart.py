@@ -92,8 +92,8 @@ def test_simulators_and_trainers_of_unequal_size_make_the_updates_of_dp_only(tem
         # Four environments for simulators of 2 and 1 cores: 2.67 and 1.33.
         assert session.plan.envs == (3, 1, 0)
         assert session.plan.bundles() == [{"CPU": 2.0}, {"CPU": 1.0}, {"CPU": 1.0}]
-        assert [landing.num_threads for landing in session.landings] == [2, 1, 1]
-        assert len({landing.pid for landing in session.landings}) == 3
+        assert [worker.num_threads for worker in session.workers] == [2, 1, 1]
+        assert len({worker.pid for worker in session.workers}) == 3
         for mine, theirs in zip(session.train(2), expected, strict=True):
             assert mine.metrics["env_steps"] == theirs["env_steps"] == 8 * 4
             assert mine.metrics["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=1e-4)
@@ -138,7 +138,7 @@ def test_e_at_trains_evaluates_and_resumes_as_dp_only_does_and_a_killed_simulato
         assert session.evaluate(3, seed=1).episode_returns == dp_only.evaluate(3, seed=1).episode_returns
 
         session.submit(10**6)
-        os.kill(session.landings[1].pid, signal.SIGKILL)
+        os.kill(session.workers[1].pid, signal.SIGKILL)
         told = r"GMI 1/3 .* GMI 1 \(simulator\) was lost while .* of iteration \d+: its process has ended"
         with pytest.raises(GmiLostError, match=told) as lost:
             session.collect()

@@ -135,7 +135,7 @@ def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
 
 def test_another_program_takes_the_place_of_the_first_in_the_same_processes(cluster):
     with Session(spec(), factory=SumProgram()) as session:
-        before = [landing.pid for landing in session.landings]
+        before = [worker.pid for worker in session.workers]
         session.train(2)
         session.submit(1)
         with pytest.raises(RuntimeError, match="wait to be collected"):
@@ -145,7 +145,7 @@ def test_another_program_takes_the_place_of_the_first_in_the_same_processes(clus
         (result,) = session.train(1)
         # weights began at zero again: 1 + 2, once
         assert (result.iteration, result.episode_returns) == (1, [3.0, 3.0])
-        assert [landing.pid for landing in session.landings] == before
+        assert [worker.pid for worker in session.workers] == before
         with pytest.raises(LookupError, match="no such environment"):
             session.rebuild(SumProgram(raise_in_build=True))
         with pytest.raises(SessionClosedError, match="LookupError in building another program"):
@@ -163,14 +163,14 @@ def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
 def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
     assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
     with Session(spec(), factory=SumProgram()) as session:
-        first, second = session.landings
+        first, second = session.workers
         assert first.pid != second.pid
         assert (first.num_threads, second.num_threads) == (1, 1)
         assert first.node_id == ray.get_runtime_context().get_node_id()
         (node,) = session.plan.machine.nodes
         if not node.pinnable:
             pytest.skip("a quota, not a set of cores, limits this machine: GMIs are not pinned")
-        assert [landing.cores for landing in session.landings] == [s.cores for s in session.plan.slices]
+        assert [worker.cores for worker in session.workers] == [s.cores for s in session.plan.slices]
         assert first.cores
         assert second.cores
         assert not set(first.cores) & set(second.cores)
@@ -182,8 +182,8 @@ def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):
     try:
         with Session(spec(num_gmis=1), factory=SumProgram()) as session:
             assert session.plan.slices[0].cores == ()
-            assert session.landings[0].cores == tuple(sorted(os.sched_getaffinity(0)))
-            assert session.landings[0].num_threads == 1
+            assert session.workers[0].cores == tuple(sorted(os.sched_getaffinity(0)))
+            assert session.workers[0].num_threads == 1
     finally:
         ray.kill(holder)
     assert comes_true(lambda: free_cpus() == 2.0)

@@ -15,14 +15,14 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.carvers import Carvers
-from actors.gmi import Landing
-from placement.binding import with_given_gpus
+from actors.gmi import WorkerInfo
+from actors.partitioners import Partitioners
+from placement.allocation import assign_allocated_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine
 from placement.ledger import all_ledgers
 from placement.plan import make_plan
-from placement.ray_groups import bind, release, reserve, scheduling, verify
+from placement.ray_groups import assign_allocated_nodes, release, reserve, scheduling, verify
 from placement.types import Gpu, Machine
 from tests.fakes.mps import path_with_fakes
 
@@ -89,10 +89,12 @@ def test_every_gmi_lands_on_the_node_it_was_planned_for(machine):
     plan = make_plan(machine, num_envs=8)
     assert plan.strategy() == "PACK"
     reservation = reserve(plan, LIMIT_S)
-    planned = {index: plan.machine.node(piece.node).ray_node_id for index, piece in enumerate(plan.slices)}
+    planned = {
+        index: plan.machine.node(gmi_slice.node).ray_node_id for index, gmi_slice in enumerate(plan.slices)
+    }
     assert verify(plan, reservation) == planned
     assert len(set(planned.values())) == 2
-    assert bind(plan, reservation.bundle_node_ids) == plan
+    assert assign_allocated_nodes(plan, reservation.bundle_node_ids) == plan
     release(reservation)
 
 
@@ -130,9 +132,9 @@ def test_gpu_gmis_are_reserved_on_the_nodes_of_their_gpus(machine):
     plan = replace(plan, slices=plan.slices[::2])  # one GMI per node, as many as the CPUs here allow
     reservation = reserve(plan, LIMIT_S)
     assert len(set(verify(plan, reservation).values())) == 2
-    assert [piece.gpu_uuid for piece in bind(plan, reservation.bundle_node_ids).slices] == [
-        piece.gpu_uuid for piece in plan.slices
-    ]
+    assert [
+        gmi_slice.gpu_uuid for gmi_slice in assign_allocated_nodes(plan, reservation.bundle_node_ids).slices
+    ] == [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
     release(reservation)
 
 
@@ -145,8 +147,8 @@ def visible_gpus() -> tuple[str, list[str]]:
 def test_a_gmi_sees_the_gpu_that_no_other_tenant_of_its_node_has(machine):
     all_free()
     plan = make_plan(with_made_up_gpus(machine), num_envs=8, threads_per_gmi=1, gmis_per_gpu=1, num_gmis=1)
-    (piece,) = plan.slices
-    node = plan.machine.node(piece.node)
+    (gmi_slice,) = plan.slices
+    node = plan.machine.node(gmi_slice.node)
     elsewhere = NodeAffinitySchedulingStrategy(node.ray_node_id, soft=False)
     tenant = ray.remote(Tenant).options(num_cpus=0, num_gpus=1, scheduling_strategy=elsewhere).remote()
     taken, _ = ray.get(tenant.visible_gpus.remote(), timeout=60)
@@ -154,10 +156,10 @@ def test_a_gmi_sees_the_gpu_that_no_other_tenant_of_its_node_has(machine):
     try:
         answer = ray.remote(visible_gpus).options(
             num_cpus=1,
-            num_gpus=piece.gpu_fraction,
+            num_gpus=gmi_slice.gpu_fraction,
             max_retries=0,
             scheduling_strategy=scheduling(reservation, 0),
-            runtime_env={"env_vars": piece.environment},
+            runtime_env={"env_vars": gmi_slice.environment},
         )
         seen, given = ray.get(answer.remote(), timeout=60)
     finally:
@@ -165,7 +167,9 @@ def test_a_gmi_sees_the_gpu_that_no_other_tenant_of_its_node_has(machine):
         ray.kill(tenant)
     assert given == [seen]
     assert {taken, seen} == {"0", "1"}
-    (bound,) = with_given_gpus(bind(plan, reservation.bundle_node_ids), [given]).slices
+    (bound,) = assign_allocated_gpus(
+        assign_allocated_nodes(plan, reservation.bundle_node_ids), [given]
+    ).slices
     assert bound.gpu_uuid == node.gpus[int(seen)].uuid
 
 
@@ -179,22 +183,24 @@ class Tenant:
 def test_each_node_has_a_carver_of_its_own(machine):
     made_up = with_made_up_gpus(machine)
     plan = make_plan(made_up, backend="mps", gmis_per_gpu=2, num_envs=1, threads_per_gmi=1)
-    landings = [
-        Landing(index=index, node_id=made_up.node(piece.node).ray_node_id, hostname="", pid=0, cores=(),
+    workers = [
+        WorkerInfo(index=index, node_id=made_up.node(gmi_slice.node).ray_node_id, hostname="", pid=0, cores=(),
                 num_threads=1, gpu_ids=())
-        for index, piece in enumerate(plan.slices)
+        for index, gmi_slice in enumerate(plan.slices)
     ]  # fmt: skip
-    carvers = Carvers("two nodes")
+    partitioners = Partitioners("two nodes")
     try:
-        carved = carvers.carve(plan, landings)
+        partitioned = partitioners.partition(plan, workers)
         ledgers, _ = all_ledgers()
         assert len({ledger.owner.pid for ledger in ledgers}) == 2
         gpus = {frozenset(step.gpu_uuid for step in ledger.steps()) for ledger in ledgers}
         assert gpus == {frozenset(gpu.uuid for gpu in node.gpus) for node in made_up.nodes}
-        assert [piece.share.gpu_uuid for piece in carved.slices] == [piece.gpu_uuid for piece in plan.slices]
-        assert len({piece.share.pipe_directory for piece in carved.slices}) == 4
-        assert [health.state for health in carvers.health()] == ["ok"] * 8
+        assert [gmi_slice.share.gpu_uuid for gmi_slice in partitioned.slices] == [
+            gmi_slice.gpu_uuid for gmi_slice in plan.slices
+        ]
+        assert len({gmi_slice.share.pipe_directory for gmi_slice in partitioned.slices}) == 4
+        assert [health.state for health in partitioners.health()] == ["ok"] * 8
     finally:
-        carvers.restore()
+        partitioners.restore()
     assert all_ledgers() == ([], [])
-    assert not any(Path(piece.share.pipe_directory).exists() for piece in carved.slices)
+    assert not any(Path(gmi_slice.share.pipe_directory).exists() for gmi_slice in partitioned.slices)

@@ -113,15 +113,15 @@ def test_a_gpu_is_cut_used_and_given_back(node, tmp_path):
     backend, ledger = MigBackend(), Ledger.open("test", tmp_path)
     before = (gpu.mig_enabled, gpu.mig_instances)
     try:
-        shares = backend.carve(gpu, (0.5, 0.25), ledger)
+        shares = backend.partition(gpu, (0.5, 0.25), ledger)
         with mig_gpu(gpu.uuid) as device:
             assert len(device.instances()) == len(before[1]) + 2
         for share in shares:
-            piece = Slice(node=node.name, backend="mig", gpu_uuid=gpu.uuid, gpu_fraction=0.5, share=share)
-            assert backend.health(piece).state == "ok"
+            gmi_slice = Slice(node=node.name, backend="mig", gpu_uuid=gpu.uuid, gpu_fraction=0.5, share=share)
+            assert backend.health(gmi_slice).state == "ok"
             done = subprocess.run(
                 [sys.executable, "-c", IN_AN_INSTANCE],
-                env=os.environ | backend.environment(piece),
+                env=os.environ | backend.environment(gmi_slice),
                 capture_output=True,
                 text=True,
                 timeout=120,

@@ -52,14 +52,14 @@ input()
 
 
 @pytest.fixture
-def carved(tmp_path):
+def partitioned(tmp_path):
     gpu = local_machine().nodes[0].gpus[0]
     backend, ledger = get_backend("mps"), Ledger.open("test", tmp_path)
-    shares = backend.carve(gpu, (0.5, 0.25), ledger)
+    shares = backend.partition(gpu, (0.5, 0.25), ledger)
     yield gpu, shares
     backend.restore(gpu.uuid, ledger)
     assert ledger.steps() == ()
-    assert not MpsDaemon.at(shares[0].pipe_directory).folder.exists()
+    assert not MpsDaemon.from_pipe_directory(shares[0].pipe_directory).folder.exists()
 
 
 def enter(share):
@@ -74,12 +74,12 @@ def enter(share):
     )
 
 
-def test_processes_are_held_to_their_shares_side_by_side(carved):
-    gpu, shares = carved
+def test_processes_are_held_to_their_shares_side_by_side(partitioned):
+    gpu, shares = partitioned
     processes = [enter(share) for share in shares]
     try:
         found = [json.loads(process.stdout.readline()) for process in processes]
-        clients = MpsDaemon.at(shares[0].pipe_directory).clients()
+        clients = MpsDaemon.from_pipe_directory(shares[0].pipe_directory).clients()
         assert {process.pid for process in processes} <= set(clients)
     finally:
         for process in processes:
@@ -91,17 +91,17 @@ def test_processes_are_held_to_their_shares_side_by_side(carved):
         assert one["sms"] <= share.sm_count + 8
 
 
-def test_a_killed_client_leaves_its_neighbour_working(carved):
-    _, shares = carved
+def test_a_killed_client_leaves_its_neighbour_working(partitioned):
+    _, shares = partitioned
     victim, neighbour = (enter(share) for share in shares)
     try:
         assert victim.stdout.readline()
-        piece = Slice(node="here", backend="mps", gpu_uuid=shares[0].gpu_uuid, share=shares[0])
-        get_backend("mps").evict(piece, victim.pid)
+        gmi_slice = Slice(node="here", backend="mps", gpu_uuid=shares[0].gpu_uuid, share=shares[0])
+        get_backend("mps").evict(gmi_slice, victim.pid)
         victim.kill()
         victim.wait()
         assert json.loads(neighbour.stdout.readline())["finite"]
-        assert get_backend("mps").health(replace(piece, share=shares[1])).state == "ok"
+        assert get_backend("mps").health(replace(gmi_slice, share=shares[1])).state == "ok"
     finally:
         neighbour.communicate("\n", timeout=60)
 

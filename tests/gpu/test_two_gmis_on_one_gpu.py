@@ -34,7 +34,9 @@ def test_nvml_and_torch_name_the_same_device():
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_two_gmis_train_save_and_resume_on_one_gpu(transport):
     with Session(spec(transport)) as session:
-        assert {piece.gpu_uuid for piece in session.plan.slices} == {local_machine().nodes[0].gpus[0].uuid}
+        assert {gmi_slice.gpu_uuid for gmi_slice in session.plan.slices} == {
+            local_machine().nodes[0].gpus[0].uuid
+        }
         session.train(2)
         state = session.state_dict()
         expected = session.train(1)[0].metrics["policy_loss"]

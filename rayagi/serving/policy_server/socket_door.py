@@ -126,17 +126,17 @@ def _refuse_taken(path: Path) -> None:
     Raises:
         ListenError: something is there.
     """
-    way_out = "choose another --unix path"
+    hint = "choose another --unix path"
     try:
         kind = path.lstat().st_mode
     except OSError:
         return
     if not stat.S_ISSOCK(kind):
-        raise ListenError(str(path), "something is there that is no socket", way_out)
+        raise ListenError(str(path), "something is there that is no socket", hint)
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except OSError:
             path.unlink(missing_ok=True)  # of a server that was killed
         else:
-            raise ListenError(str(path), "another server listens there", f"end it, or {way_out}")
+            raise ListenError(str(path), "another server listens there", f"end it, or {hint}")

@@ -46,9 +46,9 @@ class Counting:
 
 
 def gmi(index=0, num_gmis=1):
-    piece = Slice(node="here", backend="cpu", num_threads=1)
+    gmi_slice = Slice(node="here", backend="cpu", num_threads=1)
     identity = GmiIdentity(
-        index=index, num_gmis=num_gmis, slice=piece, roles=("simulator", "trainer"), task="Ant-v5"
+        index=index, num_gmis=num_gmis, slice=gmi_slice, roles=("simulator", "trainer"), task="Ant-v5"
     )
     return Gmi(identity, "cpu")
 
@@ -104,28 +104,28 @@ def test_a_gmi_that_entered_its_slice_says_where_the_process_is():
     threads = torch.get_num_threads()
     try:
         entering = gmi()
-        landing = entering.enter(entering.identity.slice)
+        worker = entering.enter(entering.identity.slice)
     finally:
         torch.set_num_threads(threads)
-    assert landing.pid == os.getpid()
-    assert landing.num_threads == 1
-    assert landing.cores == tuple(sorted(os.sched_getaffinity(0)))
+    assert worker.pid == os.getpid()
+    assert worker.num_threads == 1
+    assert worker.cores == tuple(sorted(os.sched_getaffinity(0)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
-    piece = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
-    identity = GmiIdentity(index=0, num_gmis=1, slice=piece, roles=("trainer",), task="Ant-v5")
+    gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    identity = GmiIdentity(index=0, num_gmis=1, slice=gmi_slice, roles=("trainer",), task="Ant-v5")
     with pytest.raises(SliceError, match=r"Wanted 0.5 of a GPU; there is no CUDA device in process"):
         Gmi(identity, "mps").build(lambda context: torch.zeros(1, device=context.device))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_gmis_that_meet_on_a_gpu_that_is_not_there_fail_with_the_same_message():
-    piece = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
     meeting = Collective(2)
     pair = [
-        Gmi(GmiIdentity(index=index, num_gmis=2, slice=piece, roles=("trainer",), task="Ant-v5"), "mps")
+        Gmi(GmiIdentity(index=index, num_gmis=2, slice=gmi_slice, roles=("trainer",), task="Ant-v5"), "mps")
         for index in range(2)
     ]
     errors = in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))

@@ -21,7 +21,7 @@ def test_simulators_are_shared_out_in_even_runs():
     assert crew.simulators_of(4) == (2,)
     assert [crew.agent_of(simulator) for simulator in crew.simulators] == [3, 3, 4]
     assert [crew.first_env_index(simulator) for simulator in crew.simulators] == [0, 4, 8]
-    assert [crew.envs_of(agent) for agent in (3, 4)] == [8, 2]
+    assert [crew.envs_per_gmi(agent) for agent in (3, 4)] == [8, 2]
     assert [crew.first_env_index_of(agent) for agent in (3, 4)] == [0, 8]
     assert crew.names(crew.simulators_of(4)) == {2: "GMI 2 (simulator)"}
 
@@ -54,7 +54,7 @@ def test_every_environment_has_one_agent_and_agents_have_runs_of_them(envs, data
     served = [len(crew.simulators_of(agent)) for agent in crew.agents]
     assert max(served) - min(served) <= 1
     # As a trainer numbers them: from its first on without gaps.
-    ends = [crew.first_env_index_of(agent) + crew.envs_of(agent) for agent in crew.agents]
+    ends = [crew.first_env_index_of(agent) + crew.envs_per_gmi(agent) for agent in crew.agents]
     assert [crew.first_env_index_of(agent) for agent in crew.agents] == [0, *ends[:-1]]
     assert ends[-1] == sum(envs)
     for simulator in crew.simulators:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gmi import GmiIdentity
-from placement.kinds import mix_of
+from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.flow import MOST_SLOTS, Flow
 from rayagi.algorithms.impala import ImpalaSpec
@@ -16,7 +16,7 @@ from rayagi.config.spec import GmiSpec, RunSpec
 
 
 def flow_of(template, collectors, learners, num_envs=4, **impala):
-    kinds = tuple(mix_of(template, num_learners=learners).dealt(collectors + learners))
+    kinds = tuple(make_role_layout(template, num_learners=learners).assign_roles(collectors + learners))
     identity = GmiIdentity(
         index=0, num_gmis=len(kinds), slice=Slice(node="n", backend="cpu"), roles=kinds[0], task="t", kinds=kinds
     )  # fmt: skip
@@ -39,7 +39,7 @@ def test_in_step_every_collector_sends_to_the_learner_that_its_number_names(numb
     assert len(set(producers)) == collectors
     for collector, producer in enumerate(producers):
         assert producer % learners == flow.learner_of(collector)
-        assert collector in flow.served_by(flow.learner_of(collector))
+        assert collector in flow.served_simulators(flow.learner_of(collector))
     assert flow.total_rows == sum(flow.envs)
 
 

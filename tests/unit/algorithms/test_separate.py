@@ -9,7 +9,7 @@ import torch
 from actors.collective import Collective
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.threads import ThreadGroup
-from placement.kinds import mix_of
+from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
@@ -34,13 +34,13 @@ IMPALA = replace(
 
 
 def identities(spec, num_collectors, num_learners):
-    mix = mix_of(spec.gmi.template, num_learners=num_learners)
-    kinds = tuple(mix.dealt(num_collectors + num_learners))
+    layout = make_role_layout(spec.gmi.template, num_learners=num_learners)
+    kinds = tuple(layout.assign_roles(num_collectors + num_learners))
     learners = tuple(index for index, roles in enumerate(kinds) if "trainer" in roles)
     return [
         GmiIdentity(
             index=index, num_gmis=len(kinds), slice=Slice(node="here", backend="cpu", cores=(0,)), roles=roles,
-            task="Point", kinds=kinds, group=learners if mix.overlapped else None,
+            task="Point", kinds=kinds, group=learners if layout.overlapped else None,
         )
         for index, roles in enumerate(kinds)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from placement.search import Failed, Measured, Trial
+from placement.search import Trial, TrialFailure, TrialMeasurement
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
 from rayagi.cli.search import _line, save_plots, summary
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def measured(steps_per_s, mib):
-    return Measured(steps_per_s=steps_per_s, memory_bytes=mib * MIB, relative_error=0.02)
+    return TrialMeasurement(steps_per_s=steps_per_s, memory_bytes=mib * MIB, relative_error=0.02)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def result():
         gmis_per_gpu=2, num_envs=32, verdict="no memory", outcome=None, projected_bytes=460.0 * MIB
     )
     crashed = Trial(
-        gmis_per_gpu=1, num_envs=8, verdict="failed", outcome=Failed(kind="crashed", reason="signal 11")
+        gmis_per_gpu=1, num_envs=8, verdict="failed", outcome=TrialFailure(kind="crashed", reason="signal 11")
     )
     return SearchResult(
         task="Ant-v5", settings=SearchSettings(), best=best, trials=(first, best, no_room, crashed), complete=False,
@@ -66,7 +66,7 @@ def test_what_ended_a_row_and_what_was_measured_again_is_told():
         gmis_per_gpu=1, num_envs=16, verdict="cannot win", outcome=None, reason="at most 2,100 steps/s"
     )
     assert _line(left_out) == "    1 x ...   not tried, cannot win: at most 2,100 steps/s"
-    slow = Failed(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
+    slow = TrialFailure(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
     too_long = Trial(gmis_per_gpu=2, num_envs=4096, verdict="failed", outcome=slow)
     assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s, and 25 s may be"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.backends.base import Health
+from placement.backends.base import SliceHealth
 from rayagi.coordinator.decisions import (
-    EVERYONE,
+    ALL_GMIS,
     GmiHealth,
     RunHealth,
     decide,
@@ -43,7 +43,7 @@ def test_nothing_is_decided_before_a_window_is_full():
 
 def test_a_gmi_at_most_a_fifth_below_the_others_is_left_alone():
     decision = decide(health(80.0, 100.0, 100.0))
-    assert (decision.action, decision.noticed) == ("nothing", frozenset())
+    assert (decision.action, decision.findings) == ("nothing", frozenset())
 
 
 def test_a_gmi_more_than_a_fifth_below_the_others_is_proposed_to_be_seen_after():
@@ -51,7 +51,7 @@ def test_a_gmi_more_than_a_fifth_below_the_others_is_proposed_to_be_seen_after()
     # Without it 2 x 100 = 200, with it 3 x 79 = 237: it stays.
     assert decision.action == "propose"
     assert decision.num_gmis == 0
-    assert decision.noticed == {("slow", 1)}
+    assert decision.findings == {("slow", 1)}
     assert "GMI 1 makes 79 steps per second of its own work, the others 100" in decision.reason
     assert "promises nothing better" in decision.reason
 
@@ -70,7 +70,7 @@ def test_one_slow_iteration_decides_nothing_nor_do_two_of_six():
 
 def test_all_below_the_plan_is_the_run_not_a_gmi():
     decision = decide(health(75.0, 76.0, planned_steps_per_s=100.0, may_replan=True))
-    assert (decision.action, decision.noticed) == ("propose", {("slow", EVERYONE)})
+    assert (decision.action, decision.findings) == ("propose", {("slow", ALL_GMIS)})
     assert "100 were planned" in decision.reason
     assert decide(health(75.0, planned_steps_per_s=90.0)).action == "nothing"
     assert decide(health(70.0, planned_steps_per_s=90.0)).action == "propose"
@@ -78,26 +78,26 @@ def test_all_below_the_plan_is_the_run_not_a_gmi():
 
 def test_a_straggler_does_not_make_the_plan_too_hopeful():
     decision = decide(health(100.0, 20.0, 100.0, planned_steps_per_s=105.0))
-    assert decision.noticed == {("slow", 1), ("drag", EVERYONE)}
+    assert decision.findings == {("slow", 1), ("straggler", ALL_GMIS)}
 
 
 def test_a_straggler_that_was_told_and_becomes_worse_is_acted_on():
     told = decide(health(100.0, 70.0, 100.0, may_replan=True))
-    assert (told.action, told.noticed) == ("propose", {("slow", 1)})
-    worse = decide(health(100.0, 50.0, 100.0, may_replan=True, noticed=told.noticed))
+    assert (told.action, told.findings) == ("propose", {("slow", 1)})
+    worse = decide(health(100.0, 50.0, 100.0, may_replan=True, findings=told.findings))
     assert (worse.action, worse.num_gmis) == ("replan", 2)
     # 200 against 3 x 65 = 195 is less than a twentieth more, and not less: neither noticed nor forgotten.
-    for noticed in (told.noticed, worse.noticed):
-        assert decide(health(100.0, 65.0, 100.0, noticed=noticed)).noticed == noticed
+    for findings in (told.findings, worse.findings):
+        assert decide(health(100.0, 65.0, 100.0, findings=findings)).findings == findings
 
 
 def test_what_was_told_is_not_told_again_and_forgotten_only_at_nine_tenths():
-    told = decide(health(100.0, 70.0, 100.0)).noticed
+    told = decide(health(100.0, 70.0, 100.0)).findings
     for speed, still in ((70.0, True), (85.0, True), (89.0, True), (91.0, False)):
-        again = decide(health(100.0, speed, 100.0, noticed=told))
+        again = decide(health(100.0, speed, 100.0, findings=told))
         assert again.action == "nothing"
-        assert (("slow", 1) in again.noticed) == still
-    assert decide(health(100.0, 85.0, 100.0)).noticed == frozenset()
+        assert (("slow", 1) in again.findings) == still
+    assert decide(health(100.0, 85.0, 100.0)).findings == frozenset()
 
 
 def test_memory_near_its_limit_halves_the_environments():
@@ -151,7 +151,7 @@ def shared(*given, **other):
 
 
 def share(state="ok", held=500):
-    return Health(state=state, text=f"the server is {state}", memory_bytes=held * MIB)
+    return SliceHealth(state=state, text=f"the server is {state}", memory_bytes=held * MIB)
 
 
 def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_programs():
@@ -161,18 +161,18 @@ def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_program
     # torch holds 600 MiB, the process with CUDA's own memory 920; forgotten below 800 only.
     own = replace(shared(share(held=920)).gmis[0], memory_bytes=(600.0 * MIB,) * 6)
     assert "GMI 0 holds 920 MiB" in decide(RunHealth(gmis=(own,), num_envs=32, window=6)).reason
-    still = decide(shared(share(held=850), share(), noticed=decision.noticed))
-    assert still.noticed == decision.noticed == {("memory", 0)}
-    assert decide(shared(share(held=790), share(), noticed=decision.noticed)).noticed == frozenset()
+    still = decide(shared(share(held=850), share(), findings=decision.findings))
+    assert still.findings == decision.findings == {("memory", 0)}
+    assert decide(shared(share(held=790), share(), findings=decision.findings)).findings == frozenset()
 
 
 def test_a_share_that_is_not_as_it_should_be_is_told_once():
     decision = decide(shared(share(), share("degraded"), may_replan=True))
     assert (decision.action, decision.num_gmis) == ("propose", 0)
     assert decision.reason == "GMI 1: the server is degraded"
-    again = decide(shared(share(), share("degraded"), noticed=decision.noticed))
+    again = decide(shared(share(), share("degraded"), findings=decision.findings))
     assert again.action == "nothing"
-    assert decide(shared(share(), share(), noticed=again.noticed)).noticed == frozenset()
+    assert decide(shared(share(), share(), findings=again.findings)).findings == frozenset()
 
 
 speed = st.floats(1.0, 1e6)
@@ -188,34 +188,34 @@ def test_decisions_are_sound(speeds, may_replan):
         assert may_replan
         assert 1 <= decision.num_gmis < len(speeds)
     # The same health again says nothing new.
-    assert decide(health(*speeds, may_replan=may_replan, noticed=decision.noticed)).action == "nothing"
+    assert decide(health(*speeds, may_replan=may_replan, findings=decision.findings)).action == "nothing"
 
 
 @given(st.lists(st.floats(0.81, 0.89), min_size=2, max_size=40), st.booleans())
 def test_speeds_between_the_thresholds_never_change_what_is_noticed(shares, before):
-    noticed = frozenset({("slow", 0)}) if before else frozenset()
+    findings = frozenset({("slow", 0)}) if before else frozenset()
     for share in shares:
-        decision = decide(health(100.0 * share, 100.0, 100.0, noticed=noticed))
+        decision = decide(health(100.0 * share, 100.0, 100.0, findings=findings))
         assert decision.action == "nothing"
-        assert decision.noticed == noticed
+        assert decision.findings == findings
 
 
 @given(st.lists(st.floats(0.5, 1.2), min_size=1, max_size=60))
 def test_notices_come_and_go_at_thresholds_that_are_apart(shares):
     # 2 x 100 against 3 x 100 share: 1.05 times as much below 0.635, less from 0.667 on.
-    comes, goes = {"slow": 0.8, "drag": 2 / 3.15}, {"slow": 0.9, "drag": 2 / 3}
-    noticed = frozenset()
+    comes, goes = {"slow": 0.8, "straggler": 2 / 3.15}, {"slow": 0.9, "straggler": 2 / 3}
+    findings = frozenset()
     for share in shares:
-        decision = decide(health(100.0 * share, 100.0, 100.0, noticed=noticed))
-        assert (decision.action == "nothing") == (decision.noticed <= noticed)
-        assert all(share <= comes[kind] + 1e-9 for kind, _ in decision.noticed - noticed)
-        assert all(share >= goes[kind] - 1e-9 for kind, _ in noticed - decision.noticed)
-        noticed = decision.noticed
+        decision = decide(health(100.0 * share, 100.0, 100.0, findings=findings))
+        assert (decision.action == "nothing") == (decision.findings <= findings)
+        assert all(share <= comes[kind] + 1e-9 for kind, _ in decision.findings - findings)
+        assert all(share >= goes[kind] - 1e-9 for kind, _ in findings - decision.findings)
+        findings = decision.findings
 
 
 @given(st.lists(st.floats(0.8, 0.9), min_size=6, max_size=6), st.booleans())
 def test_memory_between_the_thresholds_neither_comes_nor_goes(shares, before):
-    noticed = frozenset({("memory", 0)}) if before else frozenset()
+    findings = frozenset({("memory", 0)}) if before else frozenset()
     flat = [1000 * sum(shares) / 6] * 6
-    decision = decide(remembering(flat, noticed=noticed))
-    assert (decision.action, decision.noticed) == ("nothing", noticed)
+    decision = decide(remembering(flat, findings=findings))
+    assert (decision.action, decision.findings) == ("nothing", findings)

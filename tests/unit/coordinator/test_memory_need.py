@@ -9,10 +9,10 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import Rollout
 from placement.errors import PlanError
 from placement.inventory import load_machine
-from placement.search import Measured
+from placement.search import TrialMeasurement
 from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.coordinator.memory_need import refuse_short_memory, rollouts_need
+from rayagi.coordinator.memory_need import reject_insufficient_memory, rollout_memory
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.planning import plan_of
 
@@ -38,9 +38,9 @@ def test_rollouts_need_what_their_storage_holds(action):
     storage = Rollout.allocate(16, 7, info, torch.device("cpu"))
     held = [getattr(storage, field.name) for field in fields(storage)]
     on_host = sum(one.nbytes for one in held if isinstance(one, torch.Tensor))
-    assert rollouts_need(16, info, on_gpu=False).bytes_at(7) == on_host
+    assert rollout_memory(16, info, on_gpu=False).bytes_at(7) == on_host
     on_gpu = storage.obs.nbytes + storage.outputs.nbytes + storage.actions.nbytes
-    assert rollouts_need(16, info, on_gpu=True).bytes_at(7) == on_gpu
+    assert rollout_memory(16, info, on_gpu=True).bytes_at(7) == on_gpu
 
 
 def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path):
@@ -50,19 +50,21 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     # 4 x (105 + 8 + 8) bytes a step of Ant's 64: 200,000 environments need 5.77 GiB of the 4 GiB that the daemon grants.
     assert spec.learning.rollout_length == 64
     with pytest.raises(PlanError) as caught:
-        refuse_short_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan, tmp_path)
     assert caught.value.asked.startswith("200000 environments in GMI 0 mps[")
     assert caught.value.limit == (
         "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
     )
-    assert caught.value.way_out == "Set num_envs to 138654 or less, or cut fewer GMIs"
-    refuse_short_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
+    assert caught.value.hint == "Set num_envs to 138654 or less, or cut fewer GMIs"
+    reject_insufficient_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
 
 
 def kept(spec, machine, folder, gmis, **memory):
     store = SearchStore(spec, load_machine(machine), folder)
     for envs, held in memory.items():
-        store.keep_outcome(gmis, int(envs[1:]), Measured(steps_per_s=1.0, memory_bytes=int(held * GIB)))
+        store.save_outcome(
+            gmis, int(envs[1:]), TrialMeasurement(steps_per_s=1.0, memory_bytes=int(held * GIB))
+        )
 
 
 def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
@@ -70,15 +72,15 @@ def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
     kept(spec, A100, tmp_path, 4, _1024=2, _2048=3, _4096=5)
     kept(spec, A100, tmp_path, 2, _4096=30)  # of other GMIs
     # On the line through 3 and 5 GiB, 8192 need 9 of the 10 that a quarter has.
-    refuse_short_memory(spec, plan, tmp_path)
+    reject_insufficient_memory(spec, plan, tmp_path)
     spec, plan = planned(
         A100, num_gmis=None, gmis_per_gpu=4, num_envs=16384, backend="mps", threads_per_gmi=1
     )
     with pytest.raises(PlanError) as caught:
-        refuse_short_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan, tmp_path)
     assert "need 17.00 GiB (by eq. 4, from what a search measured with 2048 and 4096" in caught.value.limit
     assert "its share has 10.00 GiB" in caught.value.limit
-    assert caught.value.way_out == "Set num_envs to 9216 or less, or cut fewer GMIs"  # (10 - 1) / 1 x 1024
+    assert caught.value.hint == "Set num_envs to 9216 or less, or cut fewer GMIs"  # (10 - 1) / 1 x 1024
 
 
 def test_a_hosts_memory_is_divided_by_environments(tmp_path):
@@ -87,14 +89,14 @@ def test_a_hosts_memory_is_divided_by_environments(tmp_path):
     half = node.memory_total_bytes / 2 / GIB
     kept(spec, CORES, tmp_path, 2, _16=0.25 * half, _32=0.5 * half)
     with pytest.raises(PlanError, match=r"128 environments in GMI 0 cpu\[0\]: .*Set num_envs to 64 or less"):
-        refuse_short_memory(spec, plan, tmp_path)  # two halves, three quarters of it for sure
+        reject_insufficient_memory(spec, plan, tmp_path)  # two halves, three quarters of it for sure
 
 
 def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
     spec, plan = planned(CORES, num_gmis=2, num_envs=64)
     kept(spec, CORES, tmp_path, 2, _16=500, _32=501)
     with pytest.raises(PlanError, match="Not even one fits: cut fewer GMIs"):
-        refuse_short_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan, tmp_path)
 
 
 def test_the_command_refuses_it_before_anything_starts(capsys):

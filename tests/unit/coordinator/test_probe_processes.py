@@ -8,13 +8,18 @@ from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from placement.errors import ReservationError
 from placement.inventory import load_machine
-from placement.search import Failed, Measured
+from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.presets import preset
 from rayagi.coordinator import probe as probing
 from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
 
 SETTINGS = ProbeSettings(
-    relative_error=0.1, shortest_s=1.0, time_s=2.0, loose_error=0.2, most_s=3.0, iteration_s=0.25
+    relative_error=0.1,
+    min_duration_s=1.0,
+    loose_after_s=2.0,
+    loose_error=0.2,
+    max_duration_s=3.0,
+    iteration_s=0.25,
 )
 
 
@@ -96,7 +101,7 @@ def test_long_iterations_are_cut_by_what_was_measured_before(sessions, probe):
 def test_what_fails_where_others_ran_before_is_tried_in_new_processes(sessions, probe):
     sessions.fails = {2: MemoryError("no 8 GiB left")}
     probe(2, 16)
-    assert isinstance(probe(2, 32), Measured)
+    assert isinstance(probe(2, 32), TrialMeasurement)
     assert [entry[:3] for entry in sessions.log] == [
         ("started", 2, 16), ("rebuilt", 2, 32), ("closed", 2), ("started", 2, 32),
     ]  # fmt: skip
@@ -118,7 +123,7 @@ def test_what_hangs_is_not_waited_for_twice(sessions, probe):
     sessions.fails = {2: GmiSilentError("GMI 0", "training", 120.0)}
     probe(2, 16)
     found = probe(2, 32)
-    assert isinstance(found, Failed)
+    assert isinstance(found, TrialFailure)
     assert found.kind == "hung"
     assert [entry[0] for entry in sessions.log] == ["started", "rebuilt", "closed"]
 
@@ -128,7 +133,7 @@ def test_what_would_take_too_long_is_not_started(sessions, probe):
     # 64 steps of 65,536 environments at 64,000 steps/s: 65.5 s
     found = probe(1, 65536)
     assert (found.kind, found.reason) == ("too long", "an iteration would last 66 s, and 40 s may be")
-    assert isinstance(probe(1, 32), Measured)
+    assert isinstance(probe(1, 32), TrialMeasurement)
     assert [entry[:3] for entry in sessions.log] == [("started", 1, 16), ("rebuilt", 1, 32)]
 
 

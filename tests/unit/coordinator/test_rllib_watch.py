@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from actors.protocols import IterationResult
-from placement.search import Measured
+from placement.search import TrialMeasurement
 from placement.types import Machine, Node
 from rayagi.config.spec import GmiSpec, RunSpec
-from rayagi.coordinator.overseer import WINDOW
+from rayagi.coordinator.health_monitor import WINDOW
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.planning import plan_of
 from rayagi.rllib_watch import RunWatch
@@ -47,7 +47,7 @@ def own_cache(monkeypatch, tmp_path):
 def test_predicted_and_measured_stand_beside_each_other_at_the_end():
     store = SearchStore(SPEC, MACHINE)
     for round_, speed in ((1, 110.0), (2, 110.0)):
-        store.keep_outcome(2, 8, Measured(steps_per_s=speed, memory_bytes=1), round_)
+        store.save_outcome(2, 8, TrialMeasurement(steps_per_s=speed, memory_bytes=1), round_)
     watch = RunWatch(SPEC, Session(1.0, 1.0), run="a run")
     assert watch.summary() == ""
     trained(watch, 3)

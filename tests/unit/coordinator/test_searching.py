@@ -10,15 +10,15 @@ import pytest
 from actors.errors import GmiLostError, GmiSilentError
 from placement.errors import PlanError, ReservationError
 from placement.inventory import load_machine
-from placement.search import Failed, Measured
+from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
-from rayagi.coordinator import kept_probe, searching
-from rayagi.coordinator.auto import resolved
-from rayagi.coordinator.expectation import expectation
-from rayagi.coordinator.probe import CONFIRMING, candidate, failure_kind
+from rayagi.coordinator import cached_probe, searching
+from rayagi.coordinator.auto import resolve_auto
+from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind
 from rayagi.coordinator.search_store import SearchStore, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
+from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.planning import plan_of
 from rayagi.run.prediction import Prediction, conclude, keep, kept, parts_range
 
@@ -61,14 +61,14 @@ class Bench:
     def measure(self, gmis, envs, settings):
         if (gmis, envs) == self.interrupt_at:
             raise KeyboardInterrupt
-        (self.confirmed if settings is CONFIRMING else self.asked).append((gmis, envs))
+        (self.confirmed if settings is VALIDATION else self.asked).append((gmis, envs))
         if (gmis, envs) in self.fails:
-            return Failed(kind="crashed", reason="signal 11")
+            return TrialFailure(kind="crashed", reason="signal 11")
         speed = 1000 * 1.2 ** min(envs.bit_length(), 7) * (0.5 if envs > 64 else 1.0)
-        return Measured(
+        return TrialMeasurement(
             steps_per_s=speed,
             memory_bytes=(400 + envs) * MIB,
-            relative_error=0.02 if settings is CONFIRMING else 0.05,
+            relative_error=0.02 if settings is VALIDATION else 0.05,
             phases_s={"simulate_s": 0.8, "sync_s": 0.2},
         )
 
@@ -77,7 +77,7 @@ class Bench:
 def bench(monkeypatch):
     made = Bench()
     monkeypatch.setattr(searching, "SessionProbe", made)
-    monkeypatch.setattr(kept_probe.OnDemand, "open", lambda self: None)
+    monkeypatch.setattr(cached_probe.LazyRayConnection, "open", lambda self: None)
     return made
 
 
@@ -173,9 +173,9 @@ def test_a_budget_ends_the_search_with_what_there_is(bench, two_cores, tmp_path)
 
 def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tmp_path):
     store = SearchStore(SPEC, two_cores, tmp_path)
-    store.keep_outcome(2, 8, Failed(kind="crashed", reason="signal 11"))
-    store.keep_outcome(2, 16, Failed(kind="out of memory", reason="no 8 GiB"))
-    store.keep_outcome(2, 32, Failed(kind="too long", reason="40 s"))
+    store.save_outcome(2, 8, TrialFailure(kind="crashed", reason="signal 11"))
+    store.save_outcome(2, 16, TrialFailure(kind="out of memory", reason="no 8 GiB"))
+    store.save_outcome(2, 32, TrialFailure(kind="too long", reason="40 s"))
     again = SearchStore(SPEC, two_cores, tmp_path)
     assert again.outcome(2, 8) is None
     assert again.outcome(2, 16).kind == "out of memory"
@@ -190,9 +190,9 @@ def test_where_all_fails_the_reasons_are_told(bench, two_cores, tmp_path):
 
 def test_a_damaged_store_counts_as_empty(two_cores, tmp_path):
     store = SearchStore(SPEC, two_cores, tmp_path)
-    store.keep_note("n", {"a": 1})
+    store.save_note("n", {"a": 1})
     store.path.write_text(store.path.read_text()[:-20])
-    assert SearchStore(SPEC, two_cores, tmp_path).note("n") is None
+    assert SearchStore(SPEC, two_cores, tmp_path).load_note("n") is None
 
 
 def test_the_key_tells_machines_and_tasks_apart_but_not_seeds_and_sizes(two_cores, eight_gpus):
@@ -207,28 +207,28 @@ def test_the_key_tells_machines_and_tasks_apart_but_not_seeds_and_sizes(two_core
 def test_auto_takes_what_a_search_found(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis="auto", num_envs="auto"))
     with pytest.raises(PlanError, match="rayagi search Ant-v5"):
-        resolved(spec, two_cores, may_search=False, folder=tmp_path)
+        resolve_auto(spec, two_cores, may_search=False, folder=tmp_path)
     told = []
-    found = resolved(spec, two_cores, tell=told.append, folder=tmp_path)
+    found = resolve_auto(spec, two_cores, log=told.append, folder=tmp_path)
     assert (found.gmi.num_gmis, found.gmi.num_envs) == (2, 64)
     assert "auto: 2 GMIs of 64 environments" in told[-1]
     asked = len(bench.asked)
-    assert resolved(spec, two_cores, may_search=False, folder=tmp_path) == found
+    assert resolve_auto(spec, two_cores, may_search=False, folder=tmp_path) == found
     assert len(bench.asked) == asked
 
 
 def test_auto_leaves_given_numbers(bench, two_cores, eight_gpus, tmp_path):
     one = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=1, num_envs="auto"))
-    found = resolved(one, two_cores, folder=tmp_path)
+    found = resolve_auto(one, two_cores, folder=tmp_path)
     assert (found.gmi.num_gmis, found.gmi.num_envs) == (1, 64)
     assert {gmis for gmis, _ in bench.asked} == {1}
     three = replace(SPEC, gmi=replace(SPEC.gmi, gmis_per_gpu=3, num_envs="auto"))
-    found = resolved(three, eight_gpus, folder=tmp_path)
+    found = resolve_auto(three, eight_gpus, folder=tmp_path)
     assert (found.gmi.num_gmis, found.gmi.gmis_per_gpu, found.gmi.num_envs) == (None, 3, 128)
 
 
 def test_numbers_alone_are_left_as_they_are(two_cores, tmp_path):
-    assert resolved(SPEC, two_cores, folder=tmp_path) is SPEC
+    assert resolve_auto(SPEC, two_cores, folder=tmp_path) is SPEC
 
 
 def test_a_plan_needs_numbers(two_cores):
@@ -239,9 +239,9 @@ def test_a_plan_needs_numbers(two_cores):
 def test_a_run_expects_what_was_probed(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=16))
     plan = plan_of(spec, two_cores)
-    assert expectation(spec, plan, tmp_path) is None
+    assert predict_throughput(spec, plan, tmp_path) is None
     run(bench, two_cores, tmp_path)
-    expected = expectation(spec, plan, tmp_path)
+    expected = predict_throughput(spec, plan, tmp_path)
     assert expected.predicted_steps_per_s == pytest.approx(2 * 1000 * 1.2**5)
     assert (expected.source, expected.interval) == ("a short trial of 2 x 16 environments", None)
     assert expected.error is None
@@ -256,10 +256,10 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=64))
     plan, store = plan_of(spec, two_cores), SearchStore(SPEC, two_cores, tmp_path)
     for round_, speed in ((0, 4000.0), (1, 2900.0)):
-        store.keep_outcome(2, 64, Measured(steps_per_s=speed, memory_bytes=MIB), round_)
-    assert expectation(spec, plan, tmp_path).predicted_steps_per_s == 8000
-    store.keep_outcome(2, 64, Measured(steps_per_s=3100.0, memory_bytes=MIB), 2)
-    expected = expectation(spec, plan, tmp_path)
+        store.save_outcome(2, 64, TrialMeasurement(steps_per_s=speed, memory_bytes=MIB), round_)
+    assert predict_throughput(spec, plan, tmp_path).predicted_steps_per_s == 8000
+    store.save_outcome(2, 64, TrialMeasurement(steps_per_s=3100.0, memory_bytes=MIB), 2)
+    expected = predict_throughput(spec, plan, tmp_path)
     # Two GMIs, of 2900 and 3100 steps/s: 6000. Their deviation is 141.4, and t is 3.078 with one degree of freedom:
     # 3.078 x 141.4 x sqrt(2 / 2) of 3000 is 14.5 %.
     assert (expected.predicted_steps_per_s, expected.source) == (
@@ -268,9 +268,9 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
     )
     assert expected.half_width == pytest.approx(0.1451, abs=1e-4)
     for round_, speed in ((3, 2800.0), (4, 3200.0)):
-        store.keep_outcome(2, 64, Measured(steps_per_s=speed, memory_bytes=MIB), round_)
+        store.save_outcome(2, 64, TrialMeasurement(steps_per_s=speed, memory_bytes=MIB), round_)
     # Four rounds: deviation 182.6, t 1.638, sqrt(2 / 4): 211.5 of 3000.
-    more = expectation(spec, plan, tmp_path)
+    more = predict_throughput(spec, plan, tmp_path)
     assert (more.predicted_steps_per_s, more.source) == (6000, "4 measurements of 2 x 64 environments")
     assert more.half_width == pytest.approx(211.5 / 3000, abs=1e-4)
 
@@ -294,11 +294,11 @@ def test_a_runs_parts_are_of_four_seconds_and_the_extreme_tenths_do_not_count():
 
 
 def test_a_candidate_has_one_gpu_and_its_share_of_the_cores(eight_gpus):
-    spec = candidate(SPEC, eight_gpus, 4, 256)
+    spec = candidate_spec(SPEC, eight_gpus, 4, 256)
     plan = plan_of(spec, eight_gpus)
     node = eight_gpus.nodes[0]
-    assert len({piece.gpu_uuid for piece in plan.slices}) == 1
-    assert {piece.num_threads for piece in plan.slices} == {max(1, len(node.cores) // 32)}
+    assert len({gmi_slice.gpu_uuid for gmi_slice in plan.slices}) == 1
+    assert {gmi_slice.num_threads for gmi_slice in plan.slices} == {max(1, len(node.cores) // 32)}
     assert plan.num_envs == 256
 
 

@@ -12,14 +12,14 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
-from rayagi.coordinator.unit_costs import CostProgram, Readings, Timing, unit_costs
+from rayagi.coordinator.unit_costs import CostProgram, CostReadings, Timing, unit_costs
 from tests.fakes.point import ACTION_DIM, OBS_DIM, make_point
 
 GIB = 2**30
 
 
 def reading(**changes):
-    base = Readings(
+    base = CostReadings(
         simulate=Timing(wall_s=0.6, busy=0.99), act=Timing(wall_s=0.1, busy=0.97), train=Timing(wall_s=0.2, busy=1.9),
         act_shared_s=0.2, train_own_s=0.16, train_shared_s=0.32, copy_bytes_per_s=5e9,
         memory_bytes={"simulator": GIB, "agent": GIB // 2, "trainer": GIB // 2},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.search import run as experiment
-from placement.search import Measured
+from placement.search import TrialMeasurement
 
 TASK = "Ant-v5"
 
@@ -21,7 +21,7 @@ def speeds(monkeypatch):
         def __enter__(self):
             def probe(gmis, num_envs):
                 self.asked.append((gmis, num_envs))
-                return Measured(steps_per_s=self[gmis, num_envs], memory_bytes=2**28)
+                return TrialMeasurement(steps_per_s=self[gmis, num_envs], memory_bytes=2**28)
 
             return probe
 
@@ -87,10 +87,10 @@ def search_found_2_x_128(journal):
 
 def test_the_best_three_and_what_was_found_are_measured_again(journal):
     measured(journal, {(2, 32): 800.0, (2, 64): 950.0, (2, 128): 960.0, (2, 256): 1000.0, (1, 256): 990.0})
-    assert experiment.contenders(journal, TASK, (2, 64)) == [(2, 256), (1, 256), (2, 128), (2, 64)]
-    assert experiment.contenders(journal, TASK, (2, 256)) == [(2, 256), (1, 256), (2, 128)]
+    assert experiment.finalists(journal, TASK, (2, 64)) == [(2, 256), (1, 256), (2, 128), (2, 64)]
+    assert experiment.finalists(journal, TASK, (2, 256)) == [(2, 256), (1, 256), (2, 128)]
     # also where the grid does not have it
-    assert experiment.contenders(journal, TASK, (2, 4096))[-1] == (2, 4096)
+    assert experiment.finalists(journal, TASK, (2, 4096))[-1] == (2, 4096)
 
 
 def test_the_verdict_is_by_the_grid_s_own_figures(journal):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from placement.choice import choose_backend
+from placement.backend_choice import choose_backend
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.plan import make_plan
@@ -100,6 +100,6 @@ def test_a_gpu_that_nothing_can_use_is_an_error_with_every_reason():
 @pytest.mark.parametrize("backend", ["mps", "green", "direct"])
 def test_slices_of_every_gpu_backend_ask_ray_for_fractions(backend):
     plan = make_plan(machine("h100x8"), num_envs=1, gmis_per_gpu=3, backend=backend)
-    assert {piece.backend for piece in plan.slices} == {backend}
+    assert {gmi_slice.backend for gmi_slice in plan.slices} == {backend}
     assert plan.bundles()[0]["GPU"] == 0.3333
     assert plan.slices[0].label() == f"{backend}[{plan.slices[0].gpu_uuid[:12]} x0.33]"

@@ -64,13 +64,13 @@ def test_a_slice_without_cores_leaves_the_affinity():
 
 
 def test_the_direct_backend_leaves_the_choice_of_the_gpu_to_ray():
-    piece = Slice(node="n", backend="direct", num_threads=4, gpu_uuid="GPU-1", gpu_fraction=0.5)
+    gmi_slice = Slice(node="n", backend="direct", num_threads=4, gpu_uuid="GPU-1", gpu_fraction=0.5)
     backend = get_backend("direct")
-    environment = backend.environment(piece)
+    environment = backend.environment(gmi_slice)
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["OMP_NUM_THREADS"] == "4"
-    assert backend.device(piece) == "cuda:0"
+    assert backend.device(gmi_slice) == "cuda:0"
 
 
 def test_the_direct_backend_refuses_a_slice_without_a_gpu():

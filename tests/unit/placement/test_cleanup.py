@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from placement.carver import Carver
-from placement.cleanup import left_behind, mend
-from placement.errors import CarvingError
+from placement.cleanup import recover_stale_state, stale_ledgers
+from placement.errors import PartitionError
 from placement.ledger import Ledger, all_ledgers
+from placement.partitioner import Partitioner
 from rayagi.cli import main
 from tests.fakes.mps import NOTHING, ROOT, gpu, surroundings
 
@@ -18,7 +18,7 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from placement.backends import mps, mps_control
-from placement.carver import Carver
+from placement.partitioner import Partitioner
 from placement.ledger import Ledger
 from tests.fakes.mps import gpu
 
@@ -33,7 +33,7 @@ def counted(step):
     return call
 
 Ledger._write, mps_control._run = counted(Ledger._write), counted(mps_control._run)
-Carver("mps", "Ant-v5", Path(sys.argv[2])).carve([(gpu("GPU-1"), (0.5, 0.5)), (gpu("GPU-2"), (1.0,))])
+Partitioner("mps", "Ant-v5", Path(sys.argv[2])).partition([(gpu("GPU-1"), (0.5, 0.5)), (gpu("GPU-2"), (1.0,))])
 print("carved", flush=True)
 signal.pause()
 """
@@ -61,7 +61,7 @@ def killed_driver(place):
     """A driver that carved two GPUs and was then killed."""
     with start_driver(place) as driver:
         assert driver.stdout.readline() == "carved\n"
-        assert left_behind() == []  # it lives
+        assert stale_ledgers() == []  # it lives
         driver.kill()
     return driver.pid
 
@@ -83,13 +83,13 @@ def test_cleanup_undoes_what_a_killed_driver_left(place, killed_driver, capsys):
 
 
 def test_cleanup_leaves_the_living_alone(place, capsys):
-    carver = Carver("mps", "Humanoid-v5")
-    carver.carve([(gpu(), (0.5,))])
+    partitioner = Partitioner("mps", "Humanoid-v5")
+    partitioner.partition([(gpu(), (0.5,))])
     assert main(["cleanup"]) == 0
     assert f"process {os.getpid()} on " in capsys.readouterr().out
     assert place.daemons()[0].servers()
-    carver.restore()
-    carver.restore()
+    partitioner.restore()
+    partitioner.restore()
     assert place.left() == NOTHING
 
 
@@ -100,23 +100,23 @@ def test_what_cannot_be_undone_stays_in_the_ledger_and_fails_the_command(
         patch.setattr("placement.backends.mps_control.MpsDaemon.end", _cannot)
         assert main(["cleanup"]) == 1
     assert "does not end. Kill it as root" in capsys.readouterr().err
-    (ledger,) = left_behind()
+    (ledger,) = stale_ledgers()
     assert [step.made for step in ledger.steps()] == ["daemon", "folder"] * 2
-    assert mend(ledger) == []
+    assert recover_stale_state(ledger) == []
     assert place.left() == NOTHING
 
 
 def _cannot(daemon):
-    raise CarvingError(str(daemon.pipe), "does not end", "Kill it as root")
+    raise PartitionError(str(daemon.pipe), "does not end", "Kill it as root")
 
 
 def test_the_next_run_on_the_gpu_mends_first(place, killed_driver):
-    carver = Carver("mps", "next")
-    carver.carve([(gpu("GPU-1"), (1.0,))])
+    partitioner = Partitioner("mps", "next")
+    partitioner.partition([(gpu("GPU-1"), (1.0,))])
     (ledger,) = all_ledgers()[0]
     assert ledger.run == "next"
     assert len(place.daemons()) == 1
-    carver.restore()
+    partitioner.restore()
     assert place.left() == NOTHING
 
 
@@ -124,8 +124,8 @@ def test_the_next_run_on_the_gpu_mends_first(place, killed_driver):
 def test_a_driver_killed_at_any_step_can_be_mended(place, kill_at):
     with start_driver(place, kill_at) as driver:
         assert driver.wait(60) == -signal.SIGKILL
-    for ledger in left_behind():
-        assert mend(ledger) == []
+    for ledger in stale_ledgers():
+        assert recover_stale_state(ledger) == []
     assert place.left() == NOTHING
 
 
@@ -134,11 +134,11 @@ def test_a_failure_on_the_second_gpu_undoes_the_first(place, monkeypatch):
 
     def record(ledger, backend, gpu_uuid, made, undo=None):
         if gpu_uuid == "GPU-2" and made == "daemon":
-            raise CarvingError("the ledger", "could not be written", "Make room")
+            raise PartitionError("the ledger", "could not be written", "Make room")
         return real(ledger, backend, gpu_uuid, made, undo)
 
     monkeypatch.setattr(Ledger, "record", record)
-    carver = Carver("mps", "run")
-    with pytest.raises(CarvingError, match="could not be written"):
-        carver.carve([(gpu("GPU-1"), (0.5,)), (gpu("GPU-2"), (0.5,))])
+    partitioner = Partitioner("mps", "run")
+    with pytest.raises(PartitionError, match="could not be written"):
+        partitioner.partition([(gpu("GPU-1"), (0.5,)), (gpu("GPU-2"), (0.5,))])
     assert place.left() == NOTHING

@@ -3,7 +3,7 @@
 import pytest
 
 from placement.backends import get_backend
-from placement.errors import CarvingError, PlanError, SliceError
+from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
 from placement.plan import make_plan
 from placement.types import Machine, Node, Share, Slice
@@ -13,7 +13,7 @@ from tests.fakes.mps import gpu
 def test_shares_are_whole_groups_of_sms_and_nothing_is_made(tmp_path):
     backend, ledger = get_backend("green"), Ledger.open("run", tmp_path)
     # 132 SMs: 66 and 43.99 down to groups of 8
-    shares = backend.carve(gpu(), (0.5, 0.3333), ledger)
+    shares = backend.partition(gpu(), (0.5, 0.3333), ledger)
     assert [share.sm_count for share in shares] == [64, 40]
     assert [share.memory_bytes for share in shares] == [None, None]
     backend.restore("GPU-1", ledger)
@@ -21,15 +21,15 @@ def test_shares_are_whole_groups_of_sms_and_nothing_is_made(tmp_path):
 
 
 def test_a_share_below_one_group_is_refused(tmp_path):
-    with pytest.raises(CarvingError, match=r"green contexts have at least 8 SMs. Set gmis_per_gpu lower"):
-        get_backend("green").carve(gpu(), (0.05,), Ledger.open("run", tmp_path))
+    with pytest.raises(PartitionError, match=r"green contexts have at least 8 SMs. Set gmis_per_gpu lower"):
+        get_backend("green").partition(gpu(), (0.05,), Ledger.open("run", tmp_path))
 
 
 def test_without_cuda_entering_says_so():
     share = Share(kind="green", gpu_uuid="GPU-1", fraction=0.5, sm_count=64)
-    piece = Slice(node="n", backend="green", gpu_uuid="GPU-1", gpu_fraction=0.5, share=share)
+    gmi_slice = Slice(node="n", backend="green", gpu_uuid="GPU-1", gpu_fraction=0.5, share=share)
     with pytest.raises(SliceError, match=r"no CUDA device|a torch without green contexts"):
-        get_backend("green").enter(piece)
+        get_backend("green").enter(gmi_slice)
 
 
 def test_a_plan_with_shares_below_one_group_is_refused():

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.errors import CarvingError, LedgerError
-from placement.ledger import Ledger, Owner, all_ledgers, default_directory, exclusive, start_ticks
+from placement.errors import LedgerError, PartitionError
+from placement.ledger import Ledger, Owner, all_ledgers, default_directory, exclusive_lock, start_ticks
 
 
 def test_a_step_is_on_the_disk_before_it_is_done_and_the_file_goes_with_the_last(tmp_path):
@@ -26,7 +26,7 @@ def test_a_step_is_on_the_disk_before_it_is_done_and_the_file_goes_with_the_last
     assert read.steps("GPU-1") == (one,)
     assert read.steps(backend="mig") == (two,)
     assert read.steps("GPU-1", "mig") == ()
-    assert (read.run, read.owner) == ("run", Owner.here())
+    assert (read.run, read.owner) == ("run", Owner.this_process())
     ledger.erase(one)
     ledger.erase(one)
     assert Ledger.load(ledger.path).steps() == (two,)
@@ -58,7 +58,7 @@ def test_a_disk_that_takes_nothing_stops_the_step_and_changes_nothing(tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CarvingError, match=r"could not be written \(No space left on device\)"):
+    with pytest.raises(PartitionError, match=r"could not be written \(No space left on device\)"):
         ledger.record("mps", "GPU-1", "daemon")
     assert ledger.steps() == (one,)
     assert ledger.path.read_text() == before
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_ledger_is_named_and_the_others_are_read(tmp_path, tex
 
 def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_another():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = replace(Owner.here(), pid=process.pid, start_ticks=start_ticks(process.pid))
+    owner = replace(Owner.this_process(), pid=process.pid, start_ticks=start_ticks(process.pid))
     assert owner.state() == "alive"
     assert replace(owner, start_ticks=owner.start_ticks - 1).state() == "dead"  # the number was given anew
     assert replace(owner, boot_id="before the last boot").state() == "dead"
@@ -103,12 +103,12 @@ def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_anoth
 def test_one_process_at_a_time_has_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr("placement.ledger.LOCK_LIMIT_S", 0.2)
     with (
-        exclusive(tmp_path),
-        pytest.raises(CarvingError, match="another process has held it for"),
-        exclusive(tmp_path),
+        exclusive_lock(tmp_path),
+        pytest.raises(PartitionError, match="another process has held it for"),
+        exclusive_lock(tmp_path),
     ):
         pass
-    with exclusive(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from placement.backends import get_backend
 from placement.backends.base import SliceLimits
 from placement.backends.mig import MigBackend
-from placement.errors import CarvingError, PlanError, SliceError
+from placement.errors import PartitionError, PlanError, SliceError
 from placement.inventory import load_machine
 from placement.inventory.nvml import read_driver
 from placement.ledger import Ledger
@@ -66,7 +66,7 @@ def test_shares_are_instances_with_their_own_sms_and_memory(monkeypatch, tmp_pat
     fake = a_free_mig_gpu()
     ledger = Ledger.open("a run", tmp_path)
     gpu = installed(FakeDriver(fake), monkeypatch)
-    shares = BACKEND.carve(gpu, (0.5, 0.25, 0.125), ledger)
+    shares = BACKEND.partition(gpu, (0.5, 0.25, 0.125), ledger)
     # 1/2: 4 of 7 compute and 4 of 8 memory slices; 1/4: 2g; 1/8: 1g, which has 1/7 and 1/8
     assert [(share.sm_count, share.memory_bytes) for share in shares] == [
         (56, 20096 * 2**20),
@@ -89,7 +89,7 @@ def test_what_others_made_stays_and_is_cut_around(monkeypatch, tmp_path):
     before = state(fake)
     ledger = Ledger.open("a run", tmp_path)
     gpu = installed(FakeDriver(fake), monkeypatch)
-    (share,) = BACKEND.carve(gpu, (0.25,), ledger)
+    (share,) = BACKEND.partition(gpu, (0.25,), ledger)
     assert fake.layout() >= {(14, 4, 2, (2,))}
     assert share.sm_count == 28
     BACKEND.restore(gpu.uuid, ledger)
@@ -134,10 +134,10 @@ def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure
         driver.begin({call: failure})
         ledger = Ledger.open("a run", tmp_path)
         try:
-            BACKEND.carve(gpu, sizes, ledger)
+            BACKEND.partition(gpu, sizes, ledger)
             BACKEND.restore(gpu.uuid, ledger)
             ends.append("done")
-        except (CarvingError, ProcessKilled) as error:
+        except (PartitionError, ProcessKilled) as error:
             ends.append(type(error).__name__)
         reached = len(driver.calls) >= call
         driver.begin()
@@ -157,12 +157,12 @@ def test_a_failed_carve_rolls_back_by_itself(code, monkeypatch, tmp_path):
     """A driver that refuses once, at any call of carve, leaves nothing for anybody to mend."""
     driver = FakeDriver(a_free_mig_gpu())
     gpu = installed(driver, monkeypatch)
-    BACKEND.carve(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path / "counted"))
+    BACKEND.partition(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path / "counted"))
     for call in range(1, len(driver.calls) + 1):
         driver.gpus = [a_free_mig_gpu()]
         driver.begin({call: ("error", code)})
-        with pytest.raises(CarvingError):
-            BACKEND.carve(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path))
+        with pytest.raises(PartitionError):
+            BACKEND.partition(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path))
         assert driver.gpus[0].instances == {}, call
         assert steps_left(tmp_path) == 0, call
 
@@ -202,11 +202,11 @@ def test_restore_undoes_carve_on_any_gpu_of_any_state(others, sizes, failure, ca
         ledger = Ledger.open("a run", Path(folder))
         driver.begin({call: failure})
         try:
-            shares = BACKEND.carve(gpu, sizes, ledger)
+            shares = BACKEND.partition(gpu, sizes, ledger)
             assert len({share.mig_uuid for share in shares}) == len(sizes)
             occupied = [slot for one in fake.instances.values() for slot in one.occupied]
             assert len(set(occupied)) == len(occupied) <= 8
-        except (CarvingError, ProcessKilled):
+        except (PartitionError, ProcessKilled):
             pass
         driver.begin()
         if ledger.path.exists():
@@ -221,8 +221,8 @@ def test_restore_undoes_carve_on_any_gpu_of_any_state(others, sizes, failure, ca
 def refusal(monkeypatch, tmp_path, driver: FakeDriver, sizes=(0.5,)) -> str:
     before = [state(fake) for fake in driver.gpus]
     gpu = installed(driver, monkeypatch)
-    with pytest.raises(CarvingError) as caught:
-        BACKEND.carve(gpu, sizes, Ledger.open("a run", tmp_path))
+    with pytest.raises(PartitionError) as caught:
+        BACKEND.partition(gpu, sizes, Ledger.open("a run", tmp_path))
     driver.begin()
     assert [state(fake) for fake in driver.gpus] == before
     assert steps_left(tmp_path) == 0
@@ -276,9 +276,9 @@ def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_fo
     one = MigInstance(uuid="MIG-1", profile="1g.5gb", memory_bytes=5 * 2**30, sm_count=14, start=0, size=1)
     node = Node(name="n", cores=(0,), memory_total_bytes=1, may_configure_mig=False)
     with pytest.raises(PlanError) as caught:
-        BACKEND.foresee(node, on_paper(mig_instances=(one,)), (0.5,))
+        BACKEND.predict_limits(node, on_paper(mig_instances=(one,)), (0.5,))
     # A 3g beside the 1g that is there: at memory slice 4.
-    assert caught.value.way_out.endswith(f"cut it anew, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
+    assert caught.value.hint.endswith(f"cut it anew, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
 
 
 def test_a_driver_without_mig_is_too_old(monkeypatch, tmp_path):
@@ -297,10 +297,10 @@ def test_a_lost_gpu_stays_in_the_ledger_until_it_is_back(monkeypatch, tmp_path):
     driver = FakeDriver(fake)
     gpu = installed(driver, monkeypatch)
     ledger = Ledger.open("a run", tmp_path)
-    BACKEND.carve(gpu, (0.5,), ledger)
+    BACKEND.partition(gpu, (0.5,), ledger)
     fake.lost = True
     with pytest.raises(
-        CarvingError, match=r"GPU is lost. See `nvidia-smi -L`; a GPU that is lost needs a reset"
+        PartitionError, match=r"GPU is lost. See `nvidia-smi -L`; a GPU that is lost needs a reset"
     ):
         BACKEND.restore(gpu.uuid, ledger)
     assert steps_left(tmp_path) == 1
@@ -336,12 +336,12 @@ def test_an_instance_in_use_is_not_pulled_away(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     gpu = installed(FakeDriver(fake), monkeypatch)
     ledger = Ledger.open("a run", tmp_path)
-    BACKEND.carve(gpu, (0.5,), ledger)
+    BACKEND.partition(gpu, (0.5,), ledger)
     (instance,) = fake.instances.values()
     (part,) = instance.compute.values()
     part.pids = [4711]
     with pytest.raises(
-        CarvingError, match=r"still used by process 4711. End that process, then run `rayagi clean"
+        PartitionError, match=r"still used by process 4711. End that process, then run `rayagi clean"
     ):
         BACKEND.restore(gpu.uuid, ledger)
     assert list(instance.compute) == [part.id]
@@ -354,7 +354,7 @@ def test_a_reused_id_elsewhere_is_not_ours(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     gpu = installed(FakeDriver(fake), monkeypatch)
     ledger = Ledger.open("a run", tmp_path)
-    BACKEND.carve(gpu, (0.5,), ledger)
+    BACKEND.partition(gpu, (0.5,), ledger)
     fake.instances.clear()  # an administrator cleared the GPU, and somebody else got the same id
     fake.make(19, 2)
     BACKEND.restore(gpu.uuid, ledger)
@@ -373,8 +373,8 @@ class Overtaken(FakeDriver):
 def test_who_overtakes_us_keeps_the_instance(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     gpu = installed(Overtaken(fake), monkeypatch)
-    with pytest.raises(CarvingError, match=r"Somebody else may have cut the GPU in the meantime"):
-        BACKEND.carve(gpu, (0.4,), Ledger.open("a run", tmp_path))
+    with pytest.raises(PartitionError, match=r"Somebody else may have cut the GPU in the meantime"):
+        BACKEND.partition(gpu, (0.4,), Ledger.open("a run", tmp_path))
     assert fake.layout() == {(9, 0, 4, (3,))}
     assert steps_left(tmp_path) == 0
 
@@ -388,23 +388,23 @@ def test_without_permission_idle_instances_are_used_and_left(monkeypatch, tmp_pa
     before = state(fake)
     gpu = installed(FakeDriver(fake, privileged=False), monkeypatch)
     ledger = Ledger.open("a run", tmp_path)
-    shares = BACKEND.carve(gpu, (0.1, 0.4), ledger)
+    shares = BACKEND.partition(gpu, (0.1, 0.4), ledger)
     assert [share.mig_uuid for share in shares] == [small, large]
     assert busy not in [share.mig_uuid for share in shares]
     second = Ledger.open("another run", tmp_path)
-    with pytest.raises(CarvingError, match="free are none"):
-        BACKEND.carve(gpu, (0.1,), second)  # what a living run has is not given twice
+    with pytest.raises(PartitionError, match="free are none"):
+        BACKEND.partition(gpu, (0.1,), second)  # what a living run has is not given twice
     BACKEND.restore(gpu.uuid, ledger)
     assert state(fake) == before
-    (again,) = BACKEND.carve(gpu, (0.1,), second)
+    (again,) = BACKEND.partition(gpu, (0.1,), second)
     assert again.mig_uuid == small
 
 
 def test_what_a_living_run_made_is_not_idle_for_another(monkeypatch, tmp_path):
     gpu = installed(FakeDriver(a_free_mig_gpu()), monkeypatch)
-    BACKEND.carve(gpu, (1.0,), Ledger.open("a run", tmp_path))
-    with pytest.raises(CarvingError, match=r"no instance fits with memory slices 0-7 taken"):
-        BACKEND.carve(gpu, (0.5,), Ledger.open("another run", tmp_path))
+    BACKEND.partition(gpu, (1.0,), Ledger.open("a run", tmp_path))
+    with pytest.raises(PartitionError, match=r"no instance fits with memory slices 0-7 taken"):
+        BACKEND.partition(gpu, (0.5,), Ledger.open("another run", tmp_path))
 
 
 # What a plan says before anything is cut.
@@ -433,14 +433,14 @@ def test_a_plan_that_mig_cannot_cut_is_refused_before_anything_starts():
 def test_a_plan_uses_what_exists_where_it_may_not_create():
     machine = load_machine(MACHINES / "a100_40x1_mig_cut.json")
     (only,) = make_plan(machine, backend="mig", gmis_per_gpu=3, num_gmis=1, num_envs=8).slices
-    limits = BACKEND.foresee(machine.nodes[0], machine.nodes[0].gpus[0], [only.gpu_fraction])
+    limits = BACKEND.predict_limits(machine.nodes[0], machine.nodes[0].gpus[0], [only.gpu_fraction])
     assert limits == (SliceLimits(sm_count=28, memory_bytes=10 * 2**30),)
 
 
 def test_a_carved_slice_has_the_memory_of_its_share():
     plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=2, num_envs=8)
-    carved = replace(plan, slices=tuple(replace(one, share=SHARE) for one in plan.slices))
-    assert carved.memory_bytes(1) == SHARE.memory_bytes
+    partitioned = replace(plan, slices=tuple(replace(one, share=SHARE) for one in plan.slices))
+    assert partitioned.memory_bytes(1) == SHARE.memory_bytes
 
 
 # What a slice gives to a process.
@@ -448,32 +448,32 @@ def test_a_carved_slice_has_the_memory_of_its_share():
 SHARE = Share(kind="mig", gpu_uuid=UUID, fraction=0.5, sm_count=42, memory_bytes=20 * 2**30, mig_uuid="MIG-1")
 
 
-def piece(share: Share | None) -> Slice:
+def gmi_slice(share: Share | None) -> Slice:
     return Slice(node="n", backend="mig", num_threads=2, gpu_uuid=UUID, gpu_fraction=0.5, share=share)
 
 
 def test_a_process_sees_its_instance_only():
-    assert get_backend("mig").environment(piece(SHARE))["CUDA_VISIBLE_DEVICES"] == "MIG-1"
-    assert "CUDA_VISIBLE_DEVICES" not in BACKEND.environment(piece(None))
-    limits = BACKEND.limits(piece(SHARE))
+    assert get_backend("mig").environment(gmi_slice(SHARE))["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert "CUDA_VISIBLE_DEVICES" not in BACKEND.environment(gmi_slice(None))
+    limits = BACKEND.limits(gmi_slice(SHARE))
     assert (limits.sm_count, limits.memory_bytes) == (42, 20 * 2**30)
-    assert BACKEND.device(piece(SHARE)) == "cuda:0"
+    assert BACKEND.device(gmi_slice(SHARE)) == "cuda:0"
 
 
 def test_an_uncarved_slice_cannot_be_entered():
     with pytest.raises(SliceError, match="a slice that was not carved"):
-        BACKEND.enter(piece(None))
+        BACKEND.enter(gmi_slice(None))
 
 
 def test_health_follows_the_instance(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     gpu = installed(FakeDriver(fake), monkeypatch)
-    (share,) = BACKEND.carve(gpu, (0.5,), Ledger.open("a run", tmp_path))
-    assert BACKEND.health(piece(share)).state == "ok"
+    (share,) = BACKEND.partition(gpu, (0.5,), Ledger.open("a run", tmp_path))
+    assert BACKEND.health(gmi_slice(share)).state == "ok"
     fake.instances.clear()
-    assert BACKEND.health(piece(share)).state == "lost"
+    assert BACKEND.health(gmi_slice(share)).state == "lost"
     fake.lost = True
-    assert "GPU is lost" in BACKEND.health(piece(share)).text
+    assert "GPU is lost" in BACKEND.health(gmi_slice(share)).text
 
 
 # Availability, from the inventory alone.
@@ -513,6 +513,6 @@ def test_availability_says_why_and_what_to_run(gpu, may, usable, text):
     node = Node(name="n", cores=(0,), memory_total_bytes=1, may_configure_mig=may)
     answer = BACKEND.availability(node, gpu)
     assert answer.usable is usable
-    assert text in f"{answer.reason} {answer.way_out}"
+    assert text in f"{answer.reason} {answer.hint}"
     if gpu is not None and gpu.compute_capability == (9, 0):
-        assert "reset" not in answer.way_out  # Hopper needs none
+        assert "reset" not in answer.hint  # Hopper needs none

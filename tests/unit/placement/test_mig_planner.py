@@ -19,12 +19,12 @@ from placement.mig_geometry import (
     H100_SXM,
     H200,
     Geometry,
-    Placed,
+    PlacedProfile,
     Placement,
     geometry_of,
     layouts,
 )
-from placement.mig_planner import LEAST_GRANTED, choose_existing, plan_instances
+from placement.mig_planner import MIN_GRANTED, choose_existing, plan_instances
 from placement.types import Gpu, MigInstance
 
 GIB = 2**30
@@ -57,7 +57,7 @@ def of(geometry: Geometry) -> Gpu:
     return gpu(BY_MODEL[geometry.model])
 
 
-def cut(placed: tuple[Placed, ...]) -> list[str]:
+def cut(placed: tuple[PlacedProfile, ...]) -> list[str]:
     return [f"{one.profile.name}@{one.start}" for one in placed]
 
 
@@ -81,7 +81,7 @@ def test_as_many_instances_of_one_profile_fit_as_nvidia_says(geometry, most):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda one: one.model)
 def test_layouts_are_all_legal_sets_and_never_exceed_the_gpu(geometry):
-    pieces = [Placed(profile, start) for profile in geometry.profiles for start in profile.starts]
+    pieces = [PlacedProfile(profile, start) for profile in geometry.profiles for start in profile.starts]
     # Brute force of its own: grow every set of pieces that do not share a slice.
     legal = {frozenset()}
     for piece in pieces:
@@ -238,7 +238,7 @@ def test_no_layout_gives_the_poorest_fraction_more(geometry, fractions, data):
     try:
         placed = plan_instances(of(geometry), fractions, taken)
     except PlanError:
-        assert best < LEAST_GRANTED
+        assert best < MIN_GRANTED
         return
     assert poorest([one.profile for one in placed]) == pytest.approx(best)
 

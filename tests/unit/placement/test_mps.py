@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.backends import carved, mps, mps_control
+from placement.backends import mps, mps_control, partitioned
 from placement.backends.mps import MpsBackend
-from placement.backends.mps_control import DaemonSilentError, MpsDaemon, parse_partition
+from placement.backends.mps_control import DaemonTimeoutError, MpsDaemon, parse_partition
 from placement.backends.mps_sizes import sms_per_chunk
-from placement.carver import Carver
-from placement.errors import CarvingError, SliceError
+from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
+from placement.partitioner import Partitioner
 from placement.types import Node, Share, Slice
 from tests.fakes.gpus import FakeGpu
 from tests.fakes.mps import NOTHING, client, gpu, surroundings
@@ -60,7 +60,7 @@ def slice_of(share: Share) -> Slice:
 
 
 def test_hopper_is_cut_into_static_partitions_of_whole_chunks(place, ledger):
-    half, third = MpsBackend().carve(gpu(), (0.5, 0.3333), ledger)
+    half, third = MpsBackend().partition(gpu(), (0.5, 0.3333), ledger)
     # 132 SMs: 66 and 43.99 are 8 and 5 chunks of 8
     assert (half.sm_count, third.sm_count) == (64, 40)
     assert half.sm_partition == "GPU-1/Dx4A0001"
@@ -73,7 +73,7 @@ def test_hopper_is_cut_into_static_partitions_of_whole_chunks(place, ledger):
 
 def test_the_other_printed_form_of_a_partition_is_understood(place, ledger, monkeypatch):
     monkeypatch.setenv("FAKE_MPS", "created")
-    (share,) = MpsBackend().carve(gpu(), (1.0,), ledger)
+    (share,) = MpsBackend().partition(gpu(), (1.0,), ledger)
     assert share.sm_partition == "GPU-1/Dx4A0001"
 
 
@@ -95,7 +95,7 @@ def test_both_printed_forms_are_parsed_and_refusals_are_none(answer, name):
 @pytest.mark.parametrize("behave", ["no_static", "full", "ignoring", "ignoring strict"])
 def test_without_static_partitions_shares_are_caps(place, ledger, monkeypatch, behave):
     monkeypatch.setenv("FAKE_MPS", behave)
-    shares = MpsBackend().carve(gpu(), (0.5, 0.25), ledger)
+    shares = MpsBackend().partition(gpu(), (0.5, 0.25), ledger)
     assert [(share.thread_percentage, share.sm_count, share.sm_partition) for share in shares] == [
         (50.0, 66, None),
         (25.0, 33, None),
@@ -111,19 +111,19 @@ def test_volta_has_caps_only():
 
 def test_two_gpus_have_a_daemon_each_and_are_undone_alone(place, ledger):
     backend = MpsBackend()
-    (one,) = backend.carve(gpu("GPU-1", **VOLTA), (0.5,), ledger)
-    (two,) = backend.carve(gpu("GPU-2", **VOLTA), (0.5,), ledger)
+    (one,) = backend.partition(gpu("GPU-1", **VOLTA), (0.5,), ledger)
+    (two,) = backend.partition(gpu("GPU-2", **VOLTA), (0.5,), ledger)
     assert one.pipe_directory != two.pipe_directory
     backend.restore("GPU-1", ledger)
     assert [str(daemon.pipe) for daemon in place.daemons()] == [two.pipe_directory]
-    assert MpsDaemon.at(two.pipe_directory).servers()
+    assert MpsDaemon.from_pipe_directory(two.pipe_directory).servers()
     backend.restore("GPU-2", ledger)
     backend.restore("GPU-2", ledger)
     assert place.left() == NOTHING
 
 
 def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
-    (cap,) = MpsBackend().carve(gpu(**VOLTA), (0.25,), ledger)
+    (cap,) = MpsBackend().partition(gpu(**VOLTA), (0.25,), ledger)
     variables = MpsBackend().environment(slice_of(cap))
     assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert variables["CUDA_MPS_PIPE_DIRECTORY"] == cap.pipe_directory
@@ -139,16 +139,16 @@ def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
 
 
 def test_a_slice_cannot_be_entered_before_it_is_carved():
-    piece = Slice(node="n", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
+    gmi_slice = Slice(node="n", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
     with pytest.raises(SliceError, match="a share of GPU-1; there is a slice that was not carved"):
-        MpsBackend().enter(piece)
+        MpsBackend().enter(gmi_slice)
 
 
 def test_entering_sets_the_share_and_drops_what_another_mps_had_set(monkeypatch):
     monkeypatch.setattr(
         os, "environ", {"CUDA_MPS_SM_PARTITION": "theirs", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}
     )
-    monkeypatch.setattr(carved, "limit_torch_threads", lambda num_threads: None)
+    monkeypatch.setattr(partitioned, "limit_torch_threads", lambda num_threads: None)
     share = Share(
         kind="mps",
         gpu_uuid="G",
@@ -169,14 +169,14 @@ def test_entering_sets_the_share_and_drops_what_another_mps_had_set(monkeypatch)
 
 
 def test_a_process_that_did_not_attach_is_found_out(place, ledger):
-    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (share,) = MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     with pytest.raises(SliceError, match=rf"process {os.getpid()} attached .* clients none"):
         MpsBackend().verify(slice_of(share))
 
 
 @pytest.mark.parametrize(("seen", "inside"), [(40, True), (44, True), (80, False)])
 def test_an_attached_process_must_see_no_more_sms_than_its_share(place, ledger, monkeypatch, seen, inside):
-    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (share,) = MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
     properties = SimpleNamespace(multi_processor_count=seen)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
@@ -204,22 +204,22 @@ def test_a_daemon_that_does_not_come_up_is_an_error_and_leaves_nothing(
     monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0 if behave == "hang" else 5.0)
     monkeypatch.setattr(mps_control, "START_LIMIT_S", {"hang": 2.0, "busy": 5.0}.get(behave, 10.0))
     monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
-    with pytest.raises(CarvingError, match=text):
-        MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    with pytest.raises(PartitionError, match=text):
+        MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     assert place.left() == NOTHING
 
 
 def test_without_the_program_the_error_says_what_to_install(place, ledger, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(CarvingError, match=r"nvidia-cuda-mps-control: is not on PATH. Install"):
-        MpsBackend().carve(gpu(), (0.5,), ledger)
+    with pytest.raises(PartitionError, match=r"nvidia-cuda-mps-control: is not on PATH. Install"):
+        MpsBackend().partition(gpu(), (0.5,), ledger)
     assert place.left() == NOTHING
 
 
 def test_a_pipe_directory_that_is_too_long_for_a_socket_is_refused(place, ledger, monkeypatch):
     monkeypatch.setattr(mps, "FOLDERS", place.folders / ("x" * 80))
-    with pytest.raises(CarvingError, match="is too long for a socket"):
-        MpsBackend().carve(gpu(), (0.5,), ledger)
+    with pytest.raises(PartitionError, match="is too long for a socket"):
+        MpsBackend().partition(gpu(), (0.5,), ledger)
     assert place.left() == NOTHING
 
 
@@ -227,7 +227,7 @@ def test_a_stale_pipe_is_a_daemon_that_is_gone(place):
     daemon = MpsDaemon(place.folders / "stale")
     daemon.make_folder()
     (daemon.pipe / "control").touch()
-    with pytest.raises(DaemonSilentError, match="Cannot find MPS control daemon process"):
+    with pytest.raises(DaemonTimeoutError, match="Cannot find MPS control daemon process"):
         daemon.servers()
     assert daemon.processes() == []
 
@@ -239,25 +239,25 @@ def test_a_daemon_at_another_s_path_is_never_touched(place, ledger):
     theirs.start_server()
     before = theirs.servers(), theirs.processes()
     backend = MpsBackend()
-    backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    backend.partition(gpu(**VOLTA), (0.5,), ledger)
     backend.restore("GPU-1", ledger)
     assert (theirs.servers(), theirs.processes()) == before
 
 
 def test_a_gpu_that_another_run_has_cut_is_refused(place, ledger):
-    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     other = Ledger.open("Humanoid-v5", place.ledgers)
     with pytest.raises(
-        CarvingError, match=rf"GPU-1 on .* cut by run Ant-v5 \(process {os.getpid()}\). Wait for"
+        PartitionError, match=rf"GPU-1 on .* cut by run Ant-v5 \(process {os.getpid()}\). Wait for"
     ):
-        MpsBackend().carve(gpu(**VOLTA), (0.5,), other)
+        MpsBackend().partition(gpu(**VOLTA), (0.5,), other)
     assert place.daemons()[0].servers()
     assert other.steps() == ()
 
 
 def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     backend = MpsBackend()
-    (share,) = backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    (share,) = backend.partition(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(share)).state == "ok"
     place.behave("busy")
     assert backend.health(slice_of(share)).state == "degraded"
@@ -278,25 +278,25 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     # Recovered: undone, and cut anew.
     backend.restore("GPU-1", ledger)
     assert place.left() == NOTHING
-    (again,) = backend.carve(gpu(**VOLTA), (0.5,), ledger)
+    (again,) = backend.partition(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(again)).state == "ok"
 
 
 def test_a_carver_says_how_slices_are_and_what_their_processes_hold(place, monkeypatch):
     FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42], mps_bytes={41: 3 * 2**30})).install(monkeypatch)
-    carver = Carver("mps", "Ant-v5", place.ledgers)
-    (shares,) = carver.carve([(gpu(**VOLTA), (0.5, 0.5))])
+    partitioner = Partitioner("mps", "Ant-v5", place.ledgers)
+    (shares,) = partitioner.partition([(gpu(**VOLTA), (0.5, 0.5))])
     asked = [(slice_of(share), pid) for share, pid in zip(shares, (41, 42), strict=True)]
-    found = carver.health(asked)
+    found = partitioner.health(asked)
     assert [health.state for health in found] == ["ok", "ok"]
     assert [health.memory_bytes for health in found] == [3 * 2**30, None]  # of 42 the driver tells nothing
     place.behave("fault")
-    assert [health.state for health in carver.health(asked)] == ["lost", "lost"]
-    carver.restore()
+    assert [health.state for health in partitioner.health(asked)] == ["lost", "lost"]
+    partitioner.restore()
 
 
 def test_clients_that_do_not_leave_are_ended_by_the_server_before_the_daemon(place, ledger):
-    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     (daemon,) = place.daemons()
     with client(daemon) as process:
         MpsBackend().restore("GPU-1", ledger)
@@ -305,7 +305,7 @@ def test_clients_that_do_not_leave_are_ended_by_the_server_before_the_daemon(pla
 
 
 def test_a_client_that_does_not_answer_is_detached_through_the_server(place, ledger):
-    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (share,) = MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     (daemon,) = place.daemons()
     with client(daemon) as process:
         MpsBackend().evict(slice_of(share), process.pid)
@@ -315,7 +315,7 @@ def test_a_client_that_does_not_answer_is_detached_through_the_server(place, led
 
 @pytest.mark.parametrize("behave", ["deaf", "hang"])
 def test_a_daemon_that_does_not_obey_is_ended_by_signals(place, ledger, monkeypatch, behave):
-    MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     place.behave(behave)
     monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 1.0 if behave == "hang" else 5.0)
     monkeypatch.setattr(mps_control, "END_LIMIT_S", 1.0)
@@ -342,7 +342,7 @@ def test_a_failure_at_any_step_leaves_what_was_there_before(place, ledger, capab
         failures.setattr(Ledger, "_write", counted(Ledger._write))
         failures.setattr(mps_control, "_run", counted(mps_control._run))
         try:
-            backend.carve(gpu(capability=capability), (0.5, 0.25), ledger)
+            backend.partition(gpu(capability=capability), (0.5, 0.25), ledger)
         except KeyboardInterrupt:
             assert place.left() == NOTHING
         else:
@@ -360,33 +360,35 @@ def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
     whole = SimpleNamespace(uuid="G", sm_count=sms, compute_capability=capability, memory_total_bytes=memory)
     daemon = SimpleNamespace(pipe="/p", add_partition=lambda uuid, chunks: f"{uuid}/{chunks}")
     chunk = sms_per_chunk(whole)
-    shares = [mps._capped(whole, size, daemon) for size in found]
+    shares = [mps._capped_share(whole, size, daemon) for size in found]
     assert sum(share.memory_bytes for share in shares) <= memory
     assert sum(share.thread_percentage for share in shares) <= 100 + 0.005 * len(shares)
     if chunk is not None:
-        cut = [mps._partitioned(whole, size, daemon, chunk) for size in found]
+        cut = [mps._static_partition_share(whole, size, daemon, chunk) for size in found]
         assert sum(share.sm_count for share in cut) <= sms
         assert all(share.sm_count % chunk == 0 for share in cut)
 
 
 @pytest.mark.parametrize("wanted", [(), (0.6, 0.6), (0.0,), (-0.1, 0.5), (1.1,), (float("nan"),)])
 def test_shares_that_are_no_shares_of_one_gpu_are_refused(place, ledger, wanted):
-    with pytest.raises(CarvingError, match=r"each must be in \(0, 1\]"):
-        MpsBackend().carve(gpu(), wanted, ledger)
+    with pytest.raises(PartitionError, match=r"each must be in \(0, 1\]"):
+        MpsBackend().partition(gpu(), wanted, ledger)
     assert place.left() == NOTHING
 
 
 def test_a_plan_foresees_what_carving_gives(place, ledger):
     node = Node(name="n", cores=(0,), memory_total_bytes=1, cuda_version=(13, 1))
     backend, wanted = MpsBackend(), (0.5, 0.3333)
-    carved = backend.carve(gpu(), wanted, ledger)
-    assert backend.foresee(node, gpu(), wanted) == tuple(backend.limits(slice_of(share)) for share in carved)
-    older = backend.foresee(replace(node, cuda_version=(12, 8)), gpu(), wanted)
+    partitioned = backend.partition(gpu(), wanted, ledger)
+    assert backend.predict_limits(node, gpu(), wanted) == tuple(
+        backend.limits(slice_of(share)) for share in partitioned
+    )
+    older = backend.predict_limits(replace(node, cuda_version=(12, 8)), gpu(), wanted)
     assert [limits.sm_count for limits in older] == [66, 43]
 
 
 def test_an_attached_process_that_nvml_does_not_know_is_found_out(place, ledger, monkeypatch):
-    (share,) = MpsBackend().carve(gpu(**VOLTA), (0.5,), ledger)
+    (share,) = MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
     FakeDriver(FakeGpu(uuid="GPU-1")).install(monkeypatch)
     with pytest.raises(SliceError, match=rf"clients \[{os.getpid()}\] by the daemon, 0 by NVML"):

@@ -20,25 +20,25 @@ def machine(name: str) -> Machine:
 def test_one_gmi_per_core_is_the_default_without_a_gpu():
     plan = make_plan(machine("cpu2"), num_envs=32)
     assert plan.backend == "cpu"
-    assert [piece.cores for piece in plan.slices] == [(0,), (1,)]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0,), (1,)]
     assert plan.bundles() == [{"CPU": 1.0}, {"CPU": 1.0}]
     assert plan.strategy() == "STRICT_PACK"
 
 
 def test_the_default_stops_at_eight_gmis_and_shares_the_cores():
     plan = make_plan(machine("cpu16"), num_envs=32)
-    assert [piece.cores for piece in plan.slices] == [(2 * i, 2 * i + 1) for i in range(8)]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [(2 * i, 2 * i + 1) for i in range(8)]
 
 
 def test_cores_that_do_not_divide_evenly_are_left_and_said_so():
     plan = make_plan(machine("cpu16"), num_envs=32, num_gmis=3)
-    assert [piece.num_threads for piece in plan.slices] == [5, 5, 5]
+    assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [5, 5, 5]
     assert "1 core left for Ray and the driver" in plan.reason
 
 
 def test_threads_per_gmi_decides_how_many_gmis_fit_by_default():
     plan = make_plan(machine("cpu16"), num_envs=32, threads_per_gmi=5)
-    assert [piece.cores for piece in plan.slices] == [
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [
         (0, 1, 2, 3, 4),
         (5, 6, 7, 8, 9),
         (10, 11, 12, 13, 14),
@@ -59,7 +59,7 @@ def test_gmis_per_gpu_share_each_gpu_and_the_cores_evenly():
     # 192 cores / 24 GMIs = 8 cores; 1/3 rounded down to 1e-4
     assert plan.bundles()[0] == {"CPU": 8.0, "GPU": 0.3333}
     uuids = [gpu.uuid for gpu in plan.machine.nodes[0].gpus]
-    assert [piece.gpu_uuid for piece in plan.slices] == [uuid for uuid in uuids for _ in range(3)]
+    assert [gmi_slice.gpu_uuid for gmi_slice in plan.slices] == [uuid for uuid in uuids for _ in range(3)]
 
 
 @pytest.mark.parametrize(("shares", "fraction"), [(1, 1.0), (2, 0.5), (3, 0.3333), (6, 0.1666), (7, 0.1428)])
@@ -72,15 +72,15 @@ def test_fractions_are_rounded_down_to_rays_step(shares: int, fraction: float):
 def test_fewer_gmis_than_shares_fill_gpus_in_order():
     plan = make_plan(machine("h100x8"), num_envs=1, gmis_per_gpu=2, num_gmis=3)
     uuids = [gpu.uuid for gpu in plan.machine.nodes[0].gpus]
-    assert [piece.gpu_uuid for piece in plan.slices] == [uuids[0], uuids[0], uuids[1]]
+    assert [gmi_slice.gpu_uuid for gmi_slice in plan.slices] == [uuids[0], uuids[0], uuids[1]]
     assert "2 GMIs per GPU on 2 of 8 GPUs" in plan.reason
 
 
 def test_gmis_of_two_nodes_are_ordered_by_node():
     plan = make_plan(machine("two_nodes_h100x8"), num_envs=1)
-    assert [piece.node for piece in plan.slices] == ["h100-1"] * 8 + ["h100-2"] * 8
+    assert [gmi_slice.node for gmi_slice in plan.slices] == ["h100-1"] * 8 + ["h100-2"] * 8
     assert plan.strategy() == "PACK"
-    assert len({piece.gpu_uuid for piece in plan.slices}) == 16
+    assert len({gmi_slice.gpu_uuid for gmi_slice in plan.slices}) == 16
 
 
 def test_cpu_gmis_go_where_the_poorest_of_them_gets_most_cores():
@@ -90,20 +90,20 @@ def test_cpu_gmis_go_where_the_poorest_of_them_gets_most_cores():
         Node(name="small", cores=(0, 1), memory_total_bytes=8),
     )
     plan = make_plan(Machine(nodes=nodes, origin="test"), num_envs=1, num_gmis=4)
-    assert [piece.node for piece in plan.slices] == ["large", "large", "large", "small"]
-    assert [piece.num_threads for piece in plan.slices] == [2, 2, 2, 2]
+    assert [gmi_slice.node for gmi_slice in plan.slices] == ["large", "large", "large", "small"]
+    assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [2, 2, 2, 2]
 
 
 def test_ray_grants_limit_the_cores_that_are_planned():
     node = Node(name="n", cores=(4, 5, 6, 7), memory_total_bytes=8, ray_cpus=2.0)
     plan = make_plan(Machine(nodes=(node,), origin="ray"), num_envs=1)
-    assert [piece.cores for piece in plan.slices] == [(4,), (5,)]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [(4,), (5,)]
 
 
 def test_cores_that_only_count_give_threads_without_pinning():
     node = Node(name="n", cores=(0, 1, 2, 3), memory_total_bytes=8, pinnable=False)
     plan = make_plan(Machine(nodes=(node,), origin="local"), num_envs=1, num_gmis=2)
-    assert [(piece.cores, piece.num_threads) for piece in plan.slices] == [((), 2), ((), 2)]
+    assert [(gmi_slice.cores, gmi_slice.num_threads) for gmi_slice in plan.slices] == [((), 2), ((), 2)]
     assert plan.slices[0].label() == "cpu[2 threads]"
 
 

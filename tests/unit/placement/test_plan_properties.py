@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.binding import bind
+from placement.allocation import assign_allocated_nodes
 from placement.errors import PlanError
-from placement.plan import Plan, make_plan
+from placement.plan import PlacementPlan, make_plan
 from placement.types import Gpu, Machine, Node
 
 
@@ -47,22 +47,22 @@ requests = st.fixed_dictionaries(
 )
 
 
-def plan_or_none(machine: Machine, request: dict) -> Plan | None:
+def plan_or_none(machine: Machine, request: dict) -> PlacementPlan | None:
     try:
         return make_plan(machine, **request)
     except PlanError:
         return None
 
 
-def check_slices_fit(plan: Plan) -> None:
+def check_slices_fit(plan: PlacementPlan) -> None:
     taken: Counter[tuple[str, int]] = Counter()
     shares: Counter[str | None] = Counter()
-    for piece in plan.slices:
-        usable = plan.machine.node(piece.node).usable_cores
-        assert len(piece.cores) == piece.num_threads >= 1
-        assert set(piece.cores) <= set(usable)
-        taken.update((piece.node, core) for core in piece.cores)
-        shares[piece.gpu_uuid] += piece.gpu_fraction
+    for gmi_slice in plan.slices:
+        usable = plan.machine.node(gmi_slice.node).usable_cores
+        assert len(gmi_slice.cores) == gmi_slice.num_threads >= 1
+        assert set(gmi_slice.cores) <= set(usable)
+        taken.update((gmi_slice.node, core) for core in gmi_slice.cores)
+        shares[gmi_slice.gpu_uuid] += gmi_slice.gpu_fraction
     assert max(taken.values()) == 1
     assert max(shares.values()) <= 1 + 1e-9
 
@@ -73,7 +73,7 @@ def test_slices_are_disjoint_and_lie_inside_their_nodes(machine, request):
     if plan is not None:
         check_slices_fit(plan)
         assert request["num_gmis"] in (None, plan.num_gmis)
-        assert request["threads_per_gmi"] in (None, *{piece.num_threads for piece in plan.slices})
+        assert request["threads_per_gmi"] in (None, *{gmi_slice.num_threads for gmi_slice in plan.slices})
 
 
 @given(machines(), requests)
@@ -86,7 +86,7 @@ def test_gmis_are_ordered_by_node(machine, request):
     plan = plan_or_none(machine, request)
     if plan is not None:
         order = [node.name for node in machine.nodes]
-        positions = [order.index(piece.node) for piece in plan.slices]
+        positions = [order.index(gmi_slice.node) for gmi_slice in plan.slices]
         assert positions == sorted(positions)
 
 
@@ -100,7 +100,12 @@ def test_cores_hold_a_number_of_gmis_exactly_when_there_is_a_core_for_each(machi
 def test_binding_to_the_planned_nodes_changes_nothing(machine, request):
     plan = plan_or_none(machine, request)
     if plan is not None:
-        assert bind(plan, [machine.node(piece.node).ray_node_id for piece in plan.slices]) == plan
+        assert (
+            assign_allocated_nodes(
+                plan, [machine.node(gmi_slice.node).ray_node_id for gmi_slice in plan.slices]
+            )
+            == plan
+        )
 
 
 @given(machines(), requests, st.randoms(use_true_random=False))
@@ -110,8 +115,8 @@ def test_bound_slices_are_disjoint_wherever_they_landed(machine, request, random
         return
     ids = [random.choice(machine.nodes).ray_node_id for _ in plan.slices]
     try:
-        bound = bind(plan, ids)
+        bound = assign_allocated_nodes(plan, ids)
     except PlanError:
         return
     check_slices_fit(bound)
-    assert [bound.machine.node(piece.node).ray_node_id for piece in bound.slices] == ids
+    assert [bound.machine.node(gmi_slice.node).ray_node_id for gmi_slice in bound.slices] == ids

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.search import (
-    Failed,
-    Measured,
-    Stops,
-    algorithm_1,
+    EarlyStopping,
+    TrialFailure,
+    TrialMeasurement,
     best_trial,
+    explore,
     project_memory,
     saturation_metric,
 )
@@ -27,13 +27,13 @@ class Formula:
 
     def __call__(self, gmis_per_gpu, num_envs):
         self.asked.append((gmis_per_gpu, num_envs))
-        return Measured(
+        return TrialMeasurement(
             steps_per_s=self.speed(gmis_per_gpu, num_envs), memory_bytes=self.memory(gmis_per_gpu, num_envs)
         )
 
 
 def measured(steps_per_s, memory_mib):
-    return Measured(steps_per_s=steps_per_s, memory_bytes=memory_mib * MIB)
+    return TrialMeasurement(steps_per_s=steps_per_s, memory_bytes=memory_mib * MIB)
 
 
 def test_the_projection_is_the_line_through_the_last_two():
@@ -60,7 +60,7 @@ def test_a_hand_worked_search():
     probe = Formula(
         lambda gmis, envs: speeds[envs] * (1.5 if gmis == 1 else 1.0), lambda gmis, envs: memory[envs]
     )
-    trials = list(algorithm_1(probe, num_gpus=4, gpu_memory_bytes=1024 * MIB, gmis_per_gpu=(2, 1)))
+    trials = list(explore(probe, num_gpus=4, gpu_memory_bytes=1024 * MIB, gmis_per_gpu=(2, 1)))
     assert probe.asked == [(2, 128), (2, 256), (2, 512), (1, 128), (1, 256), (1, 512)]
     assert [trial.verdict for trial in trials] == ["first", "going on", "saturated"] * 2
     assert trials[1].saturation == pytest.approx(1.0)
@@ -90,12 +90,16 @@ def test_what_was_fast_in_a_good_minute_is_measured_beside_what_it_beat():
     # the row; beside 16 as it is now, 128 gains 8 % over 64, and the row goes on to what is the fastest.
     speeds = {16: 1000, 32: 1100, 64: 1200, 128: 1300, 256: 1500}
     row = {"num_gpus": 1, "gpu_memory_bytes": 10**12, "gmis_per_gpu": (1,), "num_envs": tuple(speeds)}
-    stops = {"least_gain": 0.05, "patience": 3}
+    early_stopping = {"min_gain": 0.05, "patience": 3}
     alone = Spells(speeds, [1.5])
-    assert list(algorithm_1(alone, **row, stops=Stops(**stops)))[-1].verdict == "plateau"
+    assert (
+        list(explore(alone, **row, early_stopping=EarlyStopping(**early_stopping)))[-1].verdict == "plateau"
+    )
     assert alone.asked == [16, 32, 64, 128]
     beside = Spells(speeds, [1.5])
-    trials = list(algorithm_1(beside, **row, stops=Stops(**stops, compare=beside.compare)))
+    trials = list(
+        explore(beside, **row, early_stopping=EarlyStopping(**early_stopping, compare=beside.compare))
+    )
     assert beside.asked == [16, 32, 64, 128, 16, 256]
     verdicts = ["first", "going on", "going on", "compared", "going on", "going on"]
     assert [trial.verdict for trial in trials] == verdicts
@@ -109,12 +113,12 @@ def test_a_comparison_that_fails_changes_nothing():
 
     def compare(gmis_per_gpu, num_envs, times):
         asked.append((num_envs, times))
-        return Failed(kind="crashed", reason="signal 11")
+        return TrialFailure(kind="crashed", reason="signal 11")
 
     trials = list(
-        algorithm_1(
+        explore(
             Spells(speeds, []), num_gpus=1, gpu_memory_bytes=10**12, gmis_per_gpu=(1,), num_envs=(16, 32, 64),
-            stops=Stops(least_gain=0.05, patience=2, compare=compare),
+            early_stopping=EarlyStopping(min_gain=0.05, patience=2, compare=compare),
         )
     )  # fmt: skip
     assert asked == [(16, 1)]
@@ -129,7 +133,7 @@ def test_memory_ends_a_size_before_the_trial():
     # 100, 150, 250, 450, 850 MiB. Four GMIs have 200 MiB each: 512 would need 250. One GMI has 800: 2048 would need 850.
     probe = Formula(lambda gmis, envs: float(envs), lambda gmis, envs: (100 * MIB * (envs + 128)) // 256)
     trials = list(
-        algorithm_1(
+        explore(
             probe,
             num_gpus=1,
             gpu_memory_bytes=800 * MIB,
@@ -146,7 +150,7 @@ def test_memory_ends_a_size_before_the_trial():
 def test_what_turned_out_too_large_is_not_the_best():
     probe = Formula(lambda gmis, envs: float(envs), lambda gmis, envs: 10 * MIB * envs)
     trials = list(
-        algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2000 * MIB, gmis_per_gpu=(1,), num_envs=(128, 256))
+        explore(probe, num_gpus=1, gpu_memory_bytes=2000 * MIB, gmis_per_gpu=(1,), num_envs=(128, 256))
     )
     assert [trial.verdict for trial in trials] == ["first", "no memory"]
     assert best_trial(trials).num_envs == 128
@@ -155,11 +159,11 @@ def test_what_turned_out_too_large_is_not_the_best():
 def test_a_failure_ends_its_size_and_the_search_goes_on():
     def probe(gmis, envs):
         if gmis == 3 and envs == 256:
-            return Failed(kind="crashed", reason="signal 11")
+            return TrialFailure(kind="crashed", reason="signal 11")
         return measured(float(envs), 100 + envs)
 
     trials = list(
-        algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(3, 1), num_envs=(128, 256, 512))
+        explore(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(3, 1), num_envs=(128, 256, 512))
     )
     asked = [(trial.gmis_per_gpu, trial.num_envs) for trial in trials]
     assert asked == [(3, 128), (3, 256), (1, 128), (1, 256), (1, 512)]
@@ -169,14 +173,14 @@ def test_a_failure_ends_its_size_and_the_search_goes_on():
 
 def test_the_first_of_a_size_may_be_the_best():
     probe = Formula(lambda gmis, envs: 1e6 / envs, lambda gmis, envs: MIB * envs)
-    trials = list(algorithm_1(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
+    trials = list(explore(probe, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
     assert [trial.num_envs for trial in trials] == [128, 256]
     assert best_trial(trials).num_envs == 128
 
 
 def test_where_everything_fails_there_is_no_best():
     trials = list(
-        algorithm_1(lambda gmis, envs: Failed(kind="hung", reason="60 s"), num_gpus=1, gpu_memory_bytes=1)
+        explore(lambda gmis, envs: TrialFailure(kind="hung", reason="60 s"), num_gpus=1, gpu_memory_bytes=1)
     )
     assert [trial.gmis_per_gpu for trial in trials] == list(range(10, 0, -1))
     assert best_trial(trials) is None
@@ -187,9 +191,9 @@ def test_another_objective_changes_what_is_best_and_not_what_is_tried():
         return Formula(lambda gmis, envs: 1000.0 * envs / (envs + 100), lambda gmis, envs: MIB * (100 + envs))
 
     fast, soon = make(), make()
-    by_speed = list(algorithm_1(fast, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
+    by_speed = list(explore(fast, num_gpus=1, gpu_memory_bytes=2**40, gmis_per_gpu=(1,)))
     by_time = list(
-        algorithm_1(
+        explore(
             soon,
             num_gpus=1,
             gpu_memory_bytes=2**40,
@@ -201,7 +205,7 @@ def test_another_objective_changes_what_is_best_and_not_what_is_tried():
     assert best_trial(by_time).num_envs == 128 < best_trial(by_speed).num_envs
 
 
-def row(speeds, memory_mib=None, **stops):
+def row(speeds, memory_mib=None, **early_stopping):
     """The verdicts of one GMIperGPU with these speeds at 16, 32, 64, ... environments."""
     sizes = [16 * 2**power for power in range(len(speeds))]
     held = memory_mib or [400] * len(speeds)
@@ -209,11 +213,11 @@ def row(speeds, memory_mib=None, **stops):
         lambda gmis, envs: speeds[sizes.index(envs)], lambda gmis, envs: held[sizes.index(envs)] * MIB
     )
     return list(
-        algorithm_1(
+        explore(
             probe,
             num_gpus=1,
             gpu_memory_bytes=2**40,
-            stops=Stops(**stops),
+            early_stopping=EarlyStopping(**early_stopping),
             gmis_per_gpu=(1,),
             num_envs=sizes,
         )
@@ -228,7 +232,7 @@ def test_a_plateau_ends_a_size_whose_memory_grows_too_little_for_sat():
     # 10 % and 4 % faster for 1 MiB of 400 more each time: Sat 40 and 16, far above 0.1
     speeds, memory = [1000, 1100, 1144, 1150, 1150], [400, 401, 402, 403, 404]
     assert verdicts(row(speeds, memory))[:4] == ["first", "going on", "going on", "going on"]
-    ended = row(speeds, memory, least_gain=0.05)
+    ended = row(speeds, memory, min_gain=0.05)
     assert verdicts(ended) == ["first", "going on", "plateau"]
     assert ended[-1].reason == "+4.0 % against the fastest before it, 5 % wanted"
 
@@ -237,7 +241,7 @@ def test_with_patience_one_slow_trial_does_not_end_a_size():
     # 64 was disturbed: it is slower than 32, and 128 is 20 % faster than 32
     speeds = [1000, 1500, 1300, 1800, 1810, 1820]
     assert verdicts(row(speeds)) == ["first", "going on", "saturated"]
-    patient = row(speeds, patience=2, least_gain=0.05)
+    patient = row(speeds, patience=2, min_gain=0.05)
     assert verdicts(patient) == ["first", "going on", "going on", "going on", "going on", "plateau"]
     assert best_trial(patient).num_envs == 512
 
@@ -245,16 +249,16 @@ def test_with_patience_one_slow_trial_does_not_end_a_size():
 def test_the_gain_counts_from_the_fastest_before():
     # 64 was lucky: 128 is slower, and 256 is faster than 128 but not than 64
     speeds = [1000, 1200, 1500, 1300, 1400]
-    ended = row(speeds, patience=2, least_gain=0.05)
+    ended = row(speeds, patience=2, min_gain=0.05)
     assert verdicts(ended) == ["first", "going on", "going on", "going on", "plateau"]
     assert ended[-1].reason == "-6.7 % against the fastest before it, 5 % wanted"
 
 
 def test_bad_ranges_are_refused():
     with pytest.raises(ValueError, match="ascend"):
-        list(algorithm_1(lambda gmis, envs: None, num_gpus=1, gpu_memory_bytes=1, num_envs=(256, 128)))
+        list(explore(lambda gmis, envs: None, num_gpus=1, gpu_memory_bytes=1, num_envs=(256, 128)))
     with pytest.raises(ValueError, match="positive"):
-        list(algorithm_1(lambda gmis, envs: None, num_gpus=0, gpu_memory_bytes=1))
+        list(explore(lambda gmis, envs: None, num_gpus=0, gpu_memory_bytes=1))
 
 
 @st.composite
@@ -264,7 +268,7 @@ def machines(draw):
         (gmis, envs): draw(
             st.one_of(
                 st.builds(measured, st.floats(1, 1e6), st.integers(1, 4096)),
-                st.just(Failed(kind="crashed", reason="so drawn")),
+                st.just(TrialFailure(kind="crashed", reason="so drawn")),
             )
         )
         for gmis in range(1, 5)
@@ -285,11 +289,11 @@ def test_on_any_machine(machine, alpha):
             return table[gmis, envs]
 
         trials = list(
-            algorithm_1(
+            explore(
                 probe,
                 num_gpus=2,
                 gpu_memory_bytes=memory,
-                stops=Stops(saturation=alpha),
+                early_stopping=EarlyStopping(saturation=alpha),
                 gmis_per_gpu=(4, 3, 2, 1),
                 num_envs=(128, 256, 512, 1024),
             )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from placement.binding import with_given_gpus
+from placement.allocation import assign_allocated_gpus
 from placement.inventory.cluster import divide_hosts
 from placement.inventory.nvml import select_visible
 from placement.plan import make_plan
@@ -87,7 +87,7 @@ def test_mig_instances_with_which_ray_was_started_are_planned_and_bound_as_gpus(
     plan = make_plan(machine, num_envs=1)
     assert plan.backend == "direct"
     assert plan.memory_bytes(0) == 20 * 2**30
-    given = with_given_gpus(plan, [("MIG-11",), ("MIG-00",), ("MIG-10",), ("MIG-01",)])
-    assert [piece.gpu_uuid for piece in given.slices] == ["MIG-11", "MIG-00", "MIG-10", "MIG-01"]
+    given = assign_allocated_gpus(plan, [("MIG-11",), ("MIG-00",), ("MIG-10",), ("MIG-01",)])
+    assert [gmi_slice.gpu_uuid for gmi_slice in given.slices] == ["MIG-11", "MIG-00", "MIG-10", "MIG-01"]
     # Two GMIs on an instance share it by MPS, with a daemon for the instance.
     assert make_plan(machine, num_envs=1, gmis_per_gpu=2, num_gmis=4).backend == "mps"

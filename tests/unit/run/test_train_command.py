@@ -36,7 +36,7 @@ class FakeOpenSession(FakeSession):
     swell = staticmethod(lambda session: None)
     """What an iteration of this session measures instead of the usual."""
 
-    def __init__(self, spec, *, tell, run_name, on_plan, dashboard):
+    def __init__(self, spec, *, log, run_name, on_plan, dashboard):
         super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
         self.plan = make_plan(local_machine(), num_envs=spec.gmi.num_envs, num_gmis=spec.gmi.num_gmis)
         self._on_plan = on_plan

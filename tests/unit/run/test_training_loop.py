@@ -31,7 +31,7 @@ class Rows:
         self.rows = [row for row in self.rows if row["iteration"] <= position.iteration]
 
 
-def make_loop(tmp_path, session, *, interrupt=None, recorder=None, overseer=None, **settings):
+def make_loop(tmp_path, session, *, interrupt=None, recorder=None, health_monitor=None, **settings):
     settings.setdefault("checkpoint_every", Interval())
     return TrainingLoop(
         session,
@@ -39,7 +39,7 @@ def make_loop(tmp_path, session, *, interrupt=None, recorder=None, overseer=None
         [recorder or Rows()],
         LoopSettings(seed=0, **settings),
         interrupt=interrupt or Interrupt(),
-        overseer=overseer,
+        health_monitor=health_monitor,
         clock=session.clock,
     )
 
@@ -236,24 +236,24 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path):
     assert second.rows[0]["train_s"] == pytest.approx(1.6)
 
 
-class _Overseer:
+class _HealthMonitor:
     """Wants another session after some iterations."""
 
     def __init__(self, session, at):
         self.session, self.at, self.looked, self.log = session, at, [], []
-        self.wants_to_replan = False
+        self.replan_pending = False
 
-    def look(self, position):
+    def check_health(self, position):
         self.looked.append(position.iteration)
-        self.wants_to_replan |= position.iteration == self.at
+        self.replan_pending |= position.iteration == self.at
 
-    def saved(self):
+    def on_checkpoint(self):
         self.log.append("saved")
 
     def replan(self, state):
         assert self.session.in_flight is None
         self.log.append(f"replanned at {state['shared']['iteration']}")
-        self.wants_to_replan = False
+        self.replan_pending = False
         other = FakeSession(self.session.clock)
         other.load_state_dict(state)
         return other
@@ -272,10 +272,10 @@ LOST = SliceLostError(("GMI 0 mps[GPU-1 x1.00]",), "its daemon is gone")
 @pytest.mark.parametrize(("lost_at", "goes_on_from"), [(8, "5"), (3, "nothing")])
 def test_a_lost_share_takes_the_run_back_to_its_last_checkpoint(tmp_path, lost_at, goes_on_from):
     session, rows = FakeSession(iteration_s=1.0, events={lost_at: LOST}), Rows()
-    overseer = _Overseer(session, at=100)
+    health_monitor = _HealthMonitor(session, at=100)
     settings = {"limits": Limits(iterations=12), "checkpoint_every": Interval(iterations=5)}
-    outcome = make_loop(tmp_path, session, recorder=rows, overseer=overseer, **settings).run()
-    assert [line for line in overseer.log if line != "saved"] == [f"recovered from {goes_on_from}"]
+    outcome = make_loop(tmp_path, session, recorder=rows, health_monitor=health_monitor, **settings).run()
+    assert [line for line in health_monitor.log if line != "saved"] == [f"recovered from {goes_on_from}"]
     assert outcome.position.iteration == 12
     assert outcome.position.env_steps == 12 * STEPS
     # Each iteration once, with the numbers of a run that nothing happened to.
@@ -292,11 +292,11 @@ def test_without_an_overseer_a_lost_share_ends_the_run(tmp_path):
 
 def test_another_session_goes_on_after_the_next_checkpoint_and_no_sooner(tmp_path):
     session, rows = FakeSession(iteration_s=1.0), Rows()
-    overseer = _Overseer(session, at=3)
+    health_monitor = _HealthMonitor(session, at=3)
     settings = {"limits": Limits(iterations=12), "checkpoint_every": Interval(iterations=5)}
-    outcome = make_loop(tmp_path, session, recorder=rows, overseer=overseer, **settings).run()
-    assert overseer.looked[:6] == [1, 2, 3, 4, 5, 6]
-    assert overseer.log == ["saved", "replanned at 5", "saved", "saved"]
+    outcome = make_loop(tmp_path, session, recorder=rows, health_monitor=health_monitor, **settings).run()
+    assert health_monitor.looked[:6] == [1, 2, 3, 4, 5, 6]
+    assert health_monitor.log == ["saved", "replanned at 5", "saved", "saved"]
     assert session.iteration == 5  # the rest was asked of the other one
     assert outcome.position.iteration == 12
     assert [row["iteration"] for row in rows.rows] == list(range(1, 13))
@@ -304,10 +304,10 @@ def test_another_session_goes_on_after_the_next_checkpoint_and_no_sooner(tmp_pat
 
 def test_a_run_that_ends_is_not_replanned(tmp_path):
     session = FakeSession(iteration_s=1.0)
-    overseer = _Overseer(session, at=5)
+    health_monitor = _HealthMonitor(session, at=5)
     settings = {"limits": Limits(iterations=5), "checkpoint_every": Interval(iterations=5)}
-    make_loop(tmp_path, session, overseer=overseer, **settings).run()
-    assert overseer.log == ["saved"]
+    make_loop(tmp_path, session, health_monitor=health_monitor, **settings).run()
+    assert health_monitor.log == ["saved"]
 
 
 def test_first_non_finite_names_the_tensor():

@@ -44,9 +44,9 @@ def job(path=None, *, greedy, num_envs=4):
 
 
 def program(of, *, index=0, num_gmis=1):
-    piece = Slice(node="here", backend="cpu", cores=(0,), num_threads=1)
+    gmi_slice = Slice(node="here", backend="cpu", cores=(0,), num_threads=1)
     identity = GmiIdentity(
-        index=index, num_gmis=num_gmis, slice=piece, roles=("simulator", "agent"), task=TASK
+        index=index, num_gmis=num_gmis, slice=gmi_slice, roles=("simulator", "agent"), task=TASK
     )
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     return DpOnlyServing(of, context)

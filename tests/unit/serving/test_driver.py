@@ -31,13 +31,13 @@ class FakeGmis:
         return results
 
 
-def loop(gmis, limits, *, interrupt=None, tell=lambda text: None):
+def loop(gmis, limits, *, interrupt=None, log=lambda text: None):
     return ServingLoop(
         gmis,
         limits,
         total_envs=8,
         interrupt=interrupt or SimpleNamespace(requested=False),
-        tell=tell,
+        log=log,
         clock=lambda: gmis.now,
     )
 
@@ -86,7 +86,7 @@ def test_a_full_disk_is_told_as_it_is():
 
 def test_progress_is_told_every_few_seconds():
     lines = []
-    loop(FakeGmis(), ServingLimits(time_s=12.0), tell=lines.append).serve()
+    loop(FakeGmis(), ServingLimits(time_s=12.0), log=lines.append).serve()
     assert len(lines) == 2
     assert "800 steps/s" in lines[0]
     assert "step p50 10 ms" in lines[0]

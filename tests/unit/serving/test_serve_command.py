@@ -38,7 +38,7 @@ class SessionInThisProcess:
                     identity=GmiIdentity(
                         index=index,
                         num_gmis=self.plan.num_gmis,
-                        slice=piece,
+                        slice=gmi_slice,
                         roles=self.plan.roles_of(index),
                         task=self._spec.env.id,
                     ),
@@ -46,7 +46,7 @@ class SessionInThisProcess:
                     device=torch.device("cpu"),
                 )
             )
-            for index, piece in enumerate(self.plan.slices)
+            for index, gmi_slice in enumerate(self.plan.slices)
         ]
         return self
 
@@ -199,14 +199,14 @@ def test_auto_takes_what_the_model_finds_fastest_and_says_why(serve, capsys, mon
     said = []
     for bandwidth, expected in ((1e4, "dp_only"), (1e12, "mp_dp")):
         known = UnitCosts(**costs, bandwidth=bandwidth)
-        monkeypatch.setattr(profiling, "kept_unit_costs", lambda spec, machine, tell, known=known: known)
+        monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log, known=known: known)
         spec = SimpleNamespace()
-        assert chosen_template(spec, "auto", machine=local_machine, tell=said.append) == expected
+        assert chosen_template(spec, "auto", machine=local_machine, log=said.append) == expected
         assert f"{expected} over" in said[0]
         said.clear()
     # An agent of its own is no larger than a shared one: mp_dp is ahead by nothing that could be measured.
     known = UnitCosts(**{**costs, "alpha": 0.999, "simulator_share": 0.05}, bandwidth=1e12)
-    monkeypatch.setattr(profiling, "kept_unit_costs", lambda spec, machine, tell: known)
-    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, tell=said.append) == "dp_only"
+    monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log: known)
+    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, log=said.append) == "dp_only"
     assert "are within 2%: dp_only, which moves the least" in said[-1]
-    assert chosen_template(spec, "dp_mp", machine=local_machine, tell=said.append) == "dp_mp"
+    assert chosen_template(spec, "dp_mp", machine=local_machine, log=said.append) == "dp_mp"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayagi.coordinator.books import Books
+from rayagi.coordinator.sample_accounting import SampleAccounting
 
 
 class World:
     """Collectors with queues of rows and one learner, which take and release as channels do."""
 
     def __init__(self):
-        self.books, self.next_origin = Books(), 1
+        self.books, self.next_origin = SampleAccounting(), 1
         self.collectors = [self.new(), self.new()]
         self.orphans = {}
         self.truly_lost = 0
@@ -66,11 +66,11 @@ class World:
             taken - self.reported["taken"] - self.reported["dropped"] + sum(self.orphans.values())
         )
         self.orphans = {}
-        self.books.learners_lost(self.collectors, [self.reported])
+        self.books.record_lost_learners(self.collectors, [self.reported])
         self.begin_learner()
 
-    def account(self):
-        return self.books.account(self.collectors, [self.learner])
+    def sample_counts(self):
+        return self.books.sample_counts(self.collectors, [self.learner])
 
 
 moves = st.one_of(
@@ -87,7 +87,7 @@ def test_counts_add_up_whoever_dies(played):
     world = World()
     for name, *arguments in played:
         getattr(world, name)(*arguments)
-    account = world.account()
+    account = world.sample_counts()
     assert account.missing == 0, str(account)
     assert account.lost == world.truly_lost
     assert min(account.sent, account.taken, account.dropped, account.in_flight, account.lost) >= 0
@@ -102,7 +102,7 @@ def test_what_a_learner_released_and_never_reported_is_lost_and_said_so():
     world.consume(0, "taken")
     world.kill_learner()
     world.consume(0, "taken")
-    assert str(world.account()) == (
+    assert str(world.sample_counts()) == (
         "12 rollout rows sent = 8 learned from + 0 dropped + 0 in flight + 4 lost with learners"
     )
 
@@ -111,4 +111,4 @@ def test_rows_that_vanish_are_missing():
     world = World()
     world.send(0)
     world.collectors[0]["unreleased"] = 0
-    assert world.account().missing == 4
+    assert world.sample_counts().missing == 4

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from placement.binding import bind, with_given_gpus
+from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import PlanError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
@@ -25,8 +25,8 @@ TWO_NODES = Machine(nodes=(node("a", range(4), 1, "ida"), node("b", range(8, 12)
 
 def test_swapped_nodes_swap_cores_and_gpus():
     plan = make_plan(TWO_NODES, num_envs=1)
-    bound = bind(plan, ["idb", "ida"])
-    assert [(piece.node, piece.cores, piece.gpu_uuid) for piece in bound.slices] == [
+    bound = assign_allocated_nodes(plan, ["idb", "ida"])
+    assert [(gmi_slice.node, gmi_slice.cores, gmi_slice.gpu_uuid) for gmi_slice in bound.slices] == [
         ("b", (8, 9, 10, 11), "GPU-b0"),
         ("a", (0, 1, 2, 3), "GPU-a0"),
     ]
@@ -35,66 +35,68 @@ def test_swapped_nodes_swap_cores_and_gpus():
 def test_more_gmis_on_a_node_than_its_cores_hold_are_refused():
     plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=4)
     with pytest.raises(PlanError, match="2 cores for GMI 2 on node a: 0 of 0-3 are left"):
-        bind(plan, ["ida"] * 4)
+        assign_allocated_nodes(plan, ["ida"] * 4)
 
 
 def test_more_gmis_on_a_node_than_its_gpus_hold_are_refused():
     plan = make_plan(TWO_NODES, num_envs=1, threads_per_gmi=1)
     with pytest.raises(PlanError, match="1 of a GPU for GMI 1 on node a: its 1 GPUs are taken"):
-        bind(plan, ["ida", "ida"])
+        assign_allocated_nodes(plan, ["ida", "ida"])
 
 
 def test_the_gpus_that_ray_gave_replace_the_planned_ones():
     machine = Machine(nodes=(node("a", range(8), 2, "ida"),), origin="ray")
     plan = make_plan(machine, num_envs=1, gmis_per_gpu=2)
     by_index_or_uuid = [("1",), ("1",), ("GPU-a0",), ("GPU-a0",)]
-    given = with_given_gpus(plan, by_index_or_uuid)
-    assert [piece.gpu_uuid for piece in given.slices] == ["GPU-a1", "GPU-a1", "GPU-a0", "GPU-a0"]
-    assert [piece.cores for piece in given.slices] == [piece.cores for piece in plan.slices]
+    given = assign_allocated_gpus(plan, by_index_or_uuid)
+    assert [gmi_slice.gpu_uuid for gmi_slice in given.slices] == ["GPU-a1", "GPU-a1", "GPU-a0", "GPU-a0"]
+    assert [gmi_slice.cores for gmi_slice in given.slices] == [gmi_slice.cores for gmi_slice in plan.slices]
 
 
 @pytest.mark.parametrize("given", [("7",), ()])
 def test_a_gpu_that_the_inventory_does_not_know_is_refused(given):
     machine = Machine(nodes=(node("a", range(2), 1, "ida"),), origin="ray")
     with pytest.raises(PlanError, match=r"a GPU for GMI 0 on node a: Ray gave (7|none), .* 0 \(GPU-a0\)"):
-        with_given_gpus(make_plan(machine, num_envs=1), [given])
+        assign_allocated_gpus(make_plan(machine, num_envs=1), [given])
 
 
 def test_more_of_a_gpu_than_there_is_is_refused():
     machine = Machine(nodes=(node("a", range(8), 2, "ida"),), origin="ray")
     plan = make_plan(machine, num_envs=1, gmis_per_gpu=2)
     with pytest.raises(PlanError, match=r"shares 0.5, 0.5, 0.5 of GPU-a1 on node a: Ray gave more of it"):
-        with_given_gpus(plan, [("1",), ("1",), ("1",), ("0",)])
+        assign_allocated_gpus(plan, [("1",), ("1",), ("1",), ("0",)])
 
 
 def test_slices_of_cores_are_given_no_gpu():
     plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2)
-    assert with_given_gpus(plan, [(), ("0",)]) == plan
+    assert assign_allocated_gpus(plan, [(), ("0",)]) == plan
 
 
 @pytest.mark.parametrize("shares", range(1, 41))
 def test_a_gpu_that_is_cut_into_equal_shares_is_bound_to_them_all(shares):
     machine = Machine(nodes=(node("a", range(2 * shares), 2, "ida"),), origin="ray")
     plan = make_plan(machine, num_envs=1, gmis_per_gpu=shares)
-    assert bind(plan, ["ida"] * (2 * shares)) == plan
+    assert assign_allocated_nodes(plan, ["ida"] * (2 * shares)) == plan
 
 
 def test_a_shared_reservation_keeps_threads_and_drops_cores():
-    bound = bind(make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2), ["ida", "idb"], pinned=False)
-    assert [(piece.cores, piece.num_threads) for piece in bound.slices] == [((), 4), ((), 4)]
+    bound = assign_allocated_nodes(
+        make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2), ["ida", "idb"], pinned=False
+    )
+    assert [(gmi_slice.cores, gmi_slice.num_threads) for gmi_slice in bound.slices] == [((), 4), ((), 4)]
 
 
 def test_a_machine_read_without_ray_is_the_one_node_that_ray_gave():
     plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
-    assert bind(plan, ["any", "any"]) == plan
+    assert assign_allocated_nodes(plan, ["any", "any"]) == plan
 
 
 def test_a_machine_read_without_ray_cannot_be_two_nodes():
     plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
     with pytest.raises(PlanError, match=r"here \(not from Ray\).*cluster_machine"):
-        bind(plan, ["one", "two"])
+        assign_allocated_nodes(plan, ["one", "two"])
 
 
 def test_every_gmi_needs_a_node():
     with pytest.raises(PlanError, match="2 GMIs: 1 bundles were given"):
-        bind(make_plan(TWO_NODES, num_envs=1), ["ida"])
+        assign_allocated_nodes(make_plan(TWO_NODES, num_envs=1), ["ida"])

@@ -5,39 +5,39 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from placement.backends.base import Health
-from placement.errors import CarvingError, SliceLostError
-from placement.plan import Plan
+from placement.backends.base import SliceHealth
+from placement.errors import PartitionError, SliceLostError
+from placement.plan import PlacementPlan
 
 if TYPE_CHECKING:  # as in session.py
-    from actors.carvers import Carvers
+    from actors.partitioners import Partitioners
 
 
-class SliceWatch:
+class SliceMonitor:
     """Asks the hosts that carved them."""
 
-    def __init__(self, plan: Plan, carvers: Carvers) -> None:
-        self._plan, self._carvers = plan, carvers
+    def __init__(self, plan: PlacementPlan, partitioners: Partitioners) -> None:
+        self._plan, self._partitioners = plan, partitioners
 
-    def health(self) -> list[Health]:
+    def health(self) -> list[SliceHealth]:
         """How each GMI's share of its GPU is, with its memory; empty where nothing had to be carved.
 
         Raises:
-            CarvingError: a host does not answer.
+            PartitionError: a host does not answer.
         """
-        return self._carvers.health()
+        return self._partitioners.health()
 
-    def moved(self, index: int, pid: int) -> None:
+    def update_pid(self, index: int, pid: int) -> None:
         """A GMI was started anew in another process."""
-        self._carvers.moved(index, pid)
+        self._partitioners.update_pid(index, pid)
 
-    def refuse_lost(self) -> None:
+    def raise_if_lost(self) -> None:
         """A host that does not answer says nothing of its slices: what is waited for has a limit of its own.
 
         Raises:
             SliceLostError: a share of a GPU has failed.
         """
-        with suppress(CarvingError):
+        with suppress(PartitionError):
             lost = {
                 f"GMI {index} {self._plan.slices[index].label()}": health.text
                 for index, health in enumerate(self.health())

@@ -11,7 +11,7 @@ MAX_DEFAULT_GMIS = 8
 """CPU GMIs with a simulator when the user names no number: beyond this, gradient exchange eats what another process adds."""
 
 
-def equal_cores(
+def equal_core_slices(
     machine: Machine,
     num_gmis: int | None,
     gmis_per_gpu: int | None,
@@ -38,7 +38,7 @@ def equal_cores(
             "Use num_gmis instead",
         )
     cores = [len(node.usable_cores) for node in machine.nodes]
-    fits = cores_hold(machine, threads)
+    fits = max_gmis_on_cores(machine, threads)
     if fits == 0 or (num_gmis is not None and num_gmis > fits):
         raise _too_many_for_cores(machine, num_gmis or 1, threads, fits)
     count = num_gmis if num_gmis is not None else min(fits, MAX_DEFAULT_GMIS)
@@ -49,12 +49,12 @@ def equal_cores(
             width = threads or len(node.usable_cores) // share
             slices += [
                 Slice(node=node.name, backend="cpu", cores=part, num_threads=width)
-                for part in _deal(node, share, width)
+                for part in _split_cores(node, share, width)
             ]
     return slices, _explain_cores(machine, slices, called, asked=num_gmis is not None)
 
 
-def equal_gpus(
+def equal_gpu_slices(
     machine: Machine, name: BackendName, count: int, shares: int, threads: int | None
 ) -> tuple[list[Slice], str]:
     """GPUs cut into ``shares`` equal ones each, filled in order by ``count`` GMIs, and how that came to be.
@@ -88,13 +88,13 @@ def equal_gpus(
                 gpu_uuid=uuid,
                 gpu_fraction=round(fraction, 4),
             )
-            for part, uuid in zip(_deal(node, len(uuids), width), uuids, strict=True)
+            for part, uuid in zip(_split_cores(node, len(uuids), width), uuids, strict=True)
         ]
-    used = len({piece.gpu_uuid for piece in slices})
+    used = len({gmi_slice.gpu_uuid for gmi_slice in slices})
     return slices, f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
 
 
-def cores_hold(machine: Machine, threads: int | None) -> int:
+def max_gmis_on_cores(machine: Machine, threads: int | None) -> int:
     """How many GMIs of that many threads, or of one, have cores of their own."""
     return sum(len(node.usable_cores) // (threads or 1) for node in machine.nodes)
 
@@ -113,7 +113,7 @@ def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
     return shares
 
 
-def _deal(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
+def _split_cores(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
     """``share`` disjoint runs of ``width`` of the node's cores; empty where its cores are only counted."""
     if not node.pinnable:
         return [()] * share
@@ -122,7 +122,7 @@ def _deal(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
 
 
 def _explain_cores(machine: Machine, slices: list[Slice], called: str, *, asked: bool) -> str:
-    used = sum(piece.num_threads for piece in slices)
+    used = sum(gmi_slice.num_threads for gmi_slice in slices)
     why = f"as many {called}s as asked" if asked else f"one {called} per core, at most {MAX_DEFAULT_GMIS}"
     rest = machine.num_cores - used
     left = f", {counted(rest, 'core')} left for Ray and the driver" if rest else ""
@@ -150,7 +150,7 @@ def _too_many_for_cores(machine: Machine, num_gmis: int, threads: int | None, fi
 def _too_few_cores_beside_gpus(node: Node, share: int, threads: int | None) -> PlanError:
     cores = len(node.usable_cores)
     each = threads or 1
-    way_out = (
+    hint = (
         f"Use at most {cores // each} GMIs on the node"
         if cores >= each
         else f"Set threads_per_gmi to {cores} or less"
@@ -158,7 +158,7 @@ def _too_few_cores_beside_gpus(node: Node, share: int, threads: int | None) -> P
     return PlanError(
         f"{counted(share, 'GMI')} of {counted(each, 'core')} each on node {node.name}",
         f"it has {counted(cores, 'core')}",
-        way_out,
+        hint,
     )
 
 

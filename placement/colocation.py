@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from placement.errors import counted
-from placement.kinds import Roles, noun_of, served_by
+from placement.role_layout import Roles, served_simulators, worker_type_name
 from placement.types import FRACTION_STEP, Slice
 
 
-def share_cores(
-    hosts: Sequence[Slice], kinds: Sequence[Roles], counts: Sequence[int], *, overlapped: bool
+def colocate_on_cores(
+    hosts: Sequence[Slice], worker_types: Sequence[Roles], counts: Sequence[int], *, overlapped: bool
 ) -> tuple[list[Slice], list[Roles], str]:
     """Put the GMIs of the other kinds on the cores of those with a simulator.
 
@@ -28,10 +28,10 @@ def share_cores(
     Returns:
         the slices of all GMIs by node, the roles of each, and how they share, as a clause.
     """
-    placed: list[tuple[Roles, tuple[int, ...]]] = [(kinds[0], (index,)) for index in range(len(hosts))]
-    for roles, number in zip(kinds[1:], counts[1:], strict=True):
+    placed: list[tuple[Roles, tuple[int, ...]]] = [(worker_types[0], (index,)) for index in range(len(hosts))]
+    for roles, number in zip(worker_types[1:], counts[1:], strict=True):
         for index in range(number):
-            served = served_by(index, number, len(hosts))
+            served = served_simulators(index, number, len(hosts))
             node = hosts[served[0]].node
             beside = range(len(hosts)) if overlapped else served
             placed.append((roles, tuple(other for other in beside if hosts[other].node == node)))
@@ -40,16 +40,17 @@ def share_cores(
         key=lambda entry: _node_order(hosts)[hosts[entry[1][0]].node]
     )  # stable: by kind within a node
     slices = [
-        _over([hosts[i] for i in covered], [users[i] for i in covered], overlapped) for _, covered in placed
+        _colocated_slice([hosts[i] for i in covered], [users[i] for i in covered], overlapped)
+        for _, covered in placed
     ]
-    return slices, [roles for roles, _ in placed], _how(kinds, counts, overlapped)
+    return slices, [roles for roles, _ in placed], _colocation_text(worker_types, counts, overlapped)
 
 
 def _node_order(hosts: Sequence[Slice]) -> dict[str, int]:
     return {name: place for place, name in enumerate(dict.fromkeys(host.node for host in hosts))}
 
 
-def _over(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Slice:
+def _colocated_slice(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Slice:
     """A slice with the cores of these, each of which so many GMIs share."""
     cpus = sum(host.num_threads / number for host, number in zip(hosts, users, strict=True))
     return replace(
@@ -60,12 +61,13 @@ def _over(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Sli
     )
 
 
-def _how(kinds: Sequence[Roles], counts: Sequence[int], overlapped: bool) -> str:
+def _colocation_text(worker_types: Sequence[Roles], counts: Sequence[int], overlapped: bool) -> str:
     others = " and ".join(
-        counted(number, noun_of(roles)) for roles, number in zip(kinds[1:], counts[1:], strict=True)
+        counted(number, worker_type_name(roles))
+        for roles, number in zip(worker_types[1:], counts[1:], strict=True)
     )
     several = sum(counts[1:]) > 1
-    name = f"{noun_of(kinds[0])}s"
+    name = f"{worker_type_name(worker_types[0])}s"
     if overlapped:
         return f"{others} on the same cores, in the gaps that {name} leave"
     return f"{others} on the same cores, which {'take' if several else 'takes'} turns with the {name}"

@@ -18,8 +18,8 @@ from collectives.costs import all_reduce_s, har_s
 from placement.errors import PlanError
 from placement.templates import UnitCosts
 
-MOST_GPUS = 1024
-MOST_GMIS_PER_GPU = 10
+MAX_GPUS = 1024
+MAX_GMIS_PER_GPU = 10
 NETWORK_LATENCY_S = 10e-6
 """Guessed, per hop of a ring between nodes."""
 
@@ -117,10 +117,10 @@ def cluster_of(nodes: int, gpus_per_node: int, gpu: str, cores_per_node: int | N
     """
     if gpu not in GPUS:
         raise PlanError(f"--gpu {gpu}", f"the GPUs known here are {', '.join(GPUS)}", "Use one of them")
-    if nodes * gpus_per_node > MOST_GPUS:
+    if nodes * gpus_per_node > MAX_GPUS:
         raise PlanError(
             f"{nodes} nodes of {gpus_per_node} GPUs",
-            f"at most {MOST_GPUS} GPUs are forecast",
+            f"at most {MAX_GPUS} GPUs are forecast",
             "Use fewer nodes",
         )
     cores = cores_per_node or GPUS[gpu].cores_per_gpu * gpus_per_node
@@ -168,7 +168,7 @@ def forecast(
 
 def best_forecast(costs: UnitCosts, cluster: Cluster, *, updates: int, measured_sms: int | None) -> Forecast:
     """The fastest cut by its low estimate; fewer GMIs on a tie."""
-    cuts = range(1, MOST_GMIS_PER_GPU + 1)
+    cuts = range(1, MAX_GMIS_PER_GPU + 1)
     found = [forecast(costs, cluster, cut, updates=updates, measured_sms=measured_sms) for cut in cuts]
     return max(found, key=lambda each: (each.low_steps_per_s, -each.gmis_per_gpu))
 

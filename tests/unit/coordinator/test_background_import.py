@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayagi.coordinator.importing import importing
+from rayagi.coordinator.background_import import import_in_background
 
 LIMIT_S = 20.0
 
@@ -25,7 +25,7 @@ def slow_module(tmp_path, monkeypatch):
 
 
 def test_the_block_runs_meanwhile_and_its_end_waits(slow_module):
-    with importing(slow_module.name):
+    with import_in_background(slow_module.name):
         assert slow_module.began.wait(LIMIT_S)
         assert not hasattr(sys.modules["slow_one"], "THREAD")
         slow_module.go.set()
@@ -34,13 +34,13 @@ def test_the_block_runs_meanwhile_and_its_end_waits(slow_module):
 
 def test_what_the_block_raises_leaves_no_thread(slow_module):
     slow_module.go.set()
-    with pytest.raises(ValueError, match="of the block"), importing(slow_module.name):
+    with pytest.raises(ValueError, match="of the block"), import_in_background(slow_module.name):
         raise ValueError("of the block")
     assert not [thread for thread in threading.enumerate() if thread.name == "import slow_one"]
 
 
 def test_what_cannot_be_imported_is_said_where_it_is_needed():
-    with importing("no_such_module_anywhere"):
+    with import_in_background("no_such_module_anywhere"):
         pass
     with pytest.raises(ModuleNotFoundError):
         import no_such_module_anywhere  # noqa: F401

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from placement.confirmation import half_width
-from placement.plan import Plan
-from placement.search import Measured
+from placement.plan import PlacementPlan
+from placement.search import TrialMeasurement
+from placement.validation import half_width
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.run.prediction import Prediction
 
 
-def expectation(spec: RunSpec, plan: Plan, folder: Path | None = None) -> Prediction | None:
+def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> Prediction | None:
     """What the plan was measured at on this machine; None where no probe ever ran it.
 
     The mean of the rounds in which a search measured it again, and how far they differed; else what its one trial showed. A
     probe runs the GMIs of one device: a plan on several is that many times as fast, if each has as many GMIs.
     """
-    devices = [piece.gpu_uuid for piece in plan.slices]
+    devices = [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
     num_devices = len(set(devices))
     per_device = plan.num_gmis // num_devices
     if any(devices.count(device) != per_device for device in devices):
@@ -33,7 +33,7 @@ def expectation(spec: RunSpec, plan: Plan, folder: Path | None = None) -> Predic
             source=f"{len(speeds)} measurements of {candidate}",
         )
     trial = store.outcome(per_device, plan.num_envs)
-    if not isinstance(trial, Measured):
+    if not isinstance(trial, TrialMeasurement):
         return None
     return Prediction(
         predicted_steps_per_s=trial.steps_per_s * plan.num_gmis, source=f"a short trial of {candidate}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from placement.search import (
-    Failed,
-    Measured,
-    Stops,
+    EarlyStopping,
     Trial,
-    algorithm_1,
+    TrialFailure,
+    TrialMeasurement,
     best_trial,
-    core_ceiling,
     core_counts,
+    core_upper_bound,
+    explore,
 )
 
 MIB = 2**20
@@ -23,7 +23,7 @@ def verdicts(trials):
 
 
 def sized(gmis, envs, steps_per_s, work_s, sync_s, verdict="plateau"):
-    outcome = Measured(
+    outcome = TrialMeasurement(
         steps_per_s=steps_per_s,
         memory_bytes=400 * MIB,
         phases_s={"simulate_s": work_s - 0.1, "update_s": 0.1, "sync_s": sync_s},
@@ -43,18 +43,18 @@ def test_cores_that_never_wait_are_the_ceiling():
     # Two GMIs of one core: 3000 steps/s, a tenth of the time waiting, so 3000 / 0.9 = 3333 for a core that never waits.
     # One GMI of both cores: 6667. Three cores of which one idles: 6667 too.
     trials = [sized(2, 64, 2500.0, 0.95, 0.05), sized(2, 128, 3000.0, 0.9, 0.1)]
-    assert core_ceiling(trials, 1, num_cores=2) == pytest.approx(20000 / 3)
+    assert core_upper_bound(trials, 1, num_cores=2) == pytest.approx(20000 / 3)
     # Four GMIs on eight cores have two each: 3333 is a pair's, 1667 a core's; three GMIs use six cores, one uses eight.
     four = [sized(4, 128, 3000.0, 0.9, 0.1)]
-    assert core_ceiling(four, 3, num_cores=8) == pytest.approx(10000)
-    assert core_ceiling(four, 1, num_cores=8) == pytest.approx(40000 / 3)
+    assert core_upper_bound(four, 3, num_cores=8) == pytest.approx(10000)
+    assert core_upper_bound(four, 1, num_cores=8) == pytest.approx(40000 / 3)
 
 
 def test_without_phases_there_is_no_ceiling():
-    assert core_ceiling([], 1, num_cores=2) == float("inf")
-    outcome = Measured(steps_per_s=1.0, memory_bytes=1)
+    assert core_upper_bound([], 1, num_cores=2) == float("inf")
+    outcome = TrialMeasurement(steps_per_s=1.0, memory_bytes=1)
     bare = Trial(gmis_per_gpu=2, num_envs=16, verdict="plateau", outcome=outcome)
-    assert core_ceiling([bare], 1, num_cores=2) == float("inf")
+    assert core_upper_bound([bare], 1, num_cores=2) == float("inf")
 
 
 class Cores:
@@ -68,17 +68,19 @@ class Cores:
         waiting = self.sync_share if gmis == 2 else 0.0
         speed = self.speed * (1 - waiting) if gmis == 2 else 1.8 * self.speed
         phases = {"simulate_s": 1 - waiting, "sync_s": waiting}
-        return Measured(steps_per_s=speed, memory_bytes=400 * MIB, phases_s=phases)
+        return TrialMeasurement(steps_per_s=speed, memory_bytes=400 * MIB, phases_s=phases)
 
 
 def searched(probe, **options):
-    stops = Stops(worth=0.05, ceiling=lambda trials, gmis: core_ceiling(trials, gmis, num_cores=2))
+    early_stopping = EarlyStopping(
+        min_bound_gain=0.05, upper_bound=lambda trials, gmis: core_upper_bound(trials, gmis, num_cores=2)
+    )
     return list(
-        algorithm_1(
+        explore(
             probe,
             num_gpus=1,
             gpu_memory_bytes=options.pop("memory", 2**40),
-            stops=stops,
+            early_stopping=early_stopping,
             gmis_per_gpu=(2, 1),
             num_envs=(16, 32),
             **options,
@@ -105,7 +107,9 @@ def test_a_size_that_may_win_is_tried():
 
 def test_where_time_ended_a_size_the_ceiling_counts_too():
     probe = Cores(sync_share=0.0)
-    outcomes = {(2, 32): Failed(kind="too long", reason="an iteration would last 40 s, and 25 s may be")}
+    outcomes = {
+        (2, 32): TrialFailure(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
+    }
     trials = searched(lambda gmis, envs: outcomes.get((gmis, envs)) or probe(gmis, envs))
     assert verdicts(trials) == ["first", "failed", "cannot win"]
 

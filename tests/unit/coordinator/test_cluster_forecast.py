@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from placement.errors import PlanError
 from placement.templates import UnitCosts
-from rayagi.coordinator.what_if import best_forecast, cluster_of, forecast, sizes_up_to, table
+from rayagi.coordinator.cluster_forecast import best_forecast, cluster_of, forecast, sizes_up_to, table
 
 COSTS = UnitCosts(
     simulate_s=1.0, act_s=0.1, train_s=0.3,

@@ -9,16 +9,16 @@ from placement.backends.base import SliceLimits
 from placement.types import Machine, Slice
 
 
-def foreseen(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:
+def predict_limits(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:
     """The limits of each slice, in order. Slices that share a GPU must all be among them.
 
     Raises:
         PlanError: a GPU cannot be cut into these sizes; the text says what would fit.
     """
     by_gpu: dict[tuple[str, str], list[int]] = {}
-    for index, piece in enumerate(slices):
-        if piece.gpu_uuid is not None:
-            by_gpu.setdefault((piece.node, piece.gpu_uuid), []).append(index)
+    for index, gmi_slice in enumerate(slices):
+        if gmi_slice.gpu_uuid is not None:
+            by_gpu.setdefault((gmi_slice.node, gmi_slice.gpu_uuid), []).append(index)
     limits = [SliceLimits() for _ in slices]
     for (node_name, uuid), indices in by_gpu.items():
         node = machine.node(node_name)
@@ -26,6 +26,6 @@ def foreseen(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ..
         for gpu in node.gpus:
             if gpu.uuid == uuid:
                 sizes = [slices[index].gpu_fraction for index in indices]
-                for index, limit in zip(indices, backend.foresee(node, gpu, sizes), strict=True):
+                for index, limit in zip(indices, backend.predict_limits(node, gpu, sizes), strict=True):
                     limits[index] = limit
     return tuple(limits)

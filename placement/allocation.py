@@ -8,11 +8,13 @@ from math import fsum
 
 from placement.backends import get_backend
 from placement.errors import PlanError, counted
-from placement.plan import Plan, bundle_of
+from placement.plan import PlacementPlan, bundle_of
 from placement.types import FRACTION_STEP, Gpu, Machine, Node, Slice, core_ranges
 
 
-def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> Plan:
+def assign_allocated_nodes(
+    plan: PlacementPlan, bundle_node_ids: Sequence[str], *, pinned: bool = True
+) -> PlacementPlan:
     """The same GMIs on the nodes where their bundles landed.
 
     Args:
@@ -31,42 +33,42 @@ def bind(plan: Plan, bundle_node_ids: Sequence[str], *, pinned: bool = True) -> 
             "Give one node id per GMI, in GMI order",
         )
     nodes = [_node_of(plan.machine, node_id, bundle_node_ids) for node_id in bundle_node_ids]
-    if any(piece.num_cpus is not None for piece in plan.slices):
-        return replace(plan, slices=tuple(_bound_sharing(plan, nodes, pinned=pinned)))
+    if any(gmi_slice.num_cpus is not None for gmi_slice in plan.slices):
+        return replace(plan, slices=tuple(_assign_shared_cores(plan, nodes, pinned=pinned)))
     free: dict[str, _FreeNode] = {}
     slices = []
-    for index, (piece, node) in enumerate(zip(plan.slices, nodes, strict=True)):
+    for index, (gmi_slice, node) in enumerate(zip(plan.slices, nodes, strict=True)):
         if node.name not in free:
             free[node.name] = _FreeNode(node, pinned=pinned)
-        slices.append(free[node.name].take(piece, index))
+        slices.append(free[node.name].take(gmi_slice, index))
     return replace(plan, slices=tuple(slices))
 
 
-def _bound_sharing(plan: Plan, nodes: Sequence[Node], *, pinned: bool) -> list[Slice]:
+def _assign_shared_cores(plan: PlacementPlan, nodes: Sequence[Node], *, pinned: bool) -> list[Slice]:
     """GMIs that share cores keep doing so where whole nodes of the plan moved to whole nodes; else nobody is pinned."""
-    moves = {(piece.node, node.name) for piece, node in zip(plan.slices, nodes, strict=True)}
+    moves = {(gmi_slice.node, node.name) for gmi_slice, node in zip(plan.slices, nodes, strict=True)}
     whole = len(moves) == len({old for old, _ in moves}) == len({new for _, new in moves})
     slices = []
-    for piece, node in zip(plan.slices, nodes, strict=True):
+    for gmi_slice, node in zip(plan.slices, nodes, strict=True):
         asked = fsum(
             bundle_of(other)["CPU"] for other, place in zip(plan.slices, nodes, strict=True) if place == node
         )
-        have, planned = node.usable_cores, plan.machine.node(piece.node).usable_cores
+        have, planned = node.usable_cores, plan.machine.node(gmi_slice.node).usable_cores
         if asked > len(have) + FRACTION_STEP / 2:
             raise PlanError(
                 f"{asked:g} cores for {counted(nodes.count(node), 'GMI')} on node {node.name}",
                 f"it has {counted(len(have), 'core')}",
                 "Ray placed more GMIs there than planned: set num_gmis lower, or plan again",
             )
-        places = [planned.index(core) for core in piece.cores]
+        places = [planned.index(core) for core in gmi_slice.cores]
         stays = pinned and node.pinnable and whole and max(places, default=-1) < len(have)
         cores = tuple(have[place] for place in places) if stays else ()
-        moved = replace(piece, node=node.name, cores=cores)
+        moved = replace(gmi_slice, node=node.name, cores=cores)
         slices.append(replace(moved, environment=get_backend(moved.backend).environment(moved)))
     return slices
 
 
-def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:
+def assign_allocated_gpus(plan: PlacementPlan, gpu_ids: Sequence[Sequence[str]]) -> PlacementPlan:
     """The plan with the GPUs that Ray gave, which are not always the planned ones.
 
     Args:
@@ -78,8 +80,10 @@ def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:
         PlanError: a GMI was given none, one that the inventory does not know, or more of one than there is.
     """
     slices = [
-        piece if piece.gpu_uuid is None else replace(piece, gpu_uuid=_given(plan, index, piece, ids).uuid)
-        for index, (piece, ids) in enumerate(zip(plan.slices, gpu_ids, strict=True))
+        gmi_slice
+        if gmi_slice.gpu_uuid is None
+        else replace(gmi_slice, gpu_uuid=_allocated_gpu(plan, index, gmi_slice, ids).uuid)
+        for index, (gmi_slice, ids) in enumerate(zip(plan.slices, gpu_ids, strict=True))
     ]
     for (node, gpu_uuid), sizes in shares_per_gpu(slices).items():
         if fsum(sizes) > 1 + FRACTION_STEP / 2:
@@ -94,19 +98,19 @@ def with_given_gpus(plan: Plan, gpu_ids: Sequence[Sequence[str]]) -> Plan:
 def shares_per_gpu(slices: Iterable[Slice]) -> dict[tuple[str, str], list[float]]:
     """(node, GPU) -> the fractions of the slices on it, in slice order."""
     shares: dict[tuple[str, str], list[float]] = {}
-    for piece in slices:
-        if piece.gpu_uuid is not None:
-            shares.setdefault((piece.node, piece.gpu_uuid), []).append(piece.gpu_fraction)
+    for gmi_slice in slices:
+        if gmi_slice.gpu_uuid is not None:
+            shares.setdefault((gmi_slice.node, gmi_slice.gpu_uuid), []).append(gmi_slice.gpu_fraction)
     return shares
 
 
-def _given(plan: Plan, index: int, piece: Slice, ids: Sequence[str]) -> Gpu:
-    gpus = plan.machine.node(piece.node).gpus
+def _allocated_gpu(plan: PlacementPlan, index: int, gmi_slice: Slice, ids: Sequence[str]) -> Gpu:
+    gpus = plan.machine.node(gmi_slice.node).gpus
     found = next((gpu for gpu in gpus for given in ids[:1] if given in (gpu.uuid, str(gpu.index))), None)
     if found is None:
         known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
         raise PlanError(
-            f"a GPU for GMI {index} on node {piece.node}",
+            f"a GPU for GMI {index} on node {gmi_slice.node}",
             f"Ray gave {', '.join(ids) or 'none'}, and the inventory has {known}",
             "Start Ray with GPUs that exist, and plan again",
         )
@@ -137,37 +141,37 @@ class _FreeNode:
         self._cores = list(node.usable_cores)
         self._gpus = {gpu.uuid: 1.0 for gpu in node.usable_gpus}
 
-    def take(self, piece: Slice, index: int) -> Slice:
+    def take(self, gmi_slice: Slice, index: int) -> Slice:
         """The slice, on this node."""
         moved = replace(
-            piece,
+            gmi_slice,
             node=self._node.name,
-            cores=self._take_cores(piece, index),
-            gpu_uuid=self._take_gpu(piece, index),
+            cores=self._take_cores(gmi_slice, index),
+            gpu_uuid=self._take_gpu(gmi_slice, index),
         )
         return replace(moved, environment=get_backend(moved.backend).environment(moved))
 
-    def _take_cores(self, piece: Slice, index: int) -> tuple[int, ...]:
-        if len(self._cores) < piece.num_threads:
+    def _take_cores(self, gmi_slice: Slice, index: int) -> tuple[int, ...]:
+        if len(self._cores) < gmi_slice.num_threads:
             raise PlanError(
-                f"{piece.num_threads} cores for GMI {index} on node {self._node.name}",
+                f"{gmi_slice.num_threads} cores for GMI {index} on node {self._node.name}",
                 f"{len(self._cores)} of {core_ranges(self._node.usable_cores) or 'no cores'} are left",
                 "Ray placed more GMIs there than planned: set threads_per_gmi lower, or plan again",
             )
-        taken, self._cores = self._cores[: piece.num_threads], self._cores[piece.num_threads :]
+        taken, self._cores = self._cores[: gmi_slice.num_threads], self._cores[gmi_slice.num_threads :]
         return tuple(taken) if self._pinned else ()
 
-    def _take_gpu(self, piece: Slice, index: int) -> str | None:
-        if piece.gpu_uuid is None:
+    def _take_gpu(self, gmi_slice: Slice, index: int) -> str | None:
+        if gmi_slice.gpu_uuid is None:
             return None
         # The planned GPU if it has room here, so that a plan that landed as planned stays as it is.
-        for uuid in sorted(self._gpus, key=lambda uuid: uuid != piece.gpu_uuid):
+        for uuid in sorted(self._gpus, key=lambda uuid: uuid != gmi_slice.gpu_uuid):
             # Sums of fractions like 0.05 miss 1 by a rounding error.
-            if self._gpus[uuid] >= piece.gpu_fraction - FRACTION_STEP / 2:
-                self._gpus[uuid] -= piece.gpu_fraction
+            if self._gpus[uuid] >= gmi_slice.gpu_fraction - FRACTION_STEP / 2:
+                self._gpus[uuid] -= gmi_slice.gpu_fraction
                 return uuid
         raise PlanError(
-            f"{piece.gpu_fraction:g} of a GPU for GMI {index} on node {self._node.name}",
+            f"{gmi_slice.gpu_fraction:g} of a GPU for GMI {index} on node {self._node.name}",
             f"its {len(self._gpus)} GPUs are taken",
             "Ray placed more GMIs there than planned: plan again",
         )

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from actors.protocols import IterationResult
-from placement.backends.base import Health
-from placement.errors import CarvingError, SliceLostError
+from placement.backends.base import SliceHealth
+from placement.errors import PartitionError, SliceLostError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decisions import Decision
-from rayagi.coordinator.overseer import SHARES_EVERY_S, RunOverseer, replanned
+from rayagi.coordinator.health_monitor import SHARE_CHECK_INTERVAL_S, RunHealthMonitor, replanned_spec
 from rayagi.planning import plan_of
 from rayagi.run.limits import Position
 
@@ -56,9 +56,11 @@ class Session:
         self.loaded = state
 
 
-def overseer(spec, **other):
+def health_monitor(spec, **other):
     session, told, kept = Session(spec), [], []
-    made = RunOverseer(spec, session, reopen=Session, tell=told.append, keep=kept.append, window=3, **other)
+    made = RunHealthMonitor(
+        spec, session, reopen=Session, log=told.append, save_spec=kept.append, window=3, **other
+    )
     return made, session, told, kept
 
 
@@ -67,19 +69,19 @@ def spec(**gmi):
 
 
 def test_a_slow_gmi_is_told_once_and_left_to_the_user():
-    watch, session, told, _ = overseer(spec())
+    watch, session, told, _ = health_monitor(spec())
     for _ in range(6):
         session.answer(1.0, 3.0, 1.0, 1.0)
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert len(told) == 1
     # 100 steps in 3 s of its own work; the others wait in sync_s. 3 x 100 = 300 against 4 x 33.
     assert told[0].startswith("Iteration 7: GMI 1 makes 33 steps per second of its own work, the others 100;")
     assert "To go on with 3 GMIs with 8 environments each, start with --replan" in told[0]
-    assert not watch.wants_to_replan
+    assert not watch.replan_pending
 
 
 def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched():
-    watch, session, told, _ = overseer(spec(template="e_at", num_gmis=3))
+    watch, session, told, _ = health_monitor(spec(template="e_at", num_gmis=3))
     metrics = [
         {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 3.0, "resident_bytes": 1e8},
         {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 2.0, "resident_bytes": 1e8},
@@ -87,7 +89,7 @@ def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched()
     ]
     for _ in range(3):
         session.collected = tuple((IterationResult(iteration=1, metrics=each),) for each in metrics)
-        watch.look(HERE)
+        watch.check_health(HERE)
     (line,) = told
     assert (
         "GMI 1 makes 50 steps per second of its own work, the others 88" in line
@@ -96,35 +98,35 @@ def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched()
 
 
 def test_replanning_carries_the_shared_state_and_says_what_changes():
-    watch, session, told, kept = overseer(spec(replan=True))
+    watch, session, told, kept = health_monitor(spec(replan=True))
     for _ in range(3):
-        assert not watch.wants_to_replan
+        assert not watch.replan_pending
         session.answer(1.0, 3.0, 1.0, 1.0)
-        watch.look(HERE)
-    assert watch.wants_to_replan
+        watch.check_health(HERE)
+    assert watch.replan_pending
     assert "At the next checkpoint the run goes on with 3 GMIs" in told[0]
-    watch.saved()
+    watch.on_checkpoint()
     assert kept == []  # that checkpoint is of the old plan
     new = watch.replan({"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4})
     assert session.closed
     assert new.plan.num_gmis == 3
     assert new.loaded == {"shared": {"weights": 1}, "num_gmis": 4}
     assert "3 GMIs and 24 environments in all instead of 32: the batch is 0.75 times as large" in told[1]
-    assert not watch.wants_to_replan
-    watch.saved()
-    watch.saved()
+    assert not watch.replan_pending
+    watch.on_checkpoint()
+    watch.on_checkpoint()
     assert [own.gmi.num_gmis for own in kept] == [3]
     # The new session is judged by itself, from the beginning.
     new.answer(1.0, 1.0, 3.0)
-    watch.look(HERE)
+    watch.check_health(HERE)
     assert len(told) == 2
 
 
 def test_memory_near_the_even_share_halves_the_environments():
-    watch, session, told, _ = overseer(spec(replan=True))
+    watch, session, told, _ = health_monitor(spec(replan=True))
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)  # of 4 GiB, each has 1
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert "GMI 0 holds 973 MiB of 1,024" in told[0]
     new = watch.replan({"shared": {}, "num_gmis": 4})
     assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
@@ -133,29 +135,29 @@ def test_memory_near_the_even_share_halves_the_environments():
 
 def test_shares_are_asked_after_now_and_then_and_their_memory_makes_a_new_plan():
     now = [0.0]
-    watch, session, told, _ = overseer(spec(replan=True), clock=lambda: now[0])
+    watch, session, told, _ = health_monitor(spec(replan=True), clock=lambda: now[0])
     # Its process holds 1000 MiB of 1024 by the driver; the program counts 512.
     shares = [
-        Health(state="ok", text="the daemon answers", memory_bytes=1000 * 2**20 if i == 2 else GIB // 2)
+        SliceHealth(state="ok", text="the daemon answers", memory_bytes=1000 * 2**20 if i == 2 else GIB // 2)
         for i in range(4)
     ]
     session.shares = shares
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0)
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert told == []
-    now[0] = SHARES_EVERY_S
-    watch.look(HERE)
+    now[0] = SHARE_CHECK_INTERVAL_S
+    watch.check_health(HERE)
     assert "GMI 2 holds 1,000 MiB of 1,024" in told[0]
     new = watch.replan({"shared": {}, "num_gmis": 4})
     assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
 
 
 def test_several_slow_gmis_are_left_out_together():
-    watch, session, told, _ = overseer(spec(replan=True))
+    watch, session, told, _ = health_monitor(spec(replan=True))
     for _ in range(3):
         session.answer(1.0, 9.0, 8.0, 1.0)
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert "GMI 1 makes 11 steps" in told[0]
     assert "GMI 2 makes 12 steps" in told[0]
     assert "leaving them out pays, with 200 steps/s of work by 2 instead of 44 by 4" in told[0]
@@ -163,27 +165,27 @@ def test_several_slow_gmis_are_left_out_together():
 
 
 def test_a_run_below_its_prediction_is_told():
-    watch, session, told, _ = overseer(spec(replan=True), planned_steps_per_s=1000.0)
+    watch, session, told, _ = health_monitor(spec(replan=True), planned_steps_per_s=1000.0)
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0)
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert "GMIs make 100 steps per second of their own work, 250 were planned" in told[0]
-    assert not watch.wants_to_replan
+    assert not watch.replan_pending
 
 
 def test_unequal_gmis_that_take_as_long_are_alike():
-    watch, session, told, _ = overseer(spec(num_gmis=None, slices=(3.0, 1.0)))
+    watch, session, told, _ = health_monitor(spec(num_gmis=None, slices=(3.0, 1.0)))
     for _ in range(3):
         session.answer(1.0, 1.0)
         for results, steps in zip(session.collected, (150.0, 50.0), strict=True):
             results[0].metrics["env_steps"] = steps
-        watch.look(HERE)
+        watch.check_health(HERE)
     assert told == []
 
 
 def test_replanning_without_a_decision_is_an_error():
     with pytest.raises(RuntimeError, match="nothing was decided"):
-        overseer(spec())[0].replan({})
+        health_monitor(spec())[0].replan({})
 
 
 def test_on_gpus_the_shares_stay_and_the_last_are_given_back():
@@ -192,12 +194,12 @@ def test_on_gpus_the_shares_stay_and_the_last_are_given_back():
     machine = Machine(nodes=(node,), origin="test")
     before = RunSpec(gmi=GmiSpec(backend="direct", gmis_per_gpu=2, num_envs=8))
     plan = plan_of(before, machine)
-    decision = Decision(action="replan", noticed=frozenset(), num_gmis=3, num_envs=8)
-    after = plan_of(replanned(before, plan, decision), machine)
-    assert [piece.gpu_uuid for piece in after.slices] == ["GPU-0", "GPU-0", "GPU-1"]
+    decision = Decision(action="replan", findings=frozenset(), num_gmis=3, num_envs=8)
+    after = plan_of(replanned_spec(before, plan, decision), machine)
+    assert [gmi_slice.gpu_uuid for gmi_slice in after.slices] == ["GPU-0", "GPU-0", "GPU-1"]
     assert after.envs == (8, 8, 8)
     fewer = replace(decision, num_gmis=4, num_envs=4)
-    assert replanned(before, plan, fewer).gmi == replace(before.gmi, num_envs=4)
+    assert replanned_spec(before, plan, fewer).gmi == replace(before.gmi, num_envs=4)
     assert make_plan(machine, backend="direct", gmis_per_gpu=2, num_envs=4).num_gmis == 4
 
 
@@ -205,11 +207,11 @@ LOST = SliceLostError(("GMI 1 mps[GPU-1 x0.50]",), "the MPS daemon is gone")
 
 
 def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_written():
-    watch, _, told, _ = overseer(spec())
+    watch, _, told, _ = health_monitor(spec())
     state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
     assert watch.recover(LOST, None).loaded is None
     assert watch.recover(LOST, state).loaded == state
-    watch.saved()
+    watch.on_checkpoint()
     for _ in range(3):
         watch.recover(LOST, state)
     with pytest.raises(SliceLostError, match=r"GMI 1 mps\[GPU-1 x0.50\] was lost") as caught:
@@ -221,23 +223,23 @@ def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_writt
 
 
 def test_a_checkpoint_of_the_plan_before_is_recovered_without_its_environments():
-    watch, session, _, _ = overseer(spec(replan=True))
+    watch, session, _, _ = health_monitor(spec(replan=True))
     state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)
-        watch.look(HERE)
-    watch.saved()
+        watch.check_health(HERE)
+    watch.on_checkpoint()
     watch.replan(state)  # as many GMIs with half the environments: local states would not fit them
     assert watch.recover(LOST, state).loaded == {"shared": {"weights": 1}, "num_gmis": 4}
 
 
 def test_a_gpu_that_cannot_be_cut_anew_is_the_error_and_says_during_what():
-    watch, _, _, _ = overseer(spec())
+    watch, _, _, _ = health_monitor(spec())
 
     def refuse(own):
-        raise CarvingError("the MPS daemon", "did not come up", "See the log")
+        raise PartitionError("the MPS daemon", "did not come up", "See the log")
 
     watch._reopen = refuse
-    with pytest.raises(CarvingError) as caught:
+    with pytest.raises(PartitionError) as caught:
         watch.recover(LOST, None)
     assert "while the run recovered: GMI 1 mps" in caught.value.__notes__[-1]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.binding import bind
+from placement.allocation import assign_allocated_nodes
 from placement.errors import PlanError
 from placement.inventory import load_machine
-from placement.kinds import SERVING_KINDS, TRAINING_KINDS, served_by
-from placement.plan import Plan, make_plan
+from placement.plan import PlacementPlan, make_plan
+from placement.role_layout import SERVING_WORKER_TYPES, TRAINING_WORKER_TYPES, served_simulators
 from placement.types import Machine, Node
 from tests.unit.placement.test_plan_properties import counts, machines
 
@@ -22,8 +22,8 @@ CPU2, CPU16 = (load_machine(MACHINES / f"{name}.json") for name in ("cpu2", "cpu
 COLLECTOR, LEARNER, SIMULATOR, AGENT = ("simulator", "agent"), ("trainer",), ("simulator",), ("agent",)
 
 works = st.sampled_from(
-    [(name, False) for name in TRAINING_KINDS if name not in ("dp_only", "program")]
-    + [(name, True) for name in SERVING_KINDS]
+    [(name, False) for name in TRAINING_WORKER_TYPES if name not in ("dp_only", "program")]
+    + [(name, True) for name in SERVING_WORKER_TYPES]
 )
 requests = st.fixed_dictionaries(
     {
@@ -38,7 +38,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-def plan_or_none(machine: Machine, work: tuple[str, bool], request: dict) -> Plan | None:
+def plan_or_none(machine: Machine, work: tuple[str, bool], request: dict) -> PlacementPlan | None:
     template, serving = work
     try:
         return make_plan(machine, template=template, serving=serving, **request)
@@ -46,20 +46,20 @@ def plan_or_none(machine: Machine, work: tuple[str, bool], request: dict) -> Pla
         return None
 
 
-def check_cores(plan: Plan) -> None:
+def check_cores(plan: PlacementPlan) -> None:
     """GMIs with a simulator have cores of their own; the others theirs, or those of such GMIs on their node."""
     owners: dict[tuple[str, int], int] = {}
     asked: Counter[str] = Counter()
-    own = [piece.num_cpus is None for piece in plan.slices]
-    for index, piece in enumerate(plan.slices):
-        asked[piece.node] += plan.bundles()[index]["CPU"]
+    own = [gmi_slice.num_cpus is None for gmi_slice in plan.slices]
+    for index, gmi_slice in enumerate(plan.slices):
+        asked[gmi_slice.node] += plan.bundles()[index]["CPU"]
         if own[index] or "simulator" in plan.roles_of(index):
-            assert len(piece.cores) == piece.num_threads >= 1
-            for core in piece.cores:
-                assert owners.setdefault((piece.node, core), index) == index
-    for index, piece in enumerate(plan.slices):
-        assert {(piece.node, core) for core in piece.cores} <= owners.keys()
-        assert 1 <= piece.num_threads <= len(piece.cores) == len(set(piece.cores))
+            assert len(gmi_slice.cores) == gmi_slice.num_threads >= 1
+            for core in gmi_slice.cores:
+                assert owners.setdefault((gmi_slice.node, core), index) == index
+    for index, gmi_slice in enumerate(plan.slices):
+        assert {(gmi_slice.node, core) for core in gmi_slice.cores} <= owners.keys()
+        assert 1 <= gmi_slice.num_threads <= len(gmi_slice.cores) == len(set(gmi_slice.cores))
         assert plan.bundles()[index]["CPU"] > 0
     for node, cpus in asked.items():
         assert cpus <= len(plan.machine.node(node).usable_cores) + 1e-9
@@ -72,7 +72,7 @@ def test_every_plan_has_every_kind_on_cores_that_exist(machine, work, request):
         return
     check_cores(plan)
     template, serving = work
-    kinds = (SERVING_KINDS if serving else TRAINING_KINDS)[template]
+    kinds = (SERVING_WORKER_TYPES if serving else TRAINING_WORKER_TYPES)[template]
     numbers = Counter(plan.kinds)
     assert set(numbers) == set(kinds)
     assert request["num_gmis"] in (None, plan.num_gmis)
@@ -92,9 +92,12 @@ def test_gmis_are_ordered_by_node_and_bind_to_where_they_were_planned(machine, w
     if plan is None:
         return
     order = [node.name for node in machine.nodes]
-    positions = [order.index(piece.node) for piece in plan.slices]
+    positions = [order.index(gmi_slice.node) for gmi_slice in plan.slices]
     assert positions == sorted(positions)
-    assert bind(plan, [machine.node(piece.node).ray_node_id for piece in plan.slices]) == plan
+    assert (
+        assign_allocated_nodes(plan, [machine.node(gmi_slice.node).ray_node_id for gmi_slice in plan.slices])
+        == plan
+    )
 
 
 @given(machines(), works, requests, st.randoms(use_true_random=False))
@@ -104,21 +107,21 @@ def test_wherever_they_land_a_node_is_not_asked_for_more_cores_than_it_has(machi
         return
     ids = [random.choice(machine.nodes).ray_node_id for _ in plan.slices]
     try:
-        bound = bind(plan, ids)
+        bound = assign_allocated_nodes(plan, ids)
     except PlanError:
         return
     cpus: dict[str, float] = defaultdict(float)
-    for piece, bundle in zip(bound.slices, bound.bundles(), strict=True):
-        cpus[piece.node] += bundle["CPU"]
-        assert set(piece.cores) <= set(machine.node(piece.node).usable_cores)
+    for gmi_slice, bundle in zip(bound.slices, bound.bundles(), strict=True):
+        cpus[gmi_slice.node] += bundle["CPU"]
+        assert set(gmi_slice.cores) <= set(machine.node(gmi_slice.node).usable_cores)
     for node, asked in cpus.items():
         assert asked <= len(machine.node(node).usable_cores) + 1e-4
-    assert [bound.machine.node(piece.node).ray_node_id for piece in bound.slices] == ids
+    assert [bound.machine.node(gmi_slice.node).ray_node_id for gmi_slice in bound.slices] == ids
 
 
 @given(st.integers(1, 12), st.integers(0, 12))
 def test_every_simulator_is_served_once_and_nobody_serves_none(number, more):
-    served = [served_by(index, number, number + more) for index in range(number)]
+    served = [served_simulators(index, number, number + more) for index in range(number)]
     assert [one for run in served for one in run] == list(range(number + more))
     assert max(map(len, served)) - min(map(len, served)) <= 1
     assert min(map(len, served)) >= 1
@@ -127,8 +130,8 @@ def test_every_simulator_is_served_once_and_nobody_serves_none(number, more):
 def test_ea_t_puts_a_learner_on_all_the_cores_that_its_collectors_leave_while_they_wait():
     plan = make_plan(CPU2, template="ea_t", num_envs=32)
     assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER)
-    assert [piece.cores for piece in plan.slices] == [(0,), (1,), (0, 1)]
-    assert [piece.num_threads for piece in plan.slices] == [1, 1, 2]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0,), (1,), (0, 1)]
+    assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [1, 1, 2]
     assert plan.bundles() == [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0}]
     assert plan.envs == (32, 32, 0)
     assert "1 learner on the same cores, which takes turns with the collectors" in plan.reason
@@ -146,7 +149,9 @@ def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
 def test_enough_cores_for_all_that_were_asked_are_dealt_without_overlap():
     plan = make_plan(CPU16, template="decoupled", num_envs=32, num_gmis=4, num_learners=2)
     assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER, LEARNER)
-    assert [piece.cores for piece in plan.slices] == [tuple(range(4 * i, 4 * i + 4)) for i in range(4)]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [
+        tuple(range(4 * i, 4 * i + 4)) for i in range(4)
+    ]
     assert plan.bundles() == [{"CPU": 4.0}] * 4
 
 
@@ -165,18 +170,18 @@ def test_a_learner_of_two_nodes_lies_on_that_of_its_first_collector():
     plan = make_plan(
         Machine(nodes=nodes, origin="test"), template="ea_t", num_envs=1, num_gmis=6, num_learners=2
     )
-    assert [piece.node for piece in plan.slices] == ["a"] * 3 + ["b"] * 3
+    assert [gmi_slice.node for gmi_slice in plan.slices] == ["a"] * 3 + ["b"] * 3
     assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER) * 2
-    swapped = bind(plan, ["id-b"] * 3 + ["id-a"] * 3)
-    assert [piece.cores for piece in swapped.slices] == [(0,), (1,), (0, 1)] * 2
-    scattered = bind(plan, ["id-a", "id-b", "id-a", "id-b", "id-a", "id-b"])
-    assert {piece.cores for piece in scattered.slices} == {()}
+    swapped = assign_allocated_nodes(plan, ["id-b"] * 3 + ["id-a"] * 3)
+    assert [gmi_slice.cores for gmi_slice in swapped.slices] == [(0,), (1,), (0, 1)] * 2
+    scattered = assign_allocated_nodes(plan, ["id-a", "id-b", "id-a", "id-b", "id-a", "id-b"])
+    assert {gmi_slice.cores for gmi_slice in scattered.slices} == {()}
 
 
 def test_one_gpu_is_cut_for_both_kinds_without_being_asked():
     plan = make_plan(load_machine(MACHINES / "a100x1.json"), template="decoupled", num_envs=64)
     assert plan.kinds == (COLLECTOR, LEARNER)
-    assert [piece.gpu_fraction for piece in plan.slices] == [0.5, 0.5]
+    assert [gmi_slice.gpu_fraction for gmi_slice in plan.slices] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

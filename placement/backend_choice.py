@@ -10,7 +10,7 @@ from placement.backends import BACKENDS, get_backend
 from placement.errors import PlanError
 from placement.types import BackendName, Gpu, Machine, Node
 
-Candidate = tuple[BackendName, str]
+BackendCandidate = tuple[BackendName, str]
 """A backend, and why it would be the choice."""
 
 MPS_FOR_TRAINING = "mps for training: processes run side by side and exchange gradients freely"
@@ -32,13 +32,13 @@ def choose_backend(
         PlanError: there is no such backend, or the machine does not allow what was asked.
     """
     if asked != "auto":
-        return _as_asked(machine, get_backend(asked).name)
+        return _requested_backend(machine, get_backend(asked).name)
     if machine.num_gpus == 0:
         return "cpu", "cpu since there is no GPU"
     # Where every GPU is cut already, its instances are what there is.
     cut = all(gpu.mig_enabled for _, gpu in _gpus(machine))
-    instances: list[Candidate] = [("mig", "mig since the GPUs are in MIG mode")] if cut else []
-    plain: Candidate = ("direct", "direct: plain sharing")
+    instances: list[BackendCandidate] = [("mig", "mig since the GPUs are in MIG mode")] if cut else []
+    plain: BackendCandidate = ("direct", "direct: plain sharing")
     if not {"trainer", "program"} & set(roles):
         return _first_usable(machine, [("mig", MIG_FOR_SERVING), ("mps", "mps for serving"), plain])
     if gmis_per_gpu == 1:
@@ -46,35 +46,35 @@ def choose_backend(
     return _first_usable(machine, [("mps", MPS_FOR_TRAINING), *instances, plain])
 
 
-def _as_asked(machine: Machine, name: BackendName) -> tuple[BackendName, str]:
+def _requested_backend(machine: Machine, name: BackendName) -> tuple[BackendName, str]:
     if name != "cpu":
         if machine.num_gpus == 0:
             raise PlanError(f"backend={name!r}", "there is no GPU", "Use backend='cpu' and num_gmis")
-        problem = _problem(machine, name)
+        problem = _unavailable_reason(machine, name)
         if problem is not None:
             raise PlanError(f"backend={name!r}", *problem)
     return name, f"{name} as asked"
 
 
-def _first_usable(machine: Machine, candidates: list[Candidate]) -> tuple[BackendName, str]:
+def _first_usable(machine: Machine, candidates: list[BackendCandidate]) -> tuple[BackendName, str]:
     """The first candidate that every GPU allows, with why the ones before it were passed over."""
     passed: list[str] = []
-    way_out = ""
+    hint = ""
     for name, why in candidates:
-        problem = _problem(machine, name)
+        problem = _unavailable_reason(machine, name)
         if problem is None:
             return name, "; ".join([why, *passed])
-        way_out = problem[1]
+        hint = problem[1]
         passed.append(f"not {name}, since {problem[0]}")
-    raise PlanError("backend='auto'", "; ".join(passed), way_out)
+    raise PlanError("backend='auto'", "; ".join(passed), hint)
 
 
-def _problem(machine: Machine, name: BackendName) -> tuple[str, str] | None:
+def _unavailable_reason(machine: Machine, name: BackendName) -> tuple[str, str] | None:
     """Why the backend cannot be used, and the way out; None where every GPU allows it, since Ray may give any."""
     for node, gpu in _gpus(machine):
         found = BACKENDS[name].availability(node, gpu)
         if not found.usable:
-            return found.reason, found.way_out or "Use another backend"
+            return found.reason, found.hint or "Use another backend"
     return None
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 
 @contextmanager
-def importing(module: str) -> Iterator[None]:
+def import_in_background(module: str) -> Iterator[None]:
     """Import a module while the block runs, and wait for it at the end.
 
     What goes wrong with it is said where it is needed, by the import there. Not for modules that the block imports parts of:

@@ -7,80 +7,85 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.protocols import IterationResult
-from rayagi.coordinator.probe import ProbeSettings, _watch, will_do
-from rayagi.coordinator.settling import Settled, settle
+from rayagi.coordinator.probe import ProbeSettings, _measure_until_sufficient, is_sufficient
+from rayagi.coordinator.warmup import SteadyState, trim_warmup
 
 
 def test_the_first_value_never_counts():
-    found = settle([9.0, 2.0, 2.0, 2.0])
+    found = trim_warmup([9.0, 2.0, 2.0, 2.0])
     assert (found.warm_up, found.num_kept, found.mean_s, found.relative_error) == (1, 3, 2.0, 0.0)
 
 
 def test_a_slow_start_is_left_out():
     # MSER: dropping 3 leaves no deviation at all; dropping fewer leaves some.
-    found = settle([9.0, 5.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    found = trim_warmup([9.0, 5.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0])
     assert (found.warm_up, found.mean_s) == (3, 2.0)
 
 
 def test_no_more_than_half_is_left_out():
-    assert settle([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).warm_up <= 3
+    assert trim_warmup([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).warm_up <= 3
 
 
 def test_the_error_is_student_s():
     # 1 and 3: mean 2, variance 2, standard error sqrt(2 / 2) = 1; t(1) = 12.706, relative 6.353
-    found = settle([7.0, 1.0, 3.0])
+    found = trim_warmup([7.0, 1.0, 3.0])
     assert found.relative_error == pytest.approx(6.353)
-    assert settle([7.0, 1.0]).relative_error == math.inf
+    assert trim_warmup([7.0, 1.0]).relative_error == math.inf
 
 
 def test_what_the_caller_knows_to_be_unlike_the_rest_never_counts():
     # 1.0 thrice, then 2.0: the first four do not count, although leaving out one or two would look as even
-    found = settle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], least=4)
+    found = trim_warmup([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], least=4)
     assert (found.warm_up, found.num_kept, found.mean_s) == (4, 2, 2.0)
     # where half of the series is more than that, MSER may leave out more: here 3, after which nothing deviates
-    assert settle([9.0, 9.0, 9.0, 2.0, 2.0, 2.0], least=2).warm_up == 3
+    assert trim_warmup([9.0, 9.0, 9.0, 2.0, 2.0, 2.0], least=2).warm_up == 3
     with pytest.raises(ValueError, match="at least 5"):
-        settle([1.0] * 4, least=4)
+        trim_warmup([1.0] * 4, least=4)
 
 
 def test_one_value_is_too_few():
     with pytest.raises(ValueError, match="at least 2"):
-        settle([1.0])
+        trim_warmup([1.0])
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=60))
 def test_of_any_series(seconds):
-    found = settle(seconds)
+    found = trim_warmup(seconds)
     assert found.warm_up + found.num_kept == len(seconds)
     assert 1 <= found.warm_up <= max(1, len(seconds) // 2)
     kept = seconds[found.warm_up :]
     assert min(kept) * (1 - 1e-9) <= found.mean_s <= max(kept) * (1 + 1e-9)
 
 
-def settled(kept, mean_s, error):
-    return Settled(warm_up=1, num_kept=kept, mean_s=mean_s, relative_error=error)
+def steady(kept, mean_s, error):
+    return SteadyState(warm_up=1, num_kept=kept, mean_s=mean_s, relative_error=error)
 
 
 SETTINGS = ProbeSettings(
-    relative_error=0.03, shortest_s=2.0, time_s=10.0, loose_error=0.1, most_s=30.0, iteration_s=1.0
+    relative_error=0.03,
+    min_duration_s=2.0,
+    loose_after_s=10.0,
+    loose_error=0.1,
+    max_duration_s=30.0,
+    iteration_s=1.0,
 )
 
 
 @pytest.mark.parametrize(
     ("found", "elapsed_s", "enough"),
     [
-        (settled(4, 0.5, 0.03), 2.5, True),  # tight: four iterations, two seconds, 3 %
-        (settled(3, 1.0, 0.01), 4.0, False),  # too few to be sure of it so early
-        (settled(8, 0.1, 0.01), 1.0, False),  # too short
-        (settled(8, 0.5, 0.08), 9.0, False),
-        (settled(8, 0.5, 0.08), 11.0, True),  # after ten seconds 10 % will do
-        (settled(8, 0.5, 0.5), 11.0, False),
-        (settled(2, 9.0, 0.5), 31.0, True),  # after thirty whatever there is
-        (settled(1, 20.0, math.inf), 31.0, False),
+        (steady(4, 0.5, 0.03), 2.5, True),  # tight: four iterations, two seconds, 3 %
+        (steady(3, 1.0, 0.01), 4.0, False),  # too few to be sure of it so early
+        (steady(8, 0.1, 0.01), 1.0, False),  # too short
+        (steady(8, 0.5, 0.08), 9.0, False),
+        (steady(8, 0.5, 0.08), 11.0, True),  # after ten seconds 10 % will do
+        (steady(8, 0.5, 0.5), 11.0, False),
+        (steady(2, 9.0, 0.5), 31.0, True),  # after thirty whatever there is
+        (steady(1, 20.0, math.inf), 31.0, False),
     ],
 )
 def test_when_a_measurement_will_do(found, elapsed_s, enough):
-    assert will_do(SETTINGS, found, elapsed_s) is enough
+    assert is_sufficient(SETTINGS, found, elapsed_s) is enough
 
 
 class Timed:
@@ -102,28 +107,28 @@ class Timed:
         return results
 
     def watched(self, warm_up=1):
-        return _watch(self, SETTINGS, warm_up, clock=lambda: self.now)
+        return _measure_until_sufficient(self, SETTINGS, warm_up, clock=lambda: self.now)
 
 
 def test_short_iterations_are_asked_for_by_the_half_second():
     session = Timed(0.5, 0.125)
-    results, settled = session.watched()
+    results, steady = session.watched()
     # one of 0.5 s, one again since that is half a second, then four of 0.125 s each time until two seconds are kept:
     # of 1 + 1 + 4 n iterations the first is left out, and 1 + 4 n >= 16 for n = 4
     assert session.requests == [1, 1, 4, 4, 4, 4]
-    assert (len(results), settled.warm_up, settled.mean_s) == (18, 1, 0.125)
+    assert (len(results), steady.warm_up, steady.mean_s) == (18, 1, 0.125)
 
 
 def test_iterations_that_warm_up_are_waited_for():
     session = Timed(1.0)
-    results, settled = session.watched(warm_up=6)
+    results, steady = session.watched(warm_up=6)
     # four of the same time after six: tight, and longer than two seconds
-    assert (len(results), settled.warm_up, settled.num_kept) == (10, 6, 4)
+    assert (len(results), steady.warm_up, steady.num_kept) == (10, 6, 4)
 
 
 def test_a_slow_candidate_makes_do_with_two():
     session = Timed(12.0, 14.0, 10.0)
-    results, settled = session.watched()
+    results, steady = session.watched()
     # 14 and 10: mean 12, error 12.706 * 2 / 12 = 2.12, but 36 s are over
-    assert (len(results), settled.num_kept) == (3, 2)
-    assert settled.relative_error == pytest.approx(12.706 * 2 / 12)
+    assert (len(results), steady.num_kept) == (3, 2)
+    assert steady.relative_error == pytest.approx(12.706 * 2 / 12)

@@ -16,35 +16,35 @@ from placement.errors import SliceError
 from placement.types import Share, Slice
 
 
-class Carved(Backend):
+class PartitionedBackend(Backend):
     """A share is there before its process enters it, and is enforced from outside of it."""
 
-    carves = True
+    changes_host = True
 
     @abstractmethod
     def share_environment(self, share: Share) -> dict[str, str]:
         """What a process's first CUDA call reads to land in the share."""
 
-    def environment(self, piece: Slice) -> dict[str, str]:
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Thread counts; once carved, the share. Before, the GPU is for Ray to choose and to make the only visible one."""
-        if piece.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {piece.label()}", "Use the cpu backend for it")
-        variables = thread_environment(piece.num_threads)
-        if piece.share is None:
+        if gmi_slice.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
+        variables = thread_environment(gmi_slice.num_threads)
+        if gmi_slice.share is None:
             return variables | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
-        return variables | self.share_environment(piece.share)
+        return variables | self.share_environment(gmi_slice.share)
 
-    def device(self, piece: Slice) -> str:
+    def device(self, gmi_slice: Slice) -> str:
         """The only device that the process sees."""
         return "cuda:0"
 
-    def limits(self, piece: Slice) -> SliceLimits:
+    def limits(self, gmi_slice: Slice) -> SliceLimits:
         """What was carved; nothing before."""
-        if piece.share is None:
+        if gmi_slice.share is None:
             return SliceLimits()
-        return SliceLimits(sm_count=piece.share.sm_count, memory_bytes=piece.share.memory_bytes)
+        return SliceLimits(sm_count=gmi_slice.share.sm_count, memory_bytes=gmi_slice.share.memory_bytes)
 
-    def enter(self, piece: Slice) -> None:
+    def enter(self, gmi_slice: Slice) -> None:
         """Pin to the slice's cores, hold torch to its threads, and set what CUDA reads at its first call.
 
         Raises:
@@ -52,12 +52,12 @@ class Carved(Backend):
         """
         import torch  # the slice's thread counts have to be in place before this import
 
-        if piece.share is None or torch.cuda.is_initialized():
-            uncarved = piece.share is None
-            there = "a slice that was not carved" if uncarved else "a process that CUDA already runs in"
+        if gmi_slice.share is None or torch.cuda.is_initialized():
+            unpartitioned = gmi_slice.share is None
+            there = "a slice that was not carved" if unpartitioned else "a process that CUDA already runs in"
             raise SliceError(
-                f"a share of {piece.gpu_uuid}", there, "Enter the slice first, after the carving"
+                f"a share of {gmi_slice.gpu_uuid}", there, "Enter the slice first, after the carving"
             )
-        pin_to_cores(piece.cores)
-        limit_torch_threads(piece.num_threads)
-        os.environ.update(self.environment(piece))
+        pin_to_cores(gmi_slice.cores)
+        limit_torch_threads(gmi_slice.num_threads)
+        os.environ.update(self.environment(gmi_slice))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placement.errors import PlanError
 from placement.plan import make_plan
 from placement.types import Gpu, Machine, Node
-from placement.unequal import env_counts
+from placement.unequal_slices import env_counts
 
 
 def node(name, num_cores, num_gpus=0):
@@ -26,7 +26,7 @@ def machine(*nodes):
 
 def test_cores_are_cut_as_asked_and_environments_follow():
     plan = make_plan(machine(node("a", 4)), num_envs=32, sizes=[3, 1])
-    assert [piece.cores for piece in plan.slices] == [(0, 1, 2), (3,)]
+    assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0, 1, 2), (3,)]
     assert plan.envs == (48, 16)
     assert [bundle["CPU"] for bundle in plan.bundles()] == [3.0, 1.0]
     assert "4 cores cut as asked, 3+1" in plan.table()
@@ -35,17 +35,20 @@ def test_cores_are_cut_as_asked_and_environments_follow():
 
 def test_a_slice_that_does_not_fit_goes_to_the_next_node():
     plan = make_plan(machine(node("a", 4), node("b", 2)), num_envs=8, sizes=[3, 2])
-    assert [(piece.node, piece.cores) for piece in plan.slices] == [("a", (0, 1, 2)), ("b", (0, 1))]
+    assert [(gmi_slice.node, gmi_slice.cores) for gmi_slice in plan.slices] == [
+        ("a", (0, 1, 2)),
+        ("b", (0, 1)),
+    ]
 
 
 def test_gpus_are_filled_in_order():
     plan = make_plan(
         machine(node("a", 8, num_gpus=2)), backend="direct", num_envs=10, sizes=[0.7, 0.3, 0.5, 0.25]
     )
-    assert [(piece.gpu_uuid, piece.gpu_fraction) for piece in plan.slices] == [
+    assert [(gmi_slice.gpu_uuid, gmi_slice.gpu_fraction) for gmi_slice in plan.slices] == [
         ("GPU-a0", 0.7), ("GPU-a0", 0.3), ("GPU-a1", 0.5), ("GPU-a1", 0.25),
     ]  # fmt: skip
-    assert [piece.num_threads for piece in plan.slices] == [2, 2, 2, 2]
+    assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [2, 2, 2, 2]
     assert sum(plan.envs) == 40
 
 

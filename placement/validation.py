@@ -12,27 +12,32 @@ from itertools import pairwise
 from math import hypot, sqrt
 from statistics import fmean, stdev
 
-from placement.search import Failed, Measured, Score, Trial, throughput
+from placement.search import Score, Trial, TrialFailure, TrialMeasurement, throughput
 
-MOST = 3
+MAX_FINALISTS = 3
 """Candidates that are measured again."""
-NOISE = 0.1
+MAX_TRIAL_ERROR = 0.1
 """The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
-ROUNDS = 4
+VALIDATION_ROUNDS = 4
 """In which each of them is measured again, at most. A round differs from the next by some 7 % where others share the
 machine: the means of four rounds of two candidates differ by 5 % for no reason."""
-ENOUGH_S = 20.0
+SUFFICIENT_DURATION_S = 20.0
 """What was measured for so long in all needs no further round: it outlasted a machine's slow and fast spells."""
-TIE = 0.01
+TIE_TOLERANCE = 0.01
 """Two that are no further apart than this, nor than their errors, are as good as each other. Noise is larger, but what is
 given away by a tie comes on top of what noise hides."""
 
-Again = Callable[[int, int, int], Measured | Failed]
+RemeasureFn = Callable[[int, int, int], TrialMeasurement | TrialFailure]
 """From GMIs per device, environments per GMI and the round, counted from 1, to what was measured."""
 
 
-def confirm(
-    again: Again, trials: Sequence[Trial], *, num_gpus: int, score: Score = throughput, most: int = MOST
+def validate_finalists(
+    again: RemeasureFn,
+    trials: Sequence[Trial],
+    *,
+    num_gpus: int,
+    score: Score = throughput,
+    most: int = MAX_FINALISTS,
 ) -> Iterator[Trial]:
     """Measure the contenders again and yield one trial for each; the one that is best is marked so.
 
@@ -47,37 +52,37 @@ def confirm(
         score: what is best
         most: candidates at a time
     """
-    left = _each_once(trials)
-    while chosen := sorted(contenders(left, most), key=left.index, reverse=True):
-        rounds: list[list[Measured | Failed]] = [[] for _ in chosen]
-        for number in range(1, ROUNDS + 1):
+    left = _merge_repeats(trials)
+    while chosen := sorted(finalists(left, most), key=left.index, reverse=True):
+        rounds: list[list[TrialMeasurement | TrialFailure]] = [[] for _ in chosen]
+        for number in range(1, VALIDATION_ROUNDS + 1):
             places = range(len(chosen))
             for place in places if number % 2 else reversed(places):
-                if _needs_another(rounds[place]):
+                if _needs_more_rounds(rounds[place]):
                     trial = chosen[place]
                     rounds[place].append(again(trial.gmis_per_gpu, trial.num_envs, number))
         found = [
-            _confirmed(trial, outcomes, num_gpus, score)
+            _validated(trial, outcomes, num_gpus, score)
             for trial, outcomes in zip(chosen, rounds, strict=True)
         ]
-        best = winner(found)
-        yield from (best if best is not None and _alike(trial, best) else trial for trial in found)
+        best = select_best(found)
+        yield from (best if best is not None and _same_candidate(trial, best) else trial for trial in found)
         if best is not None:
             return
         left = [trial for trial in left if trial not in chosen]
 
 
-def contenders(trials: Sequence[Trial], most: int = MOST) -> tuple[Trial, ...]:
+def finalists(trials: Sequence[Trial], most: int = MAX_FINALISTS) -> tuple[Trial, ...]:
     """Those that may be the best as far as their errors tell, the highest score first, ``most`` of them."""
     measured = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
     if not measured:
         return ()
-    least = _score(measured[0]) * (1 - min(NOISE, _error(measured[0])))
-    near = [trial for trial in measured if _score(trial) * (1 + min(NOISE, _error(trial))) >= least]
+    least = _score(measured[0]) * (1 - min(MAX_TRIAL_ERROR, _error(measured[0])))
+    near = [trial for trial in measured if _score(trial) * (1 + min(MAX_TRIAL_ERROR, _error(trial))) >= least]
     return tuple(near[:most])
 
 
-def winner(trials: Sequence[Trial]) -> Trial | None:
+def select_best(trials: Sequence[Trial]) -> Trial | None:
     """The highest score, marked as the best; of those as good as it, the smallest batch. None where nothing was measured.
 
     A smaller batch learns at least as much from each step, so that a tie in steps per second is none in learning.
@@ -91,13 +96,13 @@ def winner(trials: Sequence[Trial]) -> Trial | None:
     if best is top:
         return replace(best, best=True)
     behind = 100 * (1 - _score(best) / _score(top))
-    told = (
+    reason = (
         f"{behind:.1f} % behind {top.gmis_per_gpu} x {top.num_envs}, no more than noise, with a smaller batch"
     )
-    return replace(best, best=True, reason=told)
+    return replace(best, best=True, reason=reason)
 
 
-def together(rounds: Sequence[Measured]) -> Measured:
+def pool_measurements(rounds: Sequence[TrialMeasurement]) -> TrialMeasurement:
     """Measurements of a candidate as one: their mean, and an error that is no smaller than what they differ by."""
     count = len(rounds)
     if count == 1:
@@ -106,7 +111,7 @@ def together(rounds: Sequence[Measured]) -> Measured:
     within = hypot(*(each.relative_error for each in rounds)) / count
     between = stdev(speeds) / sqrt(count) / fmean(speeds)
     names = set.intersection(*(set(each.phases_s) for each in rounds))
-    return Measured(
+    return TrialMeasurement(
         steps_per_s=fmean(speeds),
         memory_bytes=max(each.memory_bytes for each in rounds),
         relative_error=max(within, between),
@@ -140,24 +145,26 @@ def half_width(speeds: Sequence[float]) -> float | None:
     return t * deviation * sqrt(2 / count) / mean
 
 
-def _confirmed(trial: Trial, outcomes: Sequence[Measured | Failed], num_gpus: int, score: Score) -> Trial:
+def _validated(
+    trial: Trial, outcomes: Sequence[TrialMeasurement | TrialFailure], num_gpus: int, score: Score
+) -> Trial:
     """What the rounds of a contender say."""
     gmis, envs = trial.gmis_per_gpu, trial.num_envs
     plain = Trial(gmis_per_gpu=gmis, num_envs=envs, verdict="again", outcome=outcomes[-1])
-    measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
+    measured = [outcome for outcome in outcomes if isinstance(outcome, TrialMeasurement)]
     if len(measured) < len(outcomes):
         return plain
-    outcome = together(measured)
+    outcome = pool_measurements(measured)
     total = outcome.steps_per_s * gmis * num_gpus
     return replace(plain, outcome=outcome, system_steps_per_s=total, score=score(gmis, envs, total))
 
 
-def _needs_another(outcomes: Sequence[Measured | Failed]) -> bool:
-    failed = any(isinstance(outcome, Failed) for outcome in outcomes)
-    return not failed and sum(outcome.duration_s for outcome in outcomes) < ENOUGH_S
+def _needs_more_rounds(outcomes: Sequence[TrialMeasurement | TrialFailure]) -> bool:
+    failed = any(isinstance(outcome, TrialFailure) for outcome in outcomes)
+    return not failed and sum(outcome.duration_s for outcome in outcomes) < SUFFICIENT_DURATION_S
 
 
-def _each_once(trials: Sequence[Trial]) -> list[Trial]:
+def _merge_repeats(trials: Sequence[Trial]) -> list[Trial]:
     """In their order, each with the mean of its scores.
 
     Who was measured beside another has kept pace with it, or not, whatever minute it was: where the other is by so much
@@ -192,16 +199,16 @@ def _score(trial: Trial) -> float:
 
 
 def _error(trial: Trial) -> float:
-    return trial.outcome.relative_error if isinstance(trial.outcome, Measured) else 0.0
+    return trial.outcome.relative_error if isinstance(trial.outcome, TrialMeasurement) else 0.0
 
 
 def _tie(one: Trial, other: Trial) -> float:
-    return min(TIE, hypot(_error(one), _error(other)))
+    return min(TIE_TOLERANCE, hypot(_error(one), _error(other)))
 
 
 def _batch(trial: Trial) -> int:
     return trial.gmis_per_gpu * trial.num_envs
 
 
-def _alike(one: Trial, other: Trial) -> bool:
+def _same_candidate(one: Trial, other: Trial) -> bool:
     return _candidate(one) == _candidate(other)

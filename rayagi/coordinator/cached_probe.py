@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from placement.search import Failed, Measured
+from placement.search import TrialFailure, TrialMeasurement
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.probe import CONFIRMING, DECIDING, SessionProbe
+from rayagi.coordinator.probe import SCREENING, VALIDATION, SessionProbe
 from rayagi.coordinator.search_store import SearchStore
 
 
-class OnDemand:
+class LazyRayConnection:
     """A connection to Ray that is made when it is first needed and held for all trials."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -29,33 +29,33 @@ class BudgetSpentError(Exception):
     """A trial would have to be run, and there is no time left for it."""
 
 
-class KeptProbe:
+class CachedProbe:
     """Answers from the store where it can; measures and keeps where not, until the budget is spent."""
 
     def __init__(
         self,
         probe: SessionProbe,
         store: SearchStore,
-        ray: OnDemand,
+        ray: LazyRayConnection,
         on_start: Callable[[str], None],
         ends_at: float | None,
     ) -> None:
         self._probe, self._store, self._ray, self._on_start = probe, store, ray, on_start
         self._ends_at = ends_at
 
-    def decide(self, gmis_per_gpu: int, num_envs: int) -> Measured | Failed:
+    def screen(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """Implements placement.search.Probe."""
         return self._outcome(gmis_per_gpu, num_envs, 0)
 
-    def confirm(self, gmis_per_gpu: int, num_envs: int, round_: int) -> Measured | Failed:
-        """Implements placement.confirmation.Again."""
+    def validate(self, gmis_per_gpu: int, num_envs: int, round_: int) -> TrialMeasurement | TrialFailure:
+        """Implements placement.validation.RemeasureFn."""
         return self._outcome(gmis_per_gpu, num_envs, round_)
 
-    def compare(self, gmis_per_gpu: int, num_envs: int, times: int) -> Measured | Failed:
-        """Implements placement.search.Compare."""
+    def compare(self, gmis_per_gpu: int, num_envs: int, times: int) -> TrialMeasurement | TrialFailure:
+        """Implements placement.search.CompareFn."""
         return self._outcome(gmis_per_gpu, num_envs, -times)
 
-    def _outcome(self, gmis_per_gpu: int, num_envs: int, round_: int) -> Measured | Failed:
+    def _outcome(self, gmis_per_gpu: int, num_envs: int, round_: int) -> TrialMeasurement | TrialFailure:
         kept = self._store.outcome(gmis_per_gpu, num_envs, round_)
         if kept is not None:
             return kept
@@ -64,6 +64,6 @@ class KeptProbe:
         self._ray.open()
         again = f" again (round {round_})" if round_ > 0 else " again, to compare" if round_ else ""
         self._on_start(f"{gmis_per_gpu} x {num_envs} environments{again}")
-        outcome = self._probe.measure(gmis_per_gpu, num_envs, CONFIRMING if round_ > 0 else DECIDING)
-        self._store.keep_outcome(gmis_per_gpu, num_envs, outcome, round_)
+        outcome = self._probe.measure(gmis_per_gpu, num_envs, VALIDATION if round_ > 0 else SCREENING)
+        self._store.save_outcome(gmis_per_gpu, num_envs, outcome, round_)
         return outcome

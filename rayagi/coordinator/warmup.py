@@ -20,7 +20,7 @@ _T_95 = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
+class SteadyState:
     """What a series of iteration times says once its warm-up is left out."""
 
     warm_up: int
@@ -31,7 +31,7 @@ class Settled:
     """Half of the mean's 95 % confidence interval, relative to it; infinite for a single value."""
 
 
-def settle(seconds: Sequence[float], least: int = 1) -> Settled:
+def trim_warmup(seconds: Sequence[float], least: int = 1) -> SteadyState:
     """Leave out the warm-up, and say how well the rest determines its mean.
 
     Args:
@@ -50,7 +50,7 @@ def settle(seconds: Sequence[float], least: int = 1) -> Settled:
     kept = seconds[warm_up:]
     mean = sum(kept) / len(kept)
     half = _t_95(len(kept) - 1) * math.sqrt(_variance(kept) / len(kept)) if len(kept) > 1 else math.inf
-    return Settled(warm_up=warm_up, num_kept=len(kept), mean_s=mean, relative_error=half / mean)
+    return SteadyState(warm_up=warm_up, num_kept=len(kept), mean_s=mean, relative_error=half / mean)
 
 
 def _squared_error(values: Sequence[float]) -> float:

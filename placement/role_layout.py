@@ -11,36 +11,36 @@ from dataclasses import dataclass
 
 from placement.errors import PlanError, counted
 from placement.templates import ASYNCHRONOUS, SERVING, SYNCHRONOUS
-from placement.unequal import env_counts
+from placement.unequal_slices import env_counts
 
 Roles = tuple[str, ...]
 
-TRAINING_KINDS: dict[str, tuple[Roles, ...]] = {
+TRAINING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
     template.name: template.gmis for template in (*SYNCHRONOUS, *ASYNCHRONOUS)
 } | {"program": (("program",),)}
 """Roles of each kind of GMI; the kind with the simulator first. program: a workload of the user's own (rayagi.programs),
 without environments."""
 
-SERVING_KINDS: dict[str, tuple[Roles, ...]] = {template.name: template.gmis for template in SERVING}
+SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {template.name: template.gmis for template in SERVING}
 """The same of the templates that serve: they act and do not train."""
 
-OVERLAPPED = {template.name for template in ASYNCHRONOUS}
+OVERLAPPED_TEMPLATES = {template.name for template in ASYNCHRONOUS}
 """Templates whose kinds work at the same time; in the others, one waits while the other works."""
 
 
-def noun_of(roles: Roles) -> str:
+def worker_type_name(roles: Roles) -> str:
     """What a GMI of these roles is called."""
     names = {("simulator", "agent"): "collector", ("simulator",): "simulator", ("agent",): "agent"}
     return names.get(roles, "learner" if "trainer" in roles and "simulator" not in roles else "GMI")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mix:
+class RoleLayout:
     """The kinds of GMIs of one template, and how many there are of those without a simulator."""
 
-    kinds: tuple[Roles, ...]
+    worker_types: tuple[Roles, ...]
     """Of each kind, the one with the simulator first."""
-    others: tuple[int, ...]
+    other_counts: tuple[int, ...]
     """GMIs of each kind but the first; of pairs, one for each simulator."""
     paired: bool = False
     """Whether each GMI of the second kind serves one of the first: serving with dp_mp."""
@@ -50,33 +50,33 @@ class Mix:
     @property
     def roles(self) -> Roles:
         """Every role of the template."""
-        return tuple(role for roles in self.kinds for role in roles)
+        return tuple(role for roles in self.worker_types for role in roles)
 
     @property
-    def smallest(self) -> int:
+    def min_gmis(self) -> int:
         """The fewest GMIs that work."""
-        return max(self.others, default=1) + sum(self.others)
+        return max(self.other_counts, default=1) + sum(self.other_counts)
 
-    def largest(self, most: int) -> int:
+    def usable_gmis(self, most: int) -> int:
         """As many GMIs as can be used of ``most``."""
         return most - most % 2 if self.paired else most
 
-    def with_hosts(self, number: int) -> tuple[int, ...]:
+    def counts_for_simulators(self, number: int) -> tuple[int, ...]:
         """GMIs of each kind, with so many of those with a simulator.
 
         Raises:
             PlanError: there are more of another kind.
         """
-        most = max(self.others, default=0)
+        most = max(self.other_counts, default=0)
         if number < most and not self.paired:
-            roles = self.kinds[1 + self.others.index(most)]
-            host = noun_of(self.kinds[0])
+            roles = self.worker_types[1 + self.other_counts.index(most)]
+            host = worker_type_name(self.worker_types[0])
             raise PlanError(
-                f"{counted(most, noun_of(roles))} beside {counted(number, host)}",
+                f"{counted(most, worker_type_name(roles))} beside {counted(number, host)}",
                 f"each needs a {host} to work for",
-                f"Ask for fewer {noun_of(roles)}s, or for more GMIs",
+                f"Ask for fewer {worker_type_name(roles)}s, or for more GMIs",
             )
-        return (number, *((number,) if self.paired else self.others))
+        return (number, *((number,) if self.paired else self.other_counts))
 
     def counts(self, num_gmis: int) -> tuple[int, ...]:
         """GMIs of each kind, of so many in all.
@@ -90,31 +90,33 @@ class Mix:
                 "dp_mp serves by pairs of a simulator and an agent",
                 "Give an even number",
             )
-        if num_gmis < self.smallest:
+        if num_gmis < self.min_gmis:
             wanted = [
-                counted(number, noun_of(roles))
+                counted(number, worker_type_name(roles))
                 for roles, number in zip(
-                    self.kinds, (self.smallest - sum(self.others), *self.others), strict=True
+                    self.worker_types,
+                    (self.min_gmis - sum(self.other_counts), *self.other_counts),
+                    strict=True,
                 )
             ]
             raise PlanError(
                 f"{counted(num_gmis, 'GMI')}",
                 f"the template needs {' and '.join(wanted)}",
-                f"Set num_gmis to {self.smallest} or more",
+                f"Set num_gmis to {self.min_gmis} or more",
             )
-        return self.with_hosts(num_gmis // 2 if self.paired else num_gmis - sum(self.others))
+        return self.counts_for_simulators(num_gmis // 2 if self.paired else num_gmis - sum(self.other_counts))
 
-    def dealt(self, num_gmis: int) -> list[Roles]:
+    def assign_roles(self, num_gmis: int) -> list[Roles]:
         """Roles of each of so many GMIs with slices of their own: kind by kind; pairs are neighbours."""
         counts = self.counts(num_gmis)
         if self.paired:
-            return list(self.kinds) * counts[0]
-        return [roles for roles, number in zip(self.kinds, counts, strict=True) for _ in range(number)]
+            return list(self.worker_types) * counts[0]
+        return [roles for roles, number in zip(self.worker_types, counts, strict=True) for _ in range(number)]
 
 
-def mix_of(
+def make_role_layout(
     template: str, *, serving: bool = False, num_agents: int | None = None, num_learners: int | None = None
-) -> Mix:
+) -> RoleLayout:
     """The kinds of GMIs of a template.
 
     Args:
@@ -126,34 +128,41 @@ def mix_of(
     Raises:
         PlanError: there is no such template for that work, or a number was given of a kind that it does not have.
     """
-    known = SERVING_KINDS if serving else TRAINING_KINDS
+    known = SERVING_WORKER_TYPES if serving else TRAINING_WORKER_TYPES
     if template not in known:
         work = "for serving " if serving else ""
         raise PlanError(
             f"template={template!r}", f"the templates {work}are {', '.join(known)}", "Use one of them"
         )
-    kinds = known[template]
+    worker_types = known[template]
     paired = serving and template == "dp_mp"
-    learners = [roles for roles in kinds[1:] if "trainer" in roles]
-    agents = [roles for roles in kinds[1:] if roles == ("agent",) and not paired]
+    learners = [roles for roles in worker_types[1:] if "trainer" in roles]
+    agents = [roles for roles in worker_types[1:] if roles == ("agent",) and not paired]
     for name, value, having in (("num_agents", num_agents, agents), ("num_learners", num_learners, learners)):
         if value is not None and not having:
-            texts = " and ".join("+".join(roles) for roles in kinds)
+            texts = " and ".join("+".join(roles) for roles in worker_types)
             raise PlanError(
                 f"{name}={value}",
                 f"the GMIs of {template} are {texts}{', in pairs' * paired}",
                 f"Leave {name} out",
             )
-    others = tuple((num_learners if roles in learners else num_agents) or 1 for roles in kinds[1:])
-    return Mix(kinds=kinds, others=others, paired=paired, overlapped=template in OVERLAPPED)
+    others = tuple((num_learners if roles in learners else num_agents) or 1 for roles in worker_types[1:])
+    return RoleLayout(
+        worker_types=worker_types,
+        other_counts=others,
+        paired=paired,
+        overlapped=template in OVERLAPPED_TEMPLATES,
+    )
 
 
-def served_by(index: int, number: int, num_simulators: int) -> range:
+def served_simulators(index: int, number: int, num_simulators: int) -> range:
     """Which of the GMIs with a simulator the GMI ``index`` of ``number`` of another kind works for: an even run of them."""
     return range(-(-index * num_simulators // number), -(-(index + 1) * num_simulators // number))
 
 
-def envs_of(kinds: Sequence[Roles], num_envs: int, sizes: Sequence[float] = ()) -> tuple[int, ...]:
+def envs_per_gmi(
+    worker_types: Sequence[Roles], num_envs: int, sizes: Sequence[float] = ()
+) -> tuple[int, ...]:
     """Environments of each GMI: ``num_envs`` of each with a simulator, or by their sizes; 0 of the others.
 
     Args:
@@ -161,7 +170,7 @@ def envs_of(kinds: Sequence[Roles], num_envs: int, sizes: Sequence[float] = ()) 
         num_envs: environments of one GMI with a simulator; the mean where they are unequal
         sizes: of all GMIs; empty: they are equal
     """
-    hosts = [index for index, roles in enumerate(kinds) if "simulator" in roles]
+    hosts = [index for index, roles in enumerate(worker_types) if "simulator" in roles]
     counts = env_counts(num_envs, len(hosts), [sizes[index] for index in hosts] if sizes else ())
     envs = dict(zip(hosts, counts, strict=True))
-    return tuple(envs.get(index, 0) for index in range(len(kinds)))
+    return tuple(envs.get(index, 0) for index in range(len(worker_types)))

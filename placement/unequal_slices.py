@@ -28,7 +28,7 @@ def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[in
     return tuple(counts)
 
 
-def refuse_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
+def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
     """Refuse numbers that say something else than the sizes do.
 
     Raises:
@@ -44,7 +44,7 @@ def refuse_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores:
             )
 
 
-def cut_cores(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:
+def unequal_core_slices(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:
     """One GMI per size, a whole number of cores; nodes are filled in order.
 
     Raises:
@@ -72,7 +72,7 @@ def cut_cores(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], st
     return slices, f"{counted(int(sum(sizes)), 'core')} cut as asked, {_text(sizes)}"
 
 
-def cut_gpus(
+def unequal_gpu_slices(
     machine: Machine, backend: BackendName, sizes: Sequence[float], threads: int | None
 ) -> tuple[list[Slice], str]:
     """One GMI per size, a share of one GPU; GPUs are filled in order, and a node's cores dealt evenly to its GMIs.
@@ -100,14 +100,14 @@ def cut_gpus(
         free -= share
     slices: list[Slice] = []
     for node in dict.fromkeys(node.name for node, _, _ in placed):
-        slices += _beside_cores([entry for entry in placed if entry[0].name == node], backend, threads)
+        slices += _gpu_slices_of_node([entry for entry in placed if entry[0].name == node], backend, threads)
     return (
         slices,
         f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as asked, {_text(sizes)}",
     )
 
 
-def _beside_cores(
+def _gpu_slices_of_node(
     placed: Sequence[tuple[Node, Gpu, float]], backend: BackendName, threads: int | None
 ) -> list[Slice]:
     """The slices of one node, with as many of its cores each."""
