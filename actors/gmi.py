@@ -13,16 +13,16 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from actors.collective import Collective
 from actors.host_memory import give_back
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
+from actors.rendezvous_actor import RendezvousActor
 from collectives.communicator import Communicator
 from collectives.connect import connect
-from collectives.experience.abroad import Abroad
 from collectives.experience.directory import Directory
+from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
-from collectives.wires import TransportName
+from collectives.transport_factory import TransportName
 from placement.backends import get_backend
 from placement.backends.base import cuda_missing_error
 from placement.types import Slice
@@ -82,11 +82,11 @@ class GmiContext:
     communicator: Communicator
     """Of the GMIs in the identity's group; a GMI that is not among them has one of its own."""
     device: torch.device
-    directory: Directory = field(default_factory=partial(Collective, 1))
+    directory: Directory = field(default_factory=partial(RendezvousActor, 1))
     """Where GMIs say how experience and parameters reach them; one that is alone has its own."""
     node: str = ""
     """By which GMIs on other hosts name this one's, where they can reach it."""
-    abroad: Abroad | None = None
+    remote_transport: RemoteTransport | None = None
     """How this GMI reaches other hosts; None: it cannot."""
 
 
@@ -118,9 +118,9 @@ class Gmi:
         self._backend = get_backend(backend_name)
         self._communicator: Communicator | None = None
         self._program: Program | Workload | None = None
-        self.directory: Directory = Collective(1)
+        self.directory: Directory = RendezvousActor(1)
         self.node = ""
-        self.abroad: Abroad | None = None
+        self.remote_transport: RemoteTransport | None = None
 
     def worker_info(self) -> WorkerInfo:
         """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
@@ -203,7 +203,7 @@ class Gmi:
                     device=device,
                     directory=self.directory,
                     node=self.node,
-                    abroad=self.abroad,
+                    remote_transport=self.remote_transport,
                 )
                 self._program = factory(context)
             if torch.cuda.is_initialized():

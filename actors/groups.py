@@ -15,10 +15,10 @@ import ray.util
 from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, WorkerInfo
 from actors.relay import Relays
-from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
+from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvous_actor
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.experience.errors import ChannelError
-from collectives.wires import TransportName
+from collectives.transport_factory import TransportName
 from placement.plan import PlacementPlan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
@@ -41,7 +41,7 @@ class GmiActor(Gmi):
         self._collective = collective
         if collective is not None:
             self.directory = RemoteDirectory(collective)
-        self.node, self.abroad = ray.get_runtime_context().get_node_id(), Relays()
+        self.node, self.remote_transport = ray.get_runtime_context().get_node_id(), Relays()
 
     def worker_info(self) -> WorkerInfo:
         """Say where this process is in Ray's terms."""
@@ -64,8 +64,8 @@ class GmiActor(Gmi):
     def close(self) -> None:
         """Release the program, leave the group, and say nothing any more."""
         super().close()
-        if self.abroad is not None:
-            self.abroad.close()
+        if self.remote_transport is not None:
+            self.remote_transport.close()
         if isinstance(self.directory, RemoteDirectory):
             self.directory.close()
 
@@ -175,7 +175,7 @@ def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
     group = GmiGroup(identities, [], None)
     try:
         if plan.num_gmis > 1:
-            group = GmiGroup(identities, [], start_collective(len(identities[0].members)))
+            group = GmiGroup(identities, [], start_rendezvous_actor(len(identities[0].members)))
         for identity in identities:
             group.handles.append(_start_one(identity, plan, reservation, group.collective))
     except BaseException:

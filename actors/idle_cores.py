@@ -22,12 +22,12 @@ def borrow_idle_cores(env: VecEnv, context: GmiContext) -> bool:
     Every GMI of the group calls it, with environments of one kind. Returns whether they are of use: the same on all of them.
     """
     communicator = context.communicator
-    arrivals = communicator.arrivals()
-    if arrivals is None or not isinstance(env, BorrowingEnv):
+    barrier_progress = communicator.barrier_progress()
+    if barrier_progress is None or not isinstance(env, BorrowingEnv):
         return False
     own = torch.zeros(_MOST_CORES, dtype=torch.int64)
     own[list(context.identity.slice.cores)] = 1
     masks = communicator.all_gather(own)
     cores = {rank: mask.nonzero().flatten().tolist() for rank, mask in enumerate(masks)}
     lenders = {rank: ids for rank, ids in cores.items() if rank != communicator.rank and ids}
-    return env.borrow(lenders, arrivals)
+    return env.borrow(lenders, barrier_progress)

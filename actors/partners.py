@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from actors.errors import OutOfStepError, PartnerLostError
+from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Batch, Inbox
 from collectives.experience.schema import ExperienceSchema
 
 _LOOK_S = 0.5
@@ -38,7 +38,7 @@ class Intake:
     """An inbox whose producers are GMIs with names, all attached before the first take; notices when one has gone."""
 
     def __init__(self, schema: ExperienceSchema, names: Sequence[str]) -> None:
-        self.inbox, self.names = Inbox(schema), tuple(names)
+        self.consumer_endpoint, self.names = ConsumerEndpoint(schema), tuple(names)
 
     def take(self, awaited: Collection[int], asked: str, limit_s: float) -> Batch:
         """The next batch, while waiting for those of ``awaited``.
@@ -50,22 +50,25 @@ class Intake:
         begin = time.monotonic()
         while True:
             try:
-                batch = self.inbox.take(min(_LOOK_S, limit_s))
+                batch = self.consumer_endpoint.take(min(_LOOK_S, limit_s))
             except ChannelTimeoutError:
                 batch = None
             if batch is not None:
                 return batch
-            there = self.inbox.producers
+            there = self.consumer_endpoint.producers
             for place in awaited:
                 if place not in there:
                     raise PartnerLostError(
-                        self.inbox.schema.name, self.names[place], asked, place in self.inbox.lost
+                        self.consumer_endpoint.schema.name,
+                        self.names[place],
+                        asked,
+                        place in self.consumer_endpoint.lost,
                     )
             waited_s = time.monotonic() - begin
             if waited_s >= limit_s:
                 names = " and ".join(self.names[place] for place in awaited)
                 raise ChannelTimeoutError(
-                    self.inbox.schema.name, f"{asked} did not come from {names}", waited_s
+                    self.consumer_endpoint.schema.name, f"{asked} did not come from {names}", waited_s
                 )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # plans, and what only watches, do not need torch; rollout ne
 
     from actors.policy_tensors import PolicyTensors
     from actors.rollout import Episodes, Rollout
-    from collectives.arrivals import Arrivals
+    from collectives.barrier_progress import BarrierProgress
 
 StateDict = dict[str, Any]
 
@@ -135,12 +135,12 @@ class RolloutEnv(VecEnv, Protocol):
 class BorrowingEnv(VecEnv, Protocol):
     """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """From now on, use cores that are lent. What is computed does not depend on it. Returns whether they are of use.
 
         Args:
             cores: ids of each lender's logical cores, by rank
-            arrivals: who waits for this member lends its cores, and does not take them back before this one comes, too
+            barrier_progress: who waits for this member lends its cores, and does not take them back before this one comes
         """
         ...
 

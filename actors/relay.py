@@ -16,14 +16,14 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.far_board import FarBoard, Shown, Window
-from collectives.experience.abroad import Abroad
-from collectives.experience.directory import Consumer
+from actors.remote_parameter_store import ParameterSnapshot, RelayParameterReader, RemoteParameterStore
+from collectives.experience.directory import ConsumerAnnouncement
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelError, ChannelTimeoutError, SchemaError
-from collectives.experience.outbox import Claim, Outbox
+from collectives.experience.producer_ring import ProducerRing, ReservedSlot
+from collectives.experience.remote_transport import RemoteTransport
+from collectives.experience.routes import Route, SharedMemoryRoute
 from collectives.experience.schema import ExperienceSchema
-from collectives.experience.ways import SharedMemoryWay, Way
 
 _LOOK_S = 0.005
 """Between looks whether the consumer has released what was delivered."""
@@ -35,7 +35,7 @@ _NONE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RelayAddress:
     """What a relay needs to know of a sender and its consumer. Said each time: one that was replaced knows nothing."""
 
     producer: int
@@ -50,11 +50,11 @@ class Address:
 
 
 @dataclass(slots=True)
-class _Line:
+class _RelayConnection:
     """From one sender to one consumer."""
 
-    outboxes: tuple[Outbox, ...]
-    way: SharedMemoryWay
+    rings: tuple[ProducerRing, ...]
+    route: SharedMemoryRoute
     handed: deque[int]
     """Sequences that were handed over, the latest of them."""
 
@@ -67,15 +67,21 @@ class Relay:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[Address, _Line] = {}
-        self._window = Window()
+        self._connections: dict[RelayAddress, _RelayConnection] = {}
+        self._parameter_reader = RelayParameterReader()
 
-    async def show(self, endpoint: str, known: int) -> Shown:
-        """What a board of this host shows: see ``Window.show``."""
-        return self._window.show(endpoint, known)
+    async def read_parameters(self, endpoint: str, known: int) -> ParameterSnapshot:
+        """What a board of this host shows: see ``RelayParameterReader.read_parameters``."""
+        return self._parameter_reader.read_parameters(endpoint, known)
 
     async def deliver(
-        self, address: Address, after: int, sequence: int, version: int, rows: Sequence[int], *messages: Any
+        self,
+        address: RelayAddress,
+        after: int,
+        sequence: int,
+        version: int,
+        rows: Sequence[int],
+        *messages: Any,
     ) -> bool:
         """Hand over one transfer, and wait until its consumer has released it. False if the consumer is gone.
 
@@ -92,52 +98,52 @@ class Relay:
             ChannelError: there is no memory for the outboxes.
         """
         try:
-            line = self._line_to(address)
+            connection = self._connection_to(address)
         except SchemaError:
             raise
         except ChannelError:
             return False
-        outboxes, begin = line.outboxes, time.monotonic()
-        while after not in line.handed and time.monotonic() - begin < _ORDER_S:
+        rings, begin = connection.rings, time.monotonic()
+        while after not in connection.handed and time.monotonic() - begin < _ORDER_S:
             await asyncio.sleep(_LOOK_S)
-        claims = [await self._claim(outbox, count) for outbox, count in zip(outboxes, rows, strict=True)]
-        line.handed.append(sequence)
-        if not line.way.alive:
-            for claim in claims:
-                claim.cancel()
+        reservations = [await self._reserve(ring, count) for ring, count in zip(rings, rows, strict=True)]
+        connection.handed.append(sequence)
+        if not connection.route.alive:
+            for reservation in reservations:
+                reservation.cancel()
             return False
-        for claim, message in zip(claims, messages, strict=True):
-            claim.message[:] = memoryview(message)
-            claim.commit(version, sequence=sequence)
-        line.way.hand_over(sequence)
+        for reservation, message in zip(reservations, messages, strict=True):
+            reservation.message[:] = memoryview(message)
+            reservation.commit(version, sequence=sequence)
+        connection.route.hand_over(sequence)
         while True:
-            held = [sequence in outbox.unreleased() for outbox in outboxes]
-            back = [sequence in outbox.waiting() for outbox in outboxes]
+            held = [sequence in ring.unreleased() for ring in rings]
+            back = [sequence in ring.waiting() for ring in rings]
             if held == back:  # all parts are released, or have come back from a consumer that is gone
                 break
             await asyncio.sleep(_LOOK_S)
-            for outbox in outboxes:
-                outbox.look()
-        for outbox, is_back in zip(outboxes, back, strict=True):
+            for ring in rings:
+                ring.update()
+        for ring, is_back in zip(rings, back, strict=True):
             if is_back:
-                outbox.drop(sequence)
+                ring.drop(sequence)
         return not all(back)  # a consumer that had released a part was done with all of it
 
-    async def leave(self, address: Address) -> None:
+    async def disconnect(self, address: RelayAddress) -> None:
         """Say goodbye to a consumer in the sender's name."""
-        line = self._lines.pop(address, None)
-        for outbox in line.outboxes if line else ():
-            outbox.close(timeout_s=0.0)
+        connection = self._connections.pop(address, None)
+        for ring in connection.rings if connection else ():
+            ring.close(timeout_s=0.0)
 
-    async def process(self) -> int:
+    async def process_id(self) -> int:
         """Its process id."""
         return os.getpid()
 
-    def _line_to(self, address: Address) -> _Line:
-        if address in self._lines:
-            return self._lines[address]
-        outboxes = tuple(
-            Outbox(
+    def _connection_to(self, address: RelayAddress) -> _RelayConnection:
+        if address in self._connections:
+            return self._connections[address]
+        rings = tuple(
+            ProducerRing(
                 schema,
                 rows=rows,
                 slots=address.slots,
@@ -148,33 +154,35 @@ class Relay:
             for schema, rows in zip(address.schemas, address.rows, strict=True)
         )
         try:
-            way = SharedMemoryWay(outboxes, address.endpoints)
+            route = SharedMemoryRoute(rings, address.endpoints)
         except ChannelError:
-            for outbox in outboxes:
-                outbox.close(timeout_s=0.0)
+            for ring in rings:
+                ring.close(timeout_s=0.0)
             raise
-        line = self._lines[address] = _Line(outboxes, way, deque([_NONE], maxlen=2 * address.slots))
-        return line
+        connection = self._connections[address] = _RelayConnection(
+            rings, route, deque([_NONE], maxlen=2 * address.slots)
+        )
+        return connection
 
-    async def _claim(self, outbox: Outbox, rows: int) -> Claim:
+    async def _reserve(self, ring: ProducerRing, rows: int) -> ReservedSlot:
         """Senders have no more under way than there are slots: it is free, or about to be."""
         while True:
             with contextlib.suppress(ChannelTimeoutError):
-                return outbox.claim(rows, timeout_s=0.0)
+                return ring.reserve(rows, timeout_s=0.0)
             await asyncio.sleep(_LOOK_S)
 
 
-class RelayWay(Way):
+class RelayRoute(Route):
     """A dispenser's way to one consumer on another host. Its credits are the dispenser's slots."""
 
     def __init__(self, relay: Any, dispenser: Dispenser, endpoints: Sequence[str]) -> None:
         """Use a relay there. Ray starts it anew wherever it can when it dies, and delivers again what was not answered."""
-        self._relay, self._outboxes = relay, dispenser.outboxes
-        self._address = Address(
+        self._relay, self._rings = relay, dispenser.rings
+        self._address = RelayAddress(
             producer=dispenser.producer,
             origin=dispenser.origin,
             schemas=dispenser.plan.groups,
-            rows=tuple(outbox.rows for outbox in dispenser.outboxes),
+            rows=tuple(ring.rows for ring in dispenser.rings),
             slots=dispenser.slots,
             endpoints=tuple(endpoints),
         )
@@ -193,17 +201,17 @@ class RelayWay(Way):
         return len(self._under_way)
 
     @property
-    def carries(self) -> bool:
+    def copies_batches(self) -> bool:
         """Yes: slots stay with their owner until the consumer has released what was copied from them."""
         return True
 
     def hand_over(self, sequence: int) -> None:
         """Copy every part into the object store, and let the relay's host fetch it."""
-        parcels = [outbox.parcel(sequence) for outbox in self._outboxes]
-        messages = [np.frombuffer(parcel.message, dtype=np.uint8) for parcel in parcels]
-        rows = tuple(parcel.rows for parcel in parcels)
+        encoded_batches = [ring.encoded_batch(sequence) for ring in self._rings]
+        messages = [np.frombuffer(encoded_batch.message, dtype=np.uint8) for encoded_batch in encoded_batches]
+        rows = tuple(encoded_batch.rows for encoded_batch in encoded_batches)
         answer = self._relay.deliver.remote(
-            self._address, self._newest, sequence, parcels[0].version, rows, *messages
+            self._address, self._newest, sequence, encoded_batches[0].version, rows, *messages
         )
         self._under_way[answer] = self._newest = sequence
 
@@ -231,27 +239,27 @@ class RelayWay(Way):
 
     def close(self) -> None:
         """Say goodbye to the consumer."""
-        self._relay.leave.remote(self._address)  # nobody waits for it but ``Relays.close``
+        self._relay.disconnect.remote(self._address)  # nobody waits for it but ``Relays.close``
 
 
-class Relays(Abroad):
-    """The relays of one producer's process, one per host: what a ``Migrator`` takes as ``far_way``."""
+class Relays(RemoteTransport):
+    """The relays of one producer's process, one per host: what a ``Migrator`` takes as ``remote_route``."""
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
 
-    def __call__(self, dispenser: Dispenser, consumer: Consumer) -> RelayWay:
+    def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> RelayRoute:
         """A way to a consumer that announced its Ray node's id."""
         if not consumer.node:
             raise SchemaError(
                 dispenser.plan.groups[0].name,
                 "a consumer on another host did not announce its node: pass node= to Batcher.announce",
             )
-        return RelayWay(self._relay(consumer.node), dispenser, consumer.endpoints)
+        return RelayRoute(self._relay(consumer.node), dispenser, consumer.endpoints)
 
-    def board(self, node: str, endpoint: str) -> FarBoard:
+    def parameter_store(self, node: str, endpoint: str) -> RemoteParameterStore:
         """A learner's board on another host."""
-        return FarBoard(self._relay(node), endpoint)
+        return RemoteParameterStore(self._relay(node), endpoint)
 
     def _relay(self, node: str) -> Any:
         if node not in self._handles:
@@ -265,5 +273,5 @@ class Relays(Abroad):
         while self._handles:
             relay = self._handles.popitem()[1]
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(relay.process.remote(), timeout=_LEAVE_S)  # after all goodbyes
+                ray.get(relay.process_id.remote(), timeout=_LEAVE_S)  # after all goodbyes
             ray.kill(relay)

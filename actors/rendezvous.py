@@ -10,29 +10,29 @@ from typing import Any, Self
 import ray
 import ray.exceptions
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from collectives.errors import RendezvousError
 from collectives.experience.errors import ChannelError
-from collectives.rendezvous import Attendance, Candidacy, Member, Rendezvous, Roster
+from collectives.rendezvous import JoinRequest, Member, MembershipView, Rendezvous, RendezvousStatus
 
 _CALL_TIMEOUT_S = 30.0
 """For one small call, with a restart of the actor in it."""
 _REPEAT_S = 0.5
 
 
-def start_collective(world_size: int) -> Any:
+def start_rendezvous_actor(world_size: int) -> Any:
     """The handle of a new collective actor, which Ray starts anew wherever it can when it dies."""
     # All its calls may be repeated, so Ray may repeat those that were under way.
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    return ray.remote(Collective).options(**options).remote(world_size)
+    return ray.remote(RendezvousActor).options(**options).remote(world_size)
 
 
-class _Caller:
+class _RendezvousActorClient:
     """Calls a collective actor, and says again twice a second what it is to remember: an actor that came back knows it."""
 
     def __init__(self, handle: Any, name: str) -> None:
         self._handle = handle
-        self._said: dict[tuple[str, str], tuple[int, tuple[Any, ...]]] = {}
+        self._remembered: dict[tuple[str, str], tuple[int, tuple[Any, ...]]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
@@ -58,20 +58,22 @@ class _Caller:
     def _remember(self, generation: int, method: str, key: str, *arguments: Any) -> None:
         """To be said again, until something of a later generation is said."""
         with self._lock:
-            self._said = {which: what for which, what in self._said.items() if what[0] >= generation}
-            self._said[method, key] = (generation, arguments)
+            self._remembered = {
+                which: what for which, what in self._remembered.items() if what[0] >= generation
+            }
+            self._remembered[method, key] = (generation, arguments)
 
     def _repeat(self) -> None:
         while not self._closed.wait(_REPEAT_S):
             with self._lock:
-                said = list(self._said.items())
+                said = list(self._remembered.items())
             for (method, _), (_, arguments) in said:
                 getattr(self._handle, method).remote(
                     *arguments
                 )  # whoever needs it asks; no answer is awaited
 
 
-class RemoteDirectory(_Caller):
+class RemoteDirectory(_RendezvousActorClient):
     """A collective actor's handle as a directory (``collectives.experience``), for as long as a GMI lives."""
 
     def __init__(self, handle: Any) -> None:
@@ -103,7 +105,7 @@ class RemoteDirectory(_Caller):
             raise ChannelError("directory", f"the collective actor does not answer: {error}") from error
 
 
-class RemoteRendezvous(_Caller, Rendezvous):
+class RemoteRendezvous(_RendezvousActorClient, Rendezvous):
     """A collective actor's handle as the object that ``collectives.connect`` and ``membership`` call.
 
     Open it to form a generation and to connect; a connected group needs no actor.
@@ -112,11 +114,11 @@ class RemoteRendezvous(_Caller, Rendezvous):
     def __init__(self, handle: Any) -> None:
         super().__init__(handle, "rendezvous")
 
-    def register(self, generation: int, member: Member) -> Attendance:
+    def register(self, generation: int, member: Member) -> RendezvousStatus:
         """Say that a member is here, and see who else is."""
-        attendance: Attendance = self._ask(generation, "register", generation, member)
+        status: RendezvousStatus = self._ask(generation, "register", generation, member)
         self._remember(generation, "register", "", generation, member)
-        return attendance
+        return status
 
     def report(self, generation: int, lost: tuple[Member, ...]) -> None:
         """Say that members of a meeting are gone."""
@@ -132,17 +134,17 @@ class RemoteRendezvous(_Caller, Rendezvous):
         endpoint: str | None = self._ask(generation, "endpoint", generation, key)
         return endpoint
 
-    def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
+    def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
         """Want to belong to the next generation."""
-        generation = 0 if candidacy.previous is None else candidacy.previous.generation + 1
-        answer: Roster | Attendance = self._ask(generation, "enlist", candidacy)
-        if isinstance(answer, Roster):
-            self._remember(answer.generation, "learn", "", answer)
+        generation = 0 if join_request.previous is None else join_request.previous.generation + 1
+        answer: MembershipView | RendezvousStatus = self._ask(generation, "request_join", join_request)
+        if isinstance(answer, MembershipView):
+            self._remember(answer.generation, "adopt_membership", "", answer)
         return answer
 
-    def withdraw(self, member: Member) -> None:
+    def cancel_join(self, member: Member) -> None:
         """No longer want to."""
-        self._ask(0, "withdraw", member)
+        self._ask(0, "cancel_join", member)
 
     def _ask(self, generation: int, method: str, *arguments: Any) -> Any:
         try:

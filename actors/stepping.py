@@ -22,8 +22,8 @@ from torch import Tensor
 from actors.collecting import Steps
 from actors.partners import Intake, refuse_other_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
-from collectives.experience.inbox import Batch
-from collectives.experience.outbox import Outbox
+from collectives.experience.consumer_endpoint import Batch
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 CHANNEL = "steps"
@@ -83,15 +83,15 @@ class StepServer:
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
         self._intake = Intake(action_schema(info), [agent])
-        self._outbox = Outbox(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
-        (field,) = self._intake.inbox.schema.fields
+        self._ring = ProducerRing(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
+        (field,) = self._intake.consumer_endpoint.schema.fields
         self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
         self._iteration = self._steps = 0
 
     @property
     def endpoint(self) -> str:
         """Where the agent sends actions to."""
-        return self._intake.inbox.endpoint
+        return self._intake.consumer_endpoint.endpoint
 
     def attach(self, endpoint: str) -> None:
         """Connect to the agent. Both ends attach before either is used.
@@ -100,14 +100,14 @@ class StepServer:
             ChannelError: it is not there.
             SchemaError: it has another environment in mind.
         """
-        self._outbox.attach(endpoint)
+        self._ring.attach(endpoint)
 
     def begin(self, iteration: int) -> None:
         """Tell the agent what an iteration begins with."""
         self._iteration, self._steps = iteration, 0
-        claim = self._outbox.claim(timeout_s=self._limit_s)
-        claim["obs"].copy_(self.simulator.obs)
-        claim.commit(version=iteration)
+        reservation = self._ring.reserve(timeout_s=self._limit_s)
+        reservation["obs"].copy_(self.simulator.obs)
+        reservation.commit(version=iteration)
 
     def step(self) -> tuple[float, float]:
         """One step with the agent's actions. Returns seconds in exchanging, waiting included, and in the simulator.
@@ -131,17 +131,17 @@ class StepServer:
         return time.perf_counter() - ended + begun - asked, ended - begun
 
     def _tell(self, result: StepResult) -> None:
-        claim = self._outbox.claim(timeout_s=self._limit_s)
+        reservation = self._ring.reserve(timeout_s=self._limit_s)
         for name in ("obs", "rewards", "terminated", "truncated"):
-            claim[name].copy_(getattr(result, name))
+            reservation[name].copy_(getattr(result, name))
         if len(result.final_ids):
-            claim["final_obs"][result.final_ids] = result.final_obs
-        claim.commit(version=self._iteration)
+            reservation["final_obs"][result.final_ids] = result.final_obs
+        reservation.commit(version=self._iteration)
 
     def close(self) -> None:
         """Say goodbye to the agent. Safe to call twice."""
-        self._outbox.close(_CLOSE_S)
-        self._intake.inbox.close()
+        self._ring.close(_CLOSE_S)
+        self._intake.consumer_endpoint.close()
 
 
 class RemoteSimulators:
@@ -173,9 +173,9 @@ class RemoteSimulators:
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
         self._intake = Intake(step_schema(info), simulators)
-        self._outboxes = [
+        self._rings = [
             # One for each: an outbox with several consumers would post to another what one of them can take no more.
-            Outbox(action_schema(info), rows=count, slots=_SLOTS)
+            ProducerRing(action_schema(info), rows=count, slots=_SLOTS)
             for count in num_envs
         ]
         total = self.num_envs
@@ -200,7 +200,7 @@ class RemoteSimulators:
     @property
     def endpoint(self) -> str:
         """Where simulators tell their steps."""
-        return self._intake.inbox.endpoint
+        return self._intake.consumer_endpoint.endpoint
 
     def attach(self, endpoints: Sequence[str]) -> None:
         """Connect to the simulators, in their order. Both ends attach before either is used.
@@ -209,8 +209,8 @@ class RemoteSimulators:
             ChannelError: one is not there.
             SchemaError: one has another environment in mind.
         """
-        for outbox, endpoint in zip(self._outboxes, endpoints, strict=True):
-            outbox.attach(endpoint)
+        for ring, endpoint in zip(self._rings, endpoints, strict=True):
+            ring.attach(endpoint)
 
     def begin(self, iteration: int) -> None:
         """Wait for the observations that an iteration begins with. Raises as ``step``."""
@@ -230,10 +230,10 @@ class RemoteSimulators:
             OutOfStepError: one is in another iteration.
         """
         started = time.perf_counter()
-        for outbox, span in zip(self._outboxes, self._spans, strict=True):
-            claim = outbox.claim(timeout_s=self._limit_s)
-            claim["actions"].copy_(actions[span])
-            claim.commit(version=self._iteration)
+        for ring, span in zip(self._rings, self._spans, strict=True):
+            reservation = ring.reserve(timeout_s=self._limit_s)
+            reservation["actions"].copy_(actions[span])
+            reservation.commit(version=self._iteration)
         finals: dict[int, tuple[Tensor, Tensor]] = {}
         for batch in self._one_of_each(step_name("the outcome", self._steps, self._iteration), self._limit_s):
             part = self._parts[batch.producer]
@@ -274,9 +274,9 @@ class RemoteSimulators:
         """Say goodbye to the simulators. Safe to call twice."""
         while self._early:
             self._early.popitem()[1].release()
-        for outbox in self._outboxes:
-            outbox.close(_CLOSE_S)
-        self._intake.inbox.close()
+        for ring in self._rings:
+            ring.close(_CLOSE_S)
+        self._intake.consumer_endpoint.close()
 
     def _one_of_each(self, asked: str, limit_s: float) -> Iterator[Batch]:
         """A batch of every simulator, as they come; each is released when the next is asked for."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.gmi import GmiContext
-from collectives.communicator import Communicator, Handle, Tensors
+from collectives.communicator import Communicator, Tensors, WorkHandle
 from collectives.transports.base import ReduceOp
 
 
@@ -69,7 +69,7 @@ class GmiProgram(ABC):
         """
         (group or self.context.communicator).all_reduce(tensors, op)
 
-    def send(self, tensor: Tensor, to: int) -> Handle:
+    def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Start to send a tensor to another GMI and return; leave it as it is until the handle's ``wait``."""
         return self.context.communicator.send(tensor, to)
 

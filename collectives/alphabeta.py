@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from collectives.costs import UnitCost, unit_group
 from collectives.errors import ProfileError
 from collectives.layout import Layout
-from collectives.profile import Point, Profile, Shape
+from collectives.profile import Profile, ProfilePoint, StepShape
 from collectives.schedule import Op, Primitive, Step
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostCoefficients:
     """Cost of one operation by one primitive among g members, p groups at the same time, on S bytes, in seconds:
 
         alpha + alpha_member g + (beta + beta_shared g p) moved
@@ -37,24 +37,24 @@ class Line:
     beta: float
     beta_shared: float
 
-    def seconds(self, shape: Shape, nbytes: float) -> float:
+    def seconds(self, shape: StepShape, nbytes: float) -> float:
         """Projected seconds."""
         factors = (self.alpha, self.alpha_member, self.beta, self.beta_shared)
         return sum(a * b for a, b in zip(factors, _features(shape, nbytes), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AlphaBeta:
+class AlphaBetaModel:
     """Lines of the operations that were measured or assumed."""
 
     origin: str
     """Where the numbers come from, in words."""
-    lines: Mapping[tuple[Primitive, Op], Line]
-    points: tuple[Point, ...] = ()
+    coefficients: Mapping[tuple[Primitive, Op], CostCoefficients]
+    points: tuple[ProfilePoint, ...] = ()
     """What they were fitted to; none where they are assumed."""
 
     @classmethod
-    def fit(cls, profile: Profile) -> AlphaBeta:
+    def fit(cls, profile: Profile) -> AlphaBetaModel:
         """Fit each operation's line to its points: least squares of relative errors, no coefficient below zero.
 
         Raises:
@@ -62,23 +62,23 @@ class AlphaBeta:
         """
         if not profile.points:
             raise ProfileError(profile.machine, "nothing was measured")
-        by_operation: dict[tuple[Primitive, Op], list[Point]] = defaultdict(list)
+        by_operation: dict[tuple[Primitive, Op], list[ProfilePoint]] = defaultdict(list)
         for point in profile.points:
             by_operation[point.shape.primitive, point.shape.op].append(point)
         for (primitive, op), points in by_operation.items():
             if len({point.nbytes for point in points}) < 2:
                 raise ProfileError(profile.machine, f"{op} by {primitive} needs measurements of two sizes")
-        lines = {operation: _fitted(points) for operation, points in by_operation.items()}
+        coefficients = {operation: _fitted(points) for operation, points in by_operation.items()}
         worst = max(
             abs(
-                lines[point.shape.primitive, point.shape.op].seconds(point.shape, point.nbytes)
+                coefficients[point.shape.primitive, point.shape.op].seconds(point.shape, point.nbytes)
                 / point.seconds
                 - 1
             )
             for point in profile.points
         )
         origin = f"measured on {profile.machine}; the lines are within {worst:.0%} of all {len(profile.points)} points"
-        return cls(origin=origin, lines=lines, points=profile.points)
+        return cls(origin=origin, coefficients=coefficients, points=profile.points)
 
     def step_s(self, step: Step, layout: Layout, nbytes: int) -> float:
         """Projected seconds of a step.
@@ -86,8 +86,8 @@ class AlphaBeta:
         Raises:
             ProfileError: nothing is known of this operation by this primitive.
         """
-        shape = Shape.of(step, layout)
-        line = self.lines.get((step.primitive, step.op))
+        shape = StepShape.from_step(step, layout)
+        line = self.coefficients.get((step.primitive, step.op))
         if line is None:
             raise ProfileError(self.origin, f"{step.op} by {step.primitive} was not measured")
         return line.seconds(shape, nbytes)
@@ -96,22 +96,24 @@ class AlphaBeta:
         """GMI-DRL's unit costs for a layout: as measured at this size, else from the line through other measurements."""
         measured = {(point.shape, point.nbytes): point.seconds for point in self.points}
         units: dict[Primitive, UnitCost] = {}
-        for primitive, op in self.lines:
+        for primitive, op in self.coefficients:
             group = unit_group(primitive, layout)
             if op == "all_reduce" and len(group) > 1:
                 step = Step("all_reduce", primitive, (group,))
-                seconds = measured.get((Shape.of(step, layout), nbytes)) or self.step_s(step, layout, nbytes)
+                seconds = measured.get((StepShape.from_step(step, layout), nbytes)) or self.step_s(
+                    step, layout, nbytes
+                )
                 units[primitive] = UnitCost(members=len(group), seconds=seconds)
         return units
 
 
-def _features(shape: Shape, nbytes: float) -> tuple[float, float, float, float]:
+def _features(shape: StepShape, nbytes: float) -> tuple[float, float, float, float]:
     on_memory = shape.primitive in ("ip", "device")
     moved = nbytes if on_memory else nbytes * (shape.members - 1) / shape.members
     return 1.0, float(shape.members), moved, moved * shape.members * shape.parallel
 
 
-def _fitted(points: Sequence[Point]) -> Line:
+def _fitted(points: Sequence[ProfilePoint]) -> CostCoefficients:
     """Non-negative least squares. With four unknowns, trying which of them are zero is exact and quick."""
     seconds = np.array([point.seconds for point in points])
     rows = np.array([_features(point.shape, point.nbytes) for point in points]) / seconds[:, None]
@@ -125,7 +127,7 @@ def _fitted(points: Sequence[Point]) -> Line:
             if (found >= 0).all() and residual < least - 1e-9:
                 best, least = np.zeros(4), residual
                 best[list(columns)] = found / scale[list(columns)]
-    return Line(*(float(value) for value in best))
+    return CostCoefficients(*(float(value) for value in best))
 
 
 def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,18 +135,18 @@ def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0], dtype=np.float64)
 
 
-ASSUMED = AlphaBeta(
+NOMINAL_MODEL = AlphaBetaModel(
     origin="nominal rates of a DGX A100 (PCIe 4.0 x16 32 GB/s, host memory 410 GB/s, NVLink 300 GB/s each way, network "
     "200 Gb/s) and guessed latencies; nothing was measured",
-    lines={
+    coefficients={
         # Through the host each GMI's bytes cross its PCIe link down and up, and the host's memory four times.
-        ("ip", "all_reduce"): Line(20e-6, 2e-6, 2 / 32e9, 4 / 410e9),
-        ("ip", "reduce"): Line(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
-        ("ip", "broadcast"): Line(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
-        ("rp", "all_reduce"): Line(15e-6, 3e-6, 2 / 300e9, 0.0),
-        ("rp", "reduce"): Line(15e-6, 3e-6, 1 / 300e9, 0.0),
-        ("rp", "broadcast"): Line(15e-6, 3e-6, 1 / 300e9, 0.0),
-        ("net", "all_reduce"): Line(30e-6, 10e-6, 2 / 25e9, 0.0),
+        ("ip", "all_reduce"): CostCoefficients(20e-6, 2e-6, 2 / 32e9, 4 / 410e9),
+        ("ip", "reduce"): CostCoefficients(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
+        ("ip", "broadcast"): CostCoefficients(20e-6, 2e-6, 1 / 32e9, 2 / 410e9),
+        ("rp", "all_reduce"): CostCoefficients(15e-6, 3e-6, 2 / 300e9, 0.0),
+        ("rp", "reduce"): CostCoefficients(15e-6, 3e-6, 1 / 300e9, 0.0),
+        ("rp", "broadcast"): CostCoefficients(15e-6, 3e-6, 1 / 300e9, 0.0),
+        ("net", "all_reduce"): CostCoefficients(30e-6, 10e-6, 2 / 25e9, 0.0),
     },
 )
 """For plans on paper. The nominal rates are the vendors'; a profile of the machine in question replaces all of it."""

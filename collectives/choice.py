@@ -10,78 +10,79 @@ from typing import Protocol
 
 import torch
 
-from collectives.alphabeta import AlphaBeta
-from collectives.available import Candidate, available, this_process
-from collectives.available import Primitive as Tried
-from collectives.composed import perform
+from collectives.alphabeta import AlphaBetaModel
+from collectives.composed import run_step
 from collectives.compositions import compose
-from collectives.kept_profiles import kept_or_measured
 from collectives.layout import Layout
-from collectives.planner import Plan, make_plan
+from collectives.planner import CompositionPlan, plan_composition
+from collectives.primitive_probe import PrimitiveProbe, local_capabilities, probe_primitives
 from collectives.profile import RUNS, mean_s, measure
+from collectives.profile_cache import load_or_measure_profile
 from collectives.rendezvous import Member
 from collectives.schedule import Primitive, Schedule, Step
 from collectives.transports.base import Transport
-from collectives.tuning import Tuner
+from collectives.tuning import ScheduleTuner
 
 TYPICAL_BYTES = 440_000
 """What the first choice is made for, before a bucket was seen: Ant's float32 gradients in the preprint's Table 7."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ScheduleChoice:
     """What a group runs."""
 
     schedule: Schedule
     reason: str
-    tuner: Tuner | None = None
+    tuner: ScheduleTuner | None = None
     """Chooses again by what reductions cost; None where nothing else could be chosen, or one was asked for."""
 
 
-class Connecting(Protocol):
+class ScopedTransportFactory(Protocol):
     """What choosing needs of a member's wires."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The primitive among these ranks."""
         ...
 
-    def apart(self, name: str) -> Connecting:
+    def scoped(self, name: str) -> ScopedTransportFactory:
         """Wires whose transports are others."""
         ...
 
 
-def choose(
-    wires: Connecting,
+def choose_schedule(
+    transport_factory: ScopedTransportFactory,
     members: Sequence[Member],
     rank: int,
     composition: str,
     device: torch.device,
     timeout_s: float,
-) -> Choice:
+) -> ScheduleChoice:
     """The schedule for these members, the same on all of them, and why.
 
     Members without a GPU have one way only: shared memory inside a host, then across hosts. For others each primitive
     is tried, the steps of each composition are timed, and then the chosen one as a whole; training chooses again, for its
-    own bucket (``Tuner``). [unverified on GPU]
+    own bucket (``ScheduleTuner``). [unverified on GPU]
 
     Raises:
         CompositionError: there is no such composition, or it does not apply to where the members are.
     """
-    layout = Layout.placed([(member.host_id, member.device) for member in members])
+    layout = Layout.from_placement([(member.host_id, member.device) for member in members])
     if composition != "auto":
-        return Choice(compose(composition, layout), "it was asked for")
+        return ScheduleChoice(compose(composition, layout), "it was asked for")
     if device.type == "cpu":
-        return Choice(compose("ip_only", layout), "the only way without GPUs")
+        return ScheduleChoice(compose("ip_only", layout), "the only way without GPUs")
     everyone = tuple(range(len(members)))
     across = len(layout.nodes) > 1
-    with closing(wires.apart("control").transport("net" if across else "ip", everyone)) as control:
-        usable = offered(wires, layout, rank, control, device, timeout_s)
-        plan = cheapest(wires, layout, rank, control, device, usable)
-    return Choice(plan.schedule, plan.reason, Tuner(plan))
+    with closing(
+        transport_factory.scoped("control").transport("net" if across else "ip", everyone)
+    ) as control:
+        usable = supported_primitives(transport_factory, layout, rank, control, device, timeout_s)
+        plan = plan_cheapest(transport_factory, layout, rank, control, device, usable)
+    return ScheduleChoice(plan.schedule, plan.reason, ScheduleTuner(plan))
 
 
-def offered(
-    wires: Connecting,
+def supported_primitives(
+    transport_factory: ScopedTransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,
@@ -97,30 +98,30 @@ def offered(
         "device": mine,
         "rp": ring if rank in ring else (),
     }
-    trial = wires.apart("trial")
-    candidates: dict[Tried, Candidate] = {
-        primitive: Candidate(members=ranks, open=partial(trial.transport, primitive, ranks))
+    probe = transport_factory.scoped("probe")
+    candidates: dict[Primitive, PrimitiveProbe] = {
+        primitive: PrimitiveProbe(members=ranks, open=partial(probe.transport, primitive, ranks))
         for primitive, ranks in groups.items()
     }
-    verdicts = available(control, this_process(device), candidates, timeout_s / 2)
-    return {"net", *(primitive for primitive in groups if verdicts[primitive].offered)}
+    probe_results = probe_primitives(control, local_capabilities(device), candidates, timeout_s / 2)
+    return {"net", *(primitive for primitive in groups if probe_results[primitive].supported)}
 
 
-def cheapest(
-    wires: Connecting,
+def plan_cheapest(
+    transport_factory: ScopedTransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,
     device: torch.device,
     usable: set[Primitive],
     runs: int = RUNS,
-) -> Plan:
+) -> CompositionPlan:
     """What costs least for ``TYPICAL_BYTES``: by a model of steps that are timed once, confronted with whole schedules now.
 
     All members call it, and come to the same plan.
     """
     with ExitStack() as opened:
-        profiling = wires.apart("profile")
+        profiling = transport_factory.scoped("profile")
 
         @cache
         def transport(primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
@@ -134,7 +135,7 @@ def cheapest(
 
             def take_part() -> None:
                 for step, way in connected:
-                    perform(step, way, bucket, "sum")
+                    run_step(step, way, bucket, "sum")
                 if device.type == "cuda":  # else only queued
                     torch.cuda.current_stream(device).synchronize()
 
@@ -142,7 +143,7 @@ def cheapest(
             control.all_reduce(cost, "max")
             return cost.item()
 
-        profile = kept_or_measured(
+        profile = load_or_measure_profile(
             control,
             device,
             layout,
@@ -151,9 +152,9 @@ def cheapest(
                 layout, usable, lambda step, nbytes: timed([step], nbytes), machine="machines like these"
             ),
         )
-        plan = make_plan(layout, TYPICAL_BYTES, AlphaBeta.fit(profile), usable)
+        plan = plan_composition(layout, TYPICAL_BYTES, AlphaBetaModel.fit(profile), usable)
         for _ in plan.candidates:
-            confronted = plan.confront(timed(plan.schedule.steps, TYPICAL_BYTES))
+            confronted = plan.record_measurement(timed(plan.schedule.steps, TYPICAL_BYTES))
             settled, plan = confronted.chosen == plan.chosen, confronted
             if settled:
                 break

@@ -9,14 +9,14 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from collectives.transports.base import CompiledOperations, ReduceOp
 
 Tensors = Tensor | Sequence[Tensor]
 """One tensor, or several that travel in one flat bucket. Contiguous, of one dtype and device."""
 
 
-class Handle(Protocol):
+class WorkHandle(Protocol):
     """An operation that was started."""
 
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Communicator(Protocol):
         """
         ...
 
-    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> WorkHandle:
         """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``.
 
         Operations, asynchronous or not, run in the order in which they were called, one at a time.
@@ -77,11 +77,11 @@ class Communicator(Protocol):
         """Wait until every member is here."""
         ...
 
-    def arrivals(self) -> Arrivals | None:
+    def barrier_progress(self) -> BarrierProgress | None:
         """Who has come to an operation of all; None where no memory shows it, as among members of several hosts."""
         ...
 
-    def send(self, tensor: Tensor, to: int) -> Handle:
+    def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
 
         The message passes when the receiver is there, and waits for it as long as any operation may. Messages to one

@@ -12,22 +12,22 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from collectives.buckets import adjacent, checked, copy_all, views
-from collectives.channels import Channels, Direction
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.queue import Handle, OperationQueue
+from collectives.point_to_point import Direction, PointToPointChannels
+from collectives.queue import OperationQueue, QueuedOperation
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
 from collectives.transports.base import (
     CompiledOperations,
+    ExposesBarrierProgress,
     ReduceOp,
-    SeesArrivals,
     SharesMemory,
     Transport,
 )
-from collectives.transports.calls import layout_of
-from collectives.tuning import Tuner
+from collectives.transports.calls import shapes_digest
+from collectives.tuning import ScheduleTuner
 
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ _CLOSE_LIMIT_S = 1.0
 """How long ``close`` waits for an operation that it interrupted."""
 
 
-class Wiring(Protocol):
+class TransportFactory(Protocol):
     """Connects members. Every member asks for the same transports and groups in the same order."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
@@ -61,7 +61,7 @@ class Wiring(Protocol):
         """A communicator among these ranks; None where this member is not one of them."""
         ...
 
-    def explained(self, error: CommunicatorError) -> CommunicatorError:
+    def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
         """The error itself, or one that says that a member is lost, if that is behind it."""
         ...
 
@@ -77,17 +77,17 @@ class ComposedCommunicator:
         self,
         rank: int,
         schedule: Schedule,
-        wiring: Wiring,
+        transport_factory: TransportFactory,
         generation: int = 0,
         reason: str = "it was asked for",
-        tuner: Tuner | None = None,
+        tuner: ScheduleTuner | None = None,
     ) -> None:
         """Connect to everyone that the schedule wants this rank to be connected to.
 
         Args:
             rank: of this member
             schedule: the same on all members
-            wiring: connects it to others
+            transport_factory: connects it to others
             generation: which forming of the group this is
             reason: why this schedule
             tuner: of the plan that the schedule is of, where another may take over; None: it stays
@@ -100,21 +100,25 @@ class ComposedCommunicator:
         self.generation = generation
         self.reason = reason
         self._tuner = tuner
-        self._wiring = wiring
+        self._transport_factory = transport_factory
         self._broken: str | None = None
         self._queue = OperationQueue(rank)
-        self._channels = Channels(rank, self.world_size, wiring.channel, self._guarded)
+        self._channels = PointToPointChannels(rank, self.world_size, transport_factory.channel, self._guarded)
         self._groups: list[Communicator] = []
         self._buckets: dict[torch.dtype, Tensor] = {}
         self._transports: dict[tuple[Primitive, tuple[int, ...]], Transport] = {}
         everyone = tuple(range(self.world_size))
         try:
-            self._follow(schedule)
-            self._whole = self._transport("ip" if len(schedule.layout.nodes) == 1 else "net", everyone)
+            self._use_schedule(schedule)
+            self._group_transport = self._transport(
+                "ip" if len(schedule.layout.nodes) == 1 else "net", everyone
+            )
         except CommunicatorError as error:
-            explained = wiring.explained(error)  # before the release: then nobody watches the others any more
+            explained_error = transport_factory.with_root_cause(
+                error
+            )  # before the release: then nobody watches the others any more
             self._release()
-            raise explained from error.__cause__
+            raise explained_error from error.__cause__
         except BaseException:
             self._release()
             raise
@@ -123,7 +127,7 @@ class ComposedCommunicator:
         """Reduce in place, by the schedule."""
         self._call("all_reduce", partial(self._reduce_all, checked(tensors, op), op))
 
-    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> QueuedOperation:
         """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``."""
         reduction = partial(self._reduce_all, checked(tensors, op), op)
         return self._queue.start(partial(self._guarded, "all_reduce", reduction))
@@ -131,15 +135,15 @@ class ComposedCommunicator:
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
         flat = checked(tensor, op)[0].view(-1)
-        self._call("reduce", lambda: self._whole.reduce(flat, _undivided(op)))
+        self._call("reduce", lambda: self._group_transport.reduce(flat, _sum_for_mean(op)))
         if op == "mean" and self.rank == 0:
             flat.div_(self.world_size)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end) in the flat tensor."""
         flat = checked(tensor, op)[0].view(-1)
-        fused = op if flat.dtype != torch.bfloat16 else _undivided(op)  # as in _run_schedule
-        begin, end = self._call("reduce_scatter", lambda: self._whole.reduce_scatter(flat, fused))
+        fused = op if flat.dtype != torch.bfloat16 else _sum_for_mean(op)  # as in _run_schedule
+        begin, end = self._call("reduce_scatter", lambda: self._group_transport.reduce_scatter(flat, fused))
         if op != fused:
             flat[begin:end].div_(self.world_size)
         return begin, end
@@ -147,7 +151,7 @@ class ComposedCommunicator:
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
         own = tensor.detach().contiguous()
-        rows = self._call("all_gather", lambda: self._whole.all_gather(own.view(-1)))
+        rows = self._call("all_gather", lambda: self._group_transport.all_gather(own.view(-1)))
         return rows.view(self.world_size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
@@ -155,17 +159,21 @@ class ComposedCommunicator:
         if not 0 <= source < self.world_size:
             raise ValueError(f"source={source}: the ranks are 0 to {self.world_size - 1}")
         flat = checked(tensor, "sum")[0].view(-1)
-        self._call("broadcast", lambda: self._whole.broadcast(flat, source))
+        self._call("broadcast", lambda: self._group_transport.broadcast(flat, source))
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._call("barrier", self._whole.barrier)
+        self._call("barrier", self._group_transport.barrier)
 
-    def arrivals(self) -> Arrivals | None:
+    def barrier_progress(self) -> BarrierProgress | None:
         """Who has come to an operation of all, where they share memory."""
-        return self._whole.arrivals() if isinstance(self._whole, SeesArrivals) else None
+        return (
+            self._group_transport.barrier_progress()
+            if isinstance(self._group_transport, ExposesBarrierProgress)
+            else None
+        )
 
-    def send(self, tensor: Tensor, to: int) -> Handle:
+    def send(self, tensor: Tensor, to: int) -> QueuedOperation:
         """Start to send to one member and return; the tensor belongs to the message until the handle's ``wait``."""
         self._refuse_if_broken("send")
         return self._channels.send(tensor, to)
@@ -182,7 +190,7 @@ class ComposedCommunicator:
         """Zeroed memory (numel,) of all members, where the schedule is one step among them in the memory of their host."""
 
         def share() -> Tensor | None:
-            shares = self._kept_shares()
+            shares = self._single_shared_memory_step()
             return None if shares is None else shares.common(numel, dtype)
 
         return self._call("common", share)
@@ -191,11 +199,11 @@ class ComposedCommunicator:
         """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
 
         def share() -> CompiledOperations | None:
-            shares = self._kept_shares()
+            shares = self._single_shared_memory_step()
             return None if shares is None else shares.compiled(tensor)
 
         operations = self._call("compiled", share)
-        return None if operations is None else _InTurn(operations, self._call)
+        return None if operations is None else _SerializedOperations(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed. Every member calls it with the same ranks."""
@@ -233,30 +241,33 @@ class ComposedCommunicator:
         """Make a group once all members are known to have asked for the same."""
         row = torch.full((self.world_size,), -1, dtype=torch.int64)
         row[: len(ranks)] = torch.tensor(ranks)
-        asked = [[rank for rank in theirs if rank >= 0] for theirs in self._whole.all_gather(row).tolist()]
+        asked = [
+            [rank for rank in theirs if rank >= 0]
+            for theirs in self._group_transport.all_gather(row).tolist()
+        ]
         for rank, theirs in enumerate(asked):
             if theirs != [*ranks]:
                 text = f"rank {self.rank} called group({[*ranks]}), and rank {rank} group({theirs})"
                 raise MismatchedCallError("group", self.rank, f"rank {rank}", 0.0, text)
-        return self._wiring.group(ranks)
+        return self._transport_factory.group(ranks)
 
     def _transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """The one for this primitive and group, made where it is asked for first."""
         key = (primitive, ranks)
         if key not in self._transports:
-            self._transports[key] = self._wiring.transport(primitive, ranks)
+            self._transports[key] = self._transport_factory.transport(primitive, ranks)
         return self._transports[key]
 
-    def _kept_shares(self) -> SharesMemory | None:
+    def _single_shared_memory_step(self) -> SharesMemory | None:
         """What members share whose schedule is one step in memory: others were chosen for their own ways between members."""
         if [step.primitive for step in self.schedule.steps] != ["ip"] or not isinstance(
-            self._whole, SharesMemory
+            self._group_transport, SharesMemory
         ):
             return None
         self._tuner = None  # who asks relies on it: the schedule stays from now on
-        return self._whole
+        return self._group_transport
 
-    def _follow(self, schedule: Schedule) -> None:
+    def _use_schedule(self, schedule: Schedule) -> None:
         """Run this schedule from now on; memory that was given out before stays what it is.
 
         Raises:
@@ -264,12 +275,12 @@ class ComposedCommunicator:
         """
         self.schedule = schedule
         self._steps = [
-            _OwnStep(number, step, group, self._transport(step.primitive, group))
-            for number, step, group in schedule.of(self.rank)
+            _LocalStep(number, step, group, self._transport(step.primitive, group))
+            for number, step, group in schedule.steps_of(self.rank)
         ]
         self._buckets.clear()
 
-    def _home(self) -> Transport | None:
+    def _buffer_transport(self) -> Transport | None:
         """Whose memory buffers are: that of the first step with memory to register; None where this rank skips it.
 
         The groups of a step are disjoint, so the members of a group agree on it.
@@ -277,14 +288,14 @@ class ComposedCommunicator:
         steps = self.schedule.steps
         first = next((number for number, step in enumerate(steps) if step.primitive in _REGISTERING), None)
         if first is None:
-            return self._whole
+            return self._group_transport
         return next((own.transport for own in self._steps if own.number == first), None)
 
     def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
         """One bucket through all steps."""
         if not tensors:
             return
-        flat, layout = adjacent(tensors), layout_of(tensors)
+        flat, layout = adjacent(tensors), shapes_digest(tensors)
         if flat is not None:
             self._run_tuned(flat, op, layout)
             return
@@ -302,10 +313,10 @@ class ComposedCommunicator:
             return
         begin = tuner.begin(flat)
         self._run_schedule(flat, op, layout)
-        better = tuner.end(flat, begin, partial(self._whole.all_reduce, op="max"))
+        better = tuner.end(flat, begin, partial(self._group_transport.all_reduce, op="max"))
         if better is not None:
             self.reason = tuner.plan.reason
-            self._follow(better)
+            self._use_schedule(better)
             if self.rank == 0:
                 _logger.info(
                     "%d bytes are reduced by %s from now on: %s",
@@ -319,7 +330,7 @@ class ComposedCommunicator:
         fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
         for own in self._steps:
             try:
-                perform(own.step, own.transport, flat, op if fused else _undivided(op), layout)
+                run_step(own.step, own.transport, flat, op if fused else _sum_for_mean(op), layout)
             except CommunicatorError as error:
                 error.step = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
                 raise
@@ -335,7 +346,7 @@ class ComposedCommunicator:
         return bucket[:numel]
 
     def _registered(self, numel: int, dtype: torch.dtype) -> Tensor:
-        home = self._home()
+        home = self._buffer_transport()
         return torch.zeros(numel, dtype=dtype) if home is None else home.buffer(numel, dtype)
 
     def _call(self, operation: str, do: Callable[[], Result]) -> Result:
@@ -358,20 +369,22 @@ class ComposedCommunicator:
         kind = MismatchedCallError if isinstance(error, MismatchedCallError) else CommunicatorError
         located = kind(operation, self.rank, error.waiting_for, error.waited_s, error.detail, error.step)
         located.awaited = error.awaited
-        explained = self._wiring.explained(located)
-        self._broken = f"an earlier {operation} failed: {explained.waiting_for}: {explained.detail}"
+        explained_error = self._transport_factory.with_root_cause(located)
+        self._broken = (
+            f"an earlier {operation} failed: {explained_error.waiting_for}: {explained_error.detail}"
+        )
         self._release()
-        return explained
+        return explained_error
 
     def _release(self) -> None:
         """Leave every transport. Safe to call twice."""
         self._channels.release()
         for transport in self._transports.values():
             transport.close()
-        self._wiring.close()
+        self._transport_factory.close()
 
 
-def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp, layout: int = 0) -> None:
+def run_step(step: Step, transport: Transport, flat: Tensor, op: ReduceOp, layout: int = 0) -> None:
     """Take part in a step over the transport of one of its groups."""
     if step.op == "all_reduce":
         transport.all_reduce(flat, op, layout)
@@ -382,7 +395,7 @@ def perform(step: Step, transport: Transport, flat: Tensor, op: ReduceOp, layout
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnStep:
+class _LocalStep:
     """A step of the schedule, as this rank takes part in it."""
 
     number: int
@@ -394,7 +407,7 @@ class _OwnStep:
         return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"
 
 
-class _InTurn:
+class _SerializedOperations:
     """A transport's compiled operations, in their turn among the communicator's."""
 
     def __init__(self, inner: CompiledOperations, call: Callable[[str, Callable[[], None]], None]) -> None:
@@ -402,11 +415,11 @@ class _InTurn:
         self.run, self.member = inner.run, inner.member
         self.reduce_scatter, self.barrier = inner.reduce_scatter, inner.barrier
 
-    def attend(self, program: Callable[[], int | None]) -> None:
+    def drive_program(self, program: Callable[[], int | None]) -> None:
         """Call the program until it returns None, and complete the operations whose addresses it returns."""
-        self._call("compiled program", partial(self._inner.attend, program))
+        self._call("compiled program", partial(self._inner.drive_program, program))
 
 
-def _undivided(op: ReduceOp) -> ReduceOp:
+def _sum_for_mean(op: ReduceOp) -> ReduceOp:
     """What the transports do: a mean is divided once, at the end."""
     return "sum" if op == "mean" else op

@@ -141,7 +141,7 @@ def preprint(layout: Layout) -> Schedule:
     return compose(select_preprint(layout.mpl), layout)
 
 
-def names(layout: Layout) -> tuple[str, ...]:
+def composition_names(layout: Layout) -> tuple[str, ...]:
     """Compositions to try on ``layout``, by name, whether they apply or not.
 
     Left out are those that would repeat the steps of others: mpr, mrr, hybrid(0), and hybrids with more GMIs per device
@@ -167,12 +167,12 @@ def compose(name: str, layout: Layout) -> Schedule:
     found = _HYBRID.fullmatch(name)
     if found is not None:
         return hybrid(layout, int(found[1] or found[2]))
-    if not is_name(name):
+    if not is_composition_name(name):
         raise CompositionError(name, str(layout), f"there is no such composition; there are {KNOWN_NAMES}")
     return _BY_NAME[name](layout)
 
 
-def is_name(text: str) -> bool:
+def is_composition_name(text: str) -> bool:
     """Whether there is a composition of that name, for whatever layout."""
     return text in _BY_NAME or _HYBRID.fullmatch(text) is not None
 

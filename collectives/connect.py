@@ -8,11 +8,11 @@ import torch
 
 from collectives.communicator import Communicator
 from collectives.errors import CommunicatorError
-from collectives.liveness import Liveness
-from collectives.rendezvous import Member, Rendezvous, meet
+from collectives.failure_detector import FailureDetector
+from collectives.rendezvous import Member, Rendezvous, gather_members
 from collectives.shared_words import unsupported_reason
 from collectives.solo import SoloCommunicator
-from collectives.wires import Meeting, TransportName, communicator_among
+from collectives.transport_factory import GroupContext, TransportName, communicator_among
 
 _CPU = torch.device("cpu")
 
@@ -47,28 +47,28 @@ def connect(
     """
     if world_size == 1:
         return SoloCommunicator(generation)
-    liveness = Liveness(me)
-    meeting = Meeting(
+    failure_detector = FailureDetector(me)
+    context = GroupContext(
         rendezvous=rendezvous,
         generation=generation,
         timeout_s=timeout_s,
         transport=transport,
         composition=composition,
         device=device,
-        liveness=liveness,
+        failure_detector=failure_detector,
     )
     try:
-        members = meet(
-            rendezvous, liveness, world_size=world_size, generation=generation, timeout_s=timeout_s
+        members = gather_members(
+            rendezvous, failure_detector, world_size=world_size, generation=generation, timeout_s=timeout_s
         )
         _refuse_transport(transport, members, me.rank)
-        return communicator_among(meeting, members, me.rank)
+        return communicator_among(context, members, me.rank)
     except CommunicatorError as error:
-        explained = meeting.explained(error)
-        liveness.close()
-        raise explained from error.__cause__
+        explained_error = context.with_root_cause(error)
+        failure_detector.close()
+        raise explained_error from error.__cause__
     except BaseException:
-        liveness.close()
+        failure_detector.close()
         raise
 
 

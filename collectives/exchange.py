@@ -10,7 +10,7 @@ from torch import Tensor
 _WORD_BYTES = 8
 
 
-class Gathering(Protocol):
+class SupportsAllGather(Protocol):
     """What an exchange needs of a transport: every ``Transport`` and ``Communicator`` offers it."""
 
     rank: int
@@ -21,7 +21,7 @@ class Gathering(Protocol):
         ...
 
 
-def exchange(group: Gathering, message: bytes) -> list[bytes]:
+def exchange(group: SupportsAllGather, message: bytes) -> list[bytes]:
     """Every member's message, by rank. All members call it; messages may differ in length and be empty.
 
     Raises:

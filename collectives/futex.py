@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from collectives.system_calls import NUMBERS
+from collectives.system_calls import SYSCALL_NUMBERS
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
@@ -36,14 +36,14 @@ def sleep(address: int, seen: int, limit_s: float) -> None:
         seen: what the word was; its lower 32 bits count
         limit_s: not negative
     """
-    if NUMBERS is None:
+    if SYSCALL_NUMBERS is None:
         time.sleep(min(limit_s, _NAP_S))
         return
     limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
-    _syscall(NUMBERS.futex, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
+    _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
 
 
 def wake(address: int) -> None:
     """Everyone who sleeps on this word."""
-    if NUMBERS is not None:
-        _syscall(NUMBERS.futex, address, _FUTEX_WAKE, _EVERYONE, None)
+    if SYSCALL_NUMBERS is not None:
+        _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAKE, _EVERYONE, None)

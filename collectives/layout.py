@@ -41,7 +41,7 @@ class Layout:
             )
 
     @classmethod
-    def of(cls, counts: Sequence[Sequence[int]]) -> Self:
+    def from_counts(cls, counts: Sequence[Sequence[int]]) -> Self:
         """The layout of ``counts[node][device]`` GMIs, numbered through nodes, devices, GMIs in this order."""
         nodes, first = [], 0
         for node in counts:
@@ -67,10 +67,10 @@ class Layout:
         counts = [_node_counts(node, text) for node in each] * many
         if sum(map(sum, counts)) > MAX_RANKS:
             raise LayoutError(text, f"more than {MAX_RANKS} GMIs")
-        return cls.of(counts)
+        return cls.from_counts(counts)
 
     @classmethod
-    def placed(cls, places: Sequence[tuple[str, str | None]]) -> Self:
+    def from_placement(cls, places: Sequence[tuple[str, str | None]]) -> Self:
         """The layout of members that are already somewhere, in whatever order they are numbered.
 
         Args:

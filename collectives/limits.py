@@ -15,7 +15,7 @@ _LAST_PAUSE_S = 500e-6
 Answer = TypeVar("Answer")
 
 
-def run_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
+def call_with_timeout(limit_s: float, call: Callable[[], Answer]) -> Answer:
     """Call in a thread of its own and return the answer, or raise what the call raised.
 
     A call that does not return is left behind in its thread, which does not keep the process from ending.
@@ -41,7 +41,7 @@ def run_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
     return answer  # type: ignore[return-value]
 
 
-def await_completion(is_done: Callable[[], bool], limit_s: float, check: Callable[[], None]) -> None:
+def poll_until_done(is_done: Callable[[], bool], limit_s: float, check: Callable[[], None]) -> None:
     """Look until it is done: often at first, for work of microseconds, then seldom, so that no core is burnt.
 
     ``check`` is called between the later looks and may raise to end the wait.

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.alphabeta import AlphaBeta
-from collectives.compositions import compose, names
+from collectives.alphabeta import AlphaBetaModel
+from collectives.compositions import compose, composition_names
 from collectives.costs import Projection, project
 from collectives.errors import CompositionError
 from collectives.layout import Layout
@@ -19,7 +19,7 @@ TOLERANCE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class CandidateComposition:
     """A composition that could be used here, and what it should cost by both models."""
 
     schedule: Schedule
@@ -39,7 +39,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
+class CompositionCost:
     """A composition's cost as expected before it was first used, and as measured since, in seconds."""
 
     expected_s: float
@@ -53,22 +53,22 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The choice among all candidates for a layout and a size. A value: ``confront`` makes a new one."""
+class CompositionPlan:
+    """The choice among all candidates for a layout and a size. A value: ``record_measurement`` makes a new one."""
 
     layout: Layout
     nbytes: int
-    model: AlphaBeta
+    model: AlphaBetaModel
     """Of the primitives that work here; it may know others."""
     usable: frozenset[Primitive]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidateComposition, ...]
     """In the order of ``compositions.names``; no two with the same steps."""
     rejected: tuple[tuple[str, str], ...]
     """Names of the other compositions, and why not."""
     chosen: str
     reason: str
     """Why, in numbers."""
-    measured: Mapping[str, Measurement]
+    measured: Mapping[str, CompositionCost]
     """By composition."""
 
     @property
@@ -76,7 +76,7 @@ class Plan:
         """The schedule that was chosen."""
         return self.candidate(self.chosen).schedule
 
-    def candidate(self, name: str) -> Candidate:
+    def candidate(self, name: str) -> CandidateComposition:
         """The candidate of that name. Raises KeyError where there is none."""
         for candidate in self.candidates:
             if candidate.name == name:
@@ -109,11 +109,11 @@ class Plan:
                 weights[primitive] = weights.get(primitive, 0.0) + weight
         return {primitive: sums[primitive] / weights[primitive] for primitive in sums}
 
-    def of_size(self, nbytes: int) -> Plan:
+    def for_size(self, nbytes: int) -> CompositionPlan:
         """The plan for buckets of another size, by the same model."""
-        return make_plan(self.layout, nbytes, self.model, self.usable)
+        return plan_composition(self.layout, nbytes, self.model, self.usable)
 
-    def restarted(self) -> Plan:
+    def without_measurements(self) -> CompositionPlan:
         """The same choice, with all that is known as what is expected, and nothing measured.
 
         For measurements of another kind: of two compositions only costs that were measured alike can be compared.
@@ -125,7 +125,7 @@ class Plan:
             candidates.append(replace(candidate, by_primitive_s=costs))
         return replace(self, candidates=tuple(candidates), measured={})
 
-    def confront(self, measured_s: float) -> Plan:
+    def record_measurement(self, measured_s: float) -> CompositionPlan:
         """Take note of what the chosen composition cost; choose anew where the projection was too wrong.
 
         Wrong by more than 20 %: the least expected cost of all candidates is chosen. Else the choice stands, unless
@@ -143,7 +143,7 @@ class Plan:
             return self
         expected_s = self.expected_s(self.chosen)
         error = measured_s / expected_s - 1
-        before = self.measured.get(self.chosen, Measurement(expected_s=expected_s, measured_s=math.inf))
+        before = self.measured.get(self.chosen, CompositionCost(expected_s=expected_s, measured_s=math.inf))
         now = replace(before, measured_s=min(before.measured_s, measured_s))
         known = replace(self, measured={**self.measured, self.chosen: now})
         wrong = abs(error) > TOLERANCE
@@ -176,7 +176,7 @@ class Plan:
         lines += [f"chosen: {self.chosen}. {self.reason}.", f"alpha-beta: {self.model.origin}."]
         return "\n".join(lines)
 
-    def _row(self, candidate: Candidate) -> tuple[str, ...]:
+    def _row(self, candidate: CandidateComposition) -> tuple[str, ...]:
         measurement = self.measured.get(candidate.name)
         return (
             "*" if candidate.name == self.chosen else "",
@@ -217,9 +217,9 @@ class Plan:
         }
 
 
-def make_plan(
-    layout: Layout, nbytes: int, model: AlphaBeta, available: Collection[Primitive] | None = None
-) -> Plan:
+def plan_composition(
+    layout: Layout, nbytes: int, model: AlphaBetaModel, available: Collection[Primitive] | None = None
+) -> CompositionPlan:
     """Choose the composition of least alpha-beta cost, of fewest steps where costs are equal. A pure function.
 
     Args:
@@ -235,11 +235,11 @@ def make_plan(
     if nbytes < 1:
         raise ValueError(f"{nbytes} bytes need no plan")
     units = model.unit_costs(layout, nbytes)
-    usable = {primitive for primitive, _ in model.lines if available is None or primitive in available}
-    candidates: list[Candidate] = []
+    usable = {primitive for primitive, _ in model.coefficients if available is None or primitive in available}
+    candidates: list[CandidateComposition] = []
     rejected: list[tuple[str, str]] = []
     seen: dict[tuple[Step, ...], str] = {}
-    for name in names(layout):
+    for name in composition_names(layout):
         try:
             schedule = compose(name, layout)
             _check_usable(schedule, usable, model)
@@ -254,13 +254,15 @@ def make_plan(
             seconds = model.step_s(step, layout, nbytes)
             by_primitive[step.primitive] = by_primitive.get(step.primitive, 0.0) + seconds
         candidates.append(
-            Candidate(schedule=schedule, paper=project(schedule, units), by_primitive_s=by_primitive)
+            CandidateComposition(
+                schedule=schedule, paper=project(schedule, units), by_primitive_s=by_primitive
+            )
         )
     if not candidates:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise CompositionError("every composition", str(layout), reasons)
     ranked = sorted(candidates, key=lambda candidate: (candidate.model_s, len(candidate.schedule.steps)))
-    return Plan(
+    return CompositionPlan(
         layout=layout,
         nbytes=nbytes,
         model=model,
@@ -273,19 +275,19 @@ def make_plan(
     )
 
 
-def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBeta) -> None:
+def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBetaModel) -> None:
     """CompositionError where a step cannot be done here, or its cost by either model is not known."""
     for step in schedule.steps:
         if step.primitive not in usable:
             reason = f"it needs {step.primitive}, which is not available"
             raise CompositionError(schedule.composition, str(schedule.layout), reason)
         for op in ("all_reduce", step.op):  # the paper's unit cost is that of an all-reduce
-            if (step.primitive, op) not in model.lines:
+            if (step.primitive, op) not in model.coefficients:
                 reason = f"{op} by {step.primitive} was not measured"
                 raise CompositionError(schedule.composition, str(schedule.layout), reason)
 
 
-def _reason(ranked: list[Candidate]) -> str:
+def _reason(ranked: list[CandidateComposition]) -> str:
     """Why the first of the candidates was chosen, and what the paper's projection would have chosen."""
     best = ranked[0]
     if len(ranked) == 1:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, get_args
 
-from collectives.compositions import compose, names
+from collectives.compositions import compose, composition_names
 from collectives.costs import unit_group
 from collectives.errors import CompositionError, ProfileError
 from collectives.layout import Layout
@@ -27,7 +27,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """What the cost of a step depends on besides its bytes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Shape:
     parallel: int
 
     @classmethod
-    def of(cls, step: Step, layout: Layout) -> Self:
+    def from_step(cls, step: Step, layout: Layout) -> Self:
         """The shape of a step; for groups across hosts ``parallel`` counts those that begin on one host."""
         places = layout.places()
         hosts = [places[group[0]][0] for group in step.groups]
@@ -51,10 +51,10 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProfilePoint:
     """One measurement: ``seconds`` is the mean over many runs of a step of ``shape`` on ``nbytes`` bytes."""
 
-    shape: Shape
+    shape: StepShape
     nbytes: int
     seconds: float
 
@@ -65,7 +65,7 @@ class Profile:
 
     machine: str
     """Which machine and how, in words."""
-    points: tuple[Point, ...]
+    points: tuple[ProfilePoint, ...]
 
     def to_json(self) -> str:
         """All of it, as ``from_json`` reads it."""
@@ -111,7 +111,7 @@ class Profile:
         return cls.from_json(text, str(path))
 
 
-def _point(row: dict[str, object]) -> Point:
+def _point(row: dict[str, object]) -> ProfilePoint:
     primitive, op = row["primitive"], row["op"]
     if primitive not in get_args(Primitive) or op not in get_args(Op):
         raise ValueError(f"no such operation: {op} by {primitive}")
@@ -120,7 +120,7 @@ def _point(row: dict[str, object]) -> Point:
         raise ValueError(f"parallel and nbytes are whole numbers from 1, members from 2: {row}")
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"seconds are positive: {row}")
-    return Point(Shape(primitive, op, members, parallel), nbytes, float(seconds))  # type: ignore[arg-type]
+    return ProfilePoint(StepShape(primitive, op, members, parallel), nbytes, float(seconds))  # type: ignore[arg-type]
 
 
 def mean_s(
@@ -146,15 +146,15 @@ def steps_to_measure(layout: Layout, primitives: Collection[Primitive]) -> tuple
         for primitive in get_args(Primitive)
         if primitive in primitives and len(group := unit_group(primitive, layout)) > 1
     ]
-    for name in names(layout):
+    for name in composition_names(layout):
         try:
             schedule = compose(name, layout)
         except CompositionError:
             continue
         steps += [step for step in schedule.steps if step.primitive in primitives]
-    found: dict[Shape, Step] = {}
+    found: dict[StepShape, Step] = {}
     for step in steps:
-        found.setdefault(Shape.of(step, layout), step)
+        found.setdefault(StepShape.from_step(step, layout), step)
     return tuple(found.values())
 
 
@@ -177,7 +177,7 @@ def measure(
         sizes: bytes of the buckets
     """
     points = [
-        Point(Shape.of(step, layout), nbytes, timed(step, nbytes))
+        ProfilePoint(StepShape.from_step(step, layout), nbytes, timed(step, nbytes))
         for step in steps_to_measure(layout, primitives)
         for nbytes in sizes
     ]

@@ -12,12 +12,12 @@ from collectives.errors import CommunicatorError
 Result = TypeVar("Result")
 
 
-class Handle:
+class QueuedOperation:
     """An operation that was started: running, waiting for its turn, or done."""
 
-    def __init__(self, operation: Callable[[], Any], *, beside: bool) -> None:
+    def __init__(self, operation: Callable[[], Any], *, in_background: bool) -> None:
         self._operation = operation
-        self.beside = beside
+        self.in_background = in_background
         """Runs in the queue's thread; otherwise in the thread that called it."""
         self._finished = threading.Event()
         self._result: Any = None
@@ -50,7 +50,7 @@ class Handle:
             self._error = error
         self._finished.set()
 
-    def give_up(self, error: CommunicatorError) -> None:
+    def abandon(self, error: CommunicatorError) -> None:
         """It will not be done."""
         self._error = error
         self._finished.set()
@@ -61,17 +61,17 @@ class OperationQueue:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._line: deque[Handle] = deque()
+        self._pending: deque[QueuedOperation] = deque()
         """The first is running, or about to; the others wait behind it."""
-        self._unawaited = Handle(lambda: None, beside=False)
+        self._unawaited = QueuedOperation(lambda: None, in_background=False)
         """Stands in the line for an operation that begins at once: nobody waits for it but its caller."""
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def start(self, operation: Callable[[], None]) -> Handle:
+    def start(self, operation: Callable[[], None]) -> QueuedOperation:
         """Let the queue's thread do it when its turn comes; returns at once."""
-        handle = Handle(operation, beside=True)
+        handle = QueuedOperation(operation, in_background=True)
         with self._moved:
             self._join(handle)
             if self._thread is None:
@@ -85,8 +85,8 @@ class OperationQueue:
     def call(self, operation: Callable[[], Result]) -> Result:
         """Do it in this thread, after everything that was called before."""
         with self._moved:
-            alone = not self._line
-            handle = self._unawaited if alone else Handle(operation, beside=False)
+            alone = not self._pending
+            handle = self._unawaited if alone else QueuedOperation(operation, in_background=False)
             self._join(handle)
         if not alone:
             result: Result = self._in_turn(handle)
@@ -105,20 +105,20 @@ class OperationQueue:
             if self._closed:
                 return
             self._closed = True
-            while len(self._line) > 1:
-                self._line.pop().give_up(self._refusal())
+            while len(self._pending) > 1:
+                self._pending.pop().abandon(self._refusal())
             self._moved.notify_all()
         interrupt()
         with self._moved:
-            self._moved.wait_for(lambda: not self._line, limit_s)
+            self._moved.wait_for(lambda: not self._pending, limit_s)
 
-    def _in_turn(self, handle: Handle) -> Any:
+    def _in_turn(self, handle: QueuedOperation) -> Any:
         """Do what waits in the line when its turn comes."""
         with self._moved:
             try:
-                self._moved.wait_for(lambda: handle.done() or self._line[0] is handle)
+                self._moved.wait_for(lambda: handle.done() or self._pending[0] is handle)
             except BaseException:  # Ctrl-C: those behind must not wait for its turn
-                self._line.remove(handle)
+                self._pending.remove(handle)
                 self._moved.notify_all()
                 raise
         if not handle.done():  # close() may have given it up
@@ -126,23 +126,25 @@ class OperationQueue:
             self._leave()
         return handle.result()
 
-    def _join(self, handle: Handle) -> None:
+    def _join(self, handle: QueuedOperation) -> None:
         if self._closed:
             raise self._refusal()
-        self._line.append(handle)
+        self._pending.append(handle)
 
     def _leave(self) -> None:
         with self._moved:
-            self._line.popleft()
+            self._pending.popleft()
             self._moved.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._moved:
-                self._moved.wait_for(lambda: self._line[0].beside if self._line else self._closed)
-                if not self._line:
+                self._moved.wait_for(
+                    lambda: self._pending[0].in_background if self._pending else self._closed
+                )
+                if not self._pending:
                     return
-                handle = self._line[0]
+                handle = self._pending[0]
             handle.run()
             self._leave()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from collectives.errors import MemberLostError, RendezvousError
 
 if TYPE_CHECKING:  # which watches members
-    from collectives.liveness import Liveness
+    from collectives.failure_detector import FailureDetector
 
 PROTOCOL = 3
 """Version of what members of a group share: words in shared memory, messages. Raise it with every change of those."""
@@ -37,7 +37,7 @@ class Member:
     device: str | None = None
     """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
     port: int = 0
-    """There, the TCP port of its process's ``Door``; 0 where it is not known yet."""
+    """There, the TCP port of its process's ``FailureDetectorServer``; 0 where it is not known yet."""
     protocol: int = PROTOCOL
     """Version of what its rayagi shares with other members."""
 
@@ -50,13 +50,13 @@ class Member:
         return f"rank {self.rank} (pid {self.pid} on {self.hostname})"
 
 
-def others(members: Sequence[Member], index: int) -> tuple[Member, ...]:
+def other_members(members: Sequence[Member], index: int) -> tuple[Member, ...]:
     """All but the one at this place."""
     return tuple(member for place, member in enumerate(members) if place != index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attendance:
+class RendezvousStatus:
     """A gathering of members as it stands."""
 
     present: tuple[Member, ...]
@@ -68,24 +68,24 @@ class Attendance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Roster:
+class MembershipView:
     """Who belongs to a generation, by rank."""
 
     generation: int
     members: tuple[Member, ...]
 
-    def place_of(self, process: Member) -> Member | None:
+    def find_member(self, process: Member) -> Member | None:
         """The member that a process is in this generation, in whatever rank it comes; None if it does not belong."""
         return next((member for member in self.members if member.process == process.process), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidacy:
+class JoinRequest:
     """All that a process says which wants to belong to the next generation. Said each time: nobody has to remember it."""
 
     member: Member
     """Its rank is the one that a newcomer would like; a survivor keeps its own."""
-    previous: Roster | None
+    previous: MembershipView | None
     """What it survived; None for a newcomer."""
     lost: tuple[Member, ...]
     """Who it knows to be gone."""
@@ -96,12 +96,12 @@ class Candidacy:
 
 
 class Rendezvous(Protocol):
-    """Where members meet. ``actors.collective.Collective`` is one; a Ray actor may stand between.
+    """Where members meet. ``actors.rendezvous_actor.RendezvousActor`` is one; a Ray actor may stand between.
 
     Every call may be repeated, and is where it may have been forgotten.
     """
 
-    def register(self, generation: int, member: Member) -> Attendance:
+    def register(self, generation: int, member: Member) -> RendezvousStatus:
         """Say that a member is here, and see who else is.
 
         Raises:
@@ -125,11 +125,11 @@ class Rendezvous(Protocol):
         """What was published under ``key``; None until then."""
         ...
 
-    def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
+    def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
         """Want to belong to the next generation: its roster once it is formed, else who is here and who is awaited."""
         ...
 
-    def withdraw(self, member: Member) -> None:
+    def cancel_join(self, member: Member) -> None:
         """No longer want to."""
         ...
 
@@ -160,10 +160,15 @@ def this_member(rank: int, address: str = "127.0.0.1", device: str | None = None
     )
 
 
-def meet(
-    rendezvous: Rendezvous, liveness: Liveness, *, world_size: int, generation: int, timeout_s: float
+def gather_members(
+    rendezvous: Rendezvous,
+    failure_detector: FailureDetector,
+    *,
+    world_size: int,
+    generation: int,
+    timeout_s: float,
 ) -> tuple[Member, ...]:
-    """Register ``liveness.me`` and wait until all ``world_size`` members have come. From then on they are watched.
+    """Register ``failure_detector.me`` and wait until all ``world_size`` members have come. From then on they are watched.
 
     Raises:
         RendezvousError: wrong or duplicate rank, members of different versions, or someone did not come within
@@ -171,30 +176,30 @@ def meet(
         CommunicatorError: someone came, or was to come, and is gone (MemberLostError) or left, while others are awaited.
     """
     begin = time.monotonic()
-    attendance = Attendance(present=(), expected=(), lost=())
+    status = RendezvousStatus(present=(), expected=(), lost=())
 
     def all_here() -> tuple[Member, ...] | None:
-        nonlocal attendance
-        attendance = rendezvous.register(generation, liveness.me)
-        _refuse_versions(generation, attendance.present)
-        liveness.watch((*attendance.present, *attendance.expected))
-        if len(attendance.present) == world_size:
-            return attendance.present
+        nonlocal status
+        status = rendezvous.register(generation, failure_detector.me)
+        _refuse_versions(generation, status.present)
+        failure_detector.watch((*status.present, *status.expected))
+        if len(status.present) == world_size:
+            return status.present
         waited_s, step = time.monotonic() - begin, f"generation {generation}"
-        if liveness.lost():
-            rendezvous.report(generation, liveness.lost())
-        liveness.check("meeting", step, waited_s)
-        if attendance.lost:
-            raise MemberLostError("meeting", liveness.me.rank, attendance.lost, waited_s, step)
+        if failure_detector.lost():
+            rendezvous.report(generation, failure_detector.lost())
+        failure_detector.check("meeting", step, waited_s)
+        if status.lost:
+            raise MemberLostError("meeting", failure_detector.me.rank, status.lost, waited_s, step)
         return None
 
     members = poll(all_here, timeout_s)
     if members is None:
-        missing = sorted(set(range(world_size)) - {member.rank for member in attendance.present})
+        missing = sorted(set(range(world_size)) - {member.rank for member in status.present})
         raise RendezvousError(
             generation,
             f"ranks {missing} of {world_size} did not come within {timeout_s:.1f} s; "
-            f"here are {', '.join(map(str, attendance.present))}",
+            f"here are {', '.join(map(str, status.present))}",
         )
     return members
 
@@ -211,7 +216,13 @@ def _refuse_versions(generation: int, members: Sequence[Member]) -> None:
 
 
 def await_endpoint(
-    rendezvous: Rendezvous, liveness: Liveness, *, host: Member, generation: int, key: str, timeout_s: float
+    rendezvous: Rendezvous,
+    failure_detector: FailureDetector,
+    *,
+    host: Member,
+    generation: int,
+    key: str,
+    timeout_s: float,
 ) -> str:
     """What ``host`` published under ``key``.
 
@@ -224,7 +235,9 @@ def await_endpoint(
     def published() -> str | None:
         endpoint = rendezvous.endpoint(generation, key)
         if endpoint is None:
-            liveness.check("connect", f"waiting for endpoint {key!r} of {host}", time.monotonic() - begin)
+            failure_detector.check(
+                "connect", f"waiting for endpoint {key!r} of {host}", time.monotonic() - begin
+            )
         return endpoint
 
     endpoint = poll(published, timeout_s)
@@ -233,12 +246,12 @@ def await_endpoint(
     return endpoint
 
 
-def poll(look: Callable[[], Found | None], timeout_s: float) -> Found | None:
-    """Call ``look`` at growing intervals until it finds something; None after ``timeout_s``."""
+def poll(ask: Callable[[], Found | None], timeout_s: float) -> Found | None:
+    """Call ``ask`` at growing intervals until it finds something; None after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_POLL_S
     while True:
-        found = look()
+        found = ask()
         if found is not None or time.monotonic() >= deadline:
             return found
         time.sleep(pause_s)

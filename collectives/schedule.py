@@ -74,7 +74,7 @@ class Schedule:
         """Primitives that it needs."""
         return frozenset(step.primitive for step in self.steps)
 
-    def of(self, rank: int) -> Iterator[tuple[int, Step, tuple[int, ...]]]:
+    def steps_of(self, rank: int) -> Iterator[tuple[int, Step, tuple[int, ...]]]:
         """What ``rank`` takes part in: number of the step, the step, its group there."""
         for number, step in enumerate(self.steps):
             group = step.group_of(rank)

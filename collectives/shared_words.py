@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from collectives.kernels import Kernel
-from collectives.system_calls import NUMBERS
+from collectives.system_calls import SYSCALL_NUMBERS
 
 WORDS = Kernel(
     name="shared words",
@@ -35,7 +35,7 @@ _BARRIER, _REGISTER_FOR_BARRIERS = 2, 4
 """MEMBARRIER_CMD_GLOBAL_EXPEDITED, and to be one of the processes that it takes effect in."""
 
 
-class Words(Protocol):
+class SharedWords(Protocol):
     """Unsigned 64-bit words by index. No access moves across another, nor do the program's other accesses."""
 
     def __getitem__(self, index: int, /) -> int:
@@ -49,7 +49,7 @@ class Words(Protocol):
     def __len__(self) -> int: ...
 
 
-def shared_words(memory: memoryview) -> Words:
+def shared_words(memory: memoryview) -> SharedWords:
     """The words of shared memory.
 
     Args:
@@ -58,7 +58,7 @@ def shared_words(memory: memoryview) -> Words:
     Raises:
         ValueError: this machine cannot order accesses; ``unsupported_reason`` says why.
     """
-    made = _way()
+    made = _select_access()
     if made is None:
         raise ValueError(unsupported_reason())
     return made(memory)
@@ -70,7 +70,7 @@ def unsupported_reason() -> str:
         return "shared memory needs Linux"
     if sys.byteorder != "little" or sys.maxsize < 2**32:  # futexes sleep on the lower half of a word
         return "shared memory needs a little-endian machine of 64 bits"
-    if _way() is None:
+    if _select_access() is None:
         return (
             f"shared memory on {platform.machine()} needs a C compiler, or the system call membarrier; "
             "install a compiler or set CC"
@@ -117,7 +117,7 @@ class FencedWords:
         return len(self._memory)
 
 
-def atomic_words() -> Callable[[memoryview], Words]:
+def atomic_words() -> Callable[[memoryview], SharedWords]:
     """Makes ``AtomicWords``.
 
     Raises:
@@ -129,20 +129,20 @@ def atomic_words() -> Callable[[memoryview], Words]:
     return partial(AtomicWords, library)
 
 
-def fenced_words() -> Callable[[memoryview], Words] | None:
+def fenced_words() -> Callable[[memoryview], SharedWords] | None:
     """Makes ``FencedWords``; None where the system has no such barriers, or forbids them."""
     syscall = ctypes.CDLL(None).syscall
     syscall.argtypes, syscall.restype = (
         (ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int),
         ctypes.c_long,
     )
-    if NUMBERS is None or syscall(NUMBERS.membarrier, _REGISTER_FOR_BARRIERS, 0, 0) != 0:
+    if SYSCALL_NUMBERS is None or syscall(SYSCALL_NUMBERS.membarrier, _REGISTER_FOR_BARRIERS, 0, 0) != 0:
         return None
-    return partial(FencedWords, partial(syscall, NUMBERS.membarrier, _BARRIER, 0, 0))
+    return partial(FencedWords, partial(syscall, SYSCALL_NUMBERS.membarrier, _BARRIER, 0, 0))
 
 
 @cache
-def _way() -> Callable[[memoryview], Words] | None:
+def _select_access() -> Callable[[memoryview], SharedWords] | None:
     """How words are accessed on this machine."""
     if platform.machine() in _IN_ORDER:
         return lambda memory: memory

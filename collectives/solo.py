@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from collectives.arrivals import Arrivals
-from collectives.communicator import Handle, Tensors
+from collectives.barrier_progress import BarrierProgress
+from collectives.communicator import Tensors, WorkHandle
 from collectives.transports.base import CompiledOperations, ReduceOp
 
 
@@ -26,7 +26,7 @@ class SoloCommunicator:
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Leave the tensors as they are: the sum, mean and maximum of one."""
 
-    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> Handle:
+    def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> WorkHandle:
         """Leave the tensors as they are."""
         return _Done()
 
@@ -47,11 +47,11 @@ class SoloCommunicator:
     def barrier(self) -> None:
         """Return at once."""
 
-    def arrivals(self) -> Arrivals | None:
+    def barrier_progress(self) -> BarrierProgress | None:
         """None: there is nobody to wait for."""
         return None
 
-    def send(self, tensor: Tensor, to: int) -> Handle:
+    def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Refuse: there is nobody else."""
         raise ValueError(f"to={to}: this member is alone")
 

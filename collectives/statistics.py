@@ -36,7 +36,7 @@ class Moments:
         return cls(count=torch.zeros((), dtype=torch.float64, device=device), mean=zeros, m2=zeros.clone())
 
     @classmethod
-    def of(cls, batch: Tensor) -> Self:
+    def from_batch(cls, batch: Tensor) -> Self:
         """Moments over the first dimension of ``batch`` (B, *shape); an empty batch gives ``empty``."""
         if batch.shape[0] == 0:
             return cls.empty(tuple(batch.shape[1:]), batch.device)

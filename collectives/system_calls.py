@@ -6,7 +6,7 @@ import platform
 from typing import NamedTuple
 
 
-class Numbers(NamedTuple):
+class SyscallNumbers(NamedTuple):
     """Of system calls, from the ``asm/unistd.h`` of one kind of processor."""
 
     futex: int
@@ -14,9 +14,9 @@ class Numbers(NamedTuple):
 
 
 BY_MACHINE = {
-    "x86_64": Numbers(futex=202, membarrier=324),
-    "ppc64le": Numbers(futex=221, membarrier=365),
-    **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), Numbers(futex=98, membarrier=283)),
+    "x86_64": SyscallNumbers(futex=202, membarrier=324),
+    "ppc64le": SyscallNumbers(futex=221, membarrier=365),
+    **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), SyscallNumbers(futex=98, membarrier=283)),
 }
-NUMBERS = BY_MACHINE.get(platform.machine())
+SYSCALL_NUMBERS = BY_MACHINE.get(platform.machine())
 """Of this machine; None where they are not known."""

@@ -28,15 +28,15 @@ class ThreadGroup:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, world_size: int, timeout_s: float = 60.0) -> ThreadGroup:
+    def on_one_device(cls, world_size: int, timeout_s: float = 60.0) -> ThreadGroup:
         """Members of one device."""
-        return cls(Layout.of([[world_size]]), timeout_s=timeout_s)
+        return cls(Layout.from_counts([[world_size]]), timeout_s=timeout_s)
 
     def communicator(self, rank: int) -> Communicator:
         """One member's view."""
         if self.layout.world_size == 1:
             return SoloCommunicator()
-        return ComposedCommunicator(rank, self.schedule, _Wires(self, rank))
+        return ComposedCommunicator(rank, self.schedule, _ThreadTransportFactory(self, rank))
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> InProcessGroup:
         """What the members of a step's group share."""
@@ -61,7 +61,7 @@ class ThreadGroup:
             return self._groups.setdefault((number, ranks), new)
 
 
-class _Wires:
+class _ThreadTransportFactory:
     """One member's way to the others."""
 
     def __init__(self, owner: ThreadGroup, rank: int) -> None:
@@ -80,7 +80,7 @@ class _Wires:
             return None
         return self._owner.group(self._num_groups, ranks).communicator(ranks.index(self._rank))
 
-    def explained(self, error: CommunicatorError) -> CommunicatorError:
+    def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
         return error
 
     def close(self) -> None:

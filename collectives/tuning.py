@@ -10,16 +10,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from collectives.planner import Plan
+from collectives.planner import CompositionPlan
 from collectives.schedule import Schedule
 
-SEEN = 16
+COUNTED_REDUCTIONS = 16
 """Reductions that show which bucket is the run's, before any is timed."""
-TIMED = 32
+TIMED_REDUCTIONS = 32
 """Reductions of that bucket that are timed, for each comparison."""
 
 
-class Tuner:
+class ScheduleTuner:
     """Confronts a group's plan with its own reductions, for the bucket that carries most of its bytes.
 
     In rounds: which bucket that is is counted; then so many of its reductions are timed, and the plan is confronted with
@@ -27,19 +27,23 @@ class Tuner:
     All members come to the same choices at the same reduction.
     """
 
-    def __init__(self, plan: Plan, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, plan: CompositionPlan, clock: Callable[[], float] = time.perf_counter) -> None:
         """``plan``: the one in use, with what is known before training; ``clock``: in seconds."""
-        self.plan = plan.restarted()
+        self.plan = plan.without_measurements()
         self._clock = clock
-        self._gap = SEEN
+        self._gap = COUNTED_REDUCTIONS
         self._until_round = 0
         self._bytes: Counter[int] = Counter()
-        self._num_seen = 0
+        self._num_counted = 0
         self._seconds: list[float] = []
 
     def begin(self, bucket: Tensor) -> float | None:
         """Called before a reduction: when it begins, if it is to be timed."""
-        timing = self._until_round == 0 and self._num_seen >= SEEN and bucket.nbytes == self.plan.nbytes
+        timing = (
+            self._until_round == 0
+            and self._num_counted >= COUNTED_REDUCTIONS
+            and bucket.nbytes == self.plan.nbytes
+        )
         return self._now(bucket.device) if timing else None
 
     def end(self, bucket: Tensor, begin: float | None, largest: Callable[[Tensor], None]) -> Schedule | None:
@@ -53,26 +57,30 @@ class Tuner:
         if self._until_round > 0:
             self._until_round -= 1
             return None
-        if self._num_seen < SEEN:
-            self._num_seen += 1
+        if self._num_counted < COUNTED_REDUCTIONS:
+            self._num_counted += 1
             self._bytes[bucket.nbytes] += bucket.nbytes
-            return self._of_size(max(self._bytes, key=self._rank)) if self._num_seen == SEEN else None
+            return (
+                self._for_size(max(self._bytes, key=self._rank))
+                if self._num_counted == COUNTED_REDUCTIONS
+                else None
+            )
         if begin is None:
             return None
         self._seconds.append(self._now(bucket.device) - begin)
-        return self._confront(largest) if len(self._seconds) == TIMED else None
+        return self._update_plan(largest) if len(self._seconds) == TIMED_REDUCTIONS else None
 
     def _rank(self, nbytes: int) -> tuple[int, int]:
         return self._bytes[nbytes], nbytes
 
-    def _of_size(self, nbytes: int) -> Schedule | None:
+    def _for_size(self, nbytes: int) -> Schedule | None:
         """Plan for the bucket that is reduced here, whatever the plan was made for."""
         before = self.plan.schedule
         if nbytes != self.plan.nbytes:
-            self.plan = self.plan.of_size(nbytes)
+            self.plan = self.plan.for_size(nbytes)
         return None if self.plan.schedule == before else self.plan.schedule
 
-    def _confront(self, largest: Callable[[Tensor], None]) -> Schedule | None:
+    def _update_plan(self, largest: Callable[[Tensor], None]) -> Schedule | None:
         """Choose by what the round has timed.
 
         A member that comes early waits for the others: what a reduction costs is the least of all members' times, that of
@@ -83,11 +91,11 @@ class Tuner:
         before, seconds = self.plan.schedule, statistics.median((-least).tolist())
         self._seconds.clear()
         if seconds > 0:  # a clock may be too coarse
-            self.plan = self.plan.confront(seconds)
+            self.plan = self.plan.record_measurement(seconds)
         if self.plan.schedule != before:
             return self.plan.schedule
         self._gap *= 2
-        self._until_round, self._num_seen = self._gap, 0
+        self._until_round, self._num_counted = self._gap, 0
         self._bytes.clear()
         return None
 

@@ -44,7 +44,7 @@ class Owner:
     """When the process started, in clock ticks since boot: a later process of the same number has another."""
 
     @classmethod
-    def this_process(cls) -> Owner:
+    def local_capabilities(cls) -> Owner:
         """This process."""
         pid = os.getpid()
         ticks = start_ticks(pid)
@@ -95,7 +95,7 @@ class Ledger:
             run: whose carving it is, as text for people
             directory: where ledgers are kept; None: ``default_directory()``
         """
-        owner = Owner.this_process()
+        owner = Owner.local_capabilities()
         name = f"{owner.host}-{owner.pid}-{time.time_ns():x}.json"
         return cls((directory or default_directory()) / name, run, owner)
 

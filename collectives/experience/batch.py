@@ -13,10 +13,10 @@ import pyarrow as pa
 from torch import Tensor
 
 from collectives import futex
-from collectives.experience import memory as at
+from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, SchemaError
-from collectives.experience.memory import OutboxShape, SharedFile
-from collectives.experience.messages import Layouts, MessageLayout
+from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.messages import MessageLayout, MessageLayouts
 from collectives.experience.schema import ExperienceSchema
 
 _logger = logging.getLogger(__name__)
@@ -31,62 +31,68 @@ _OWN_REFERENCES = _references_to_a_local()
 """To a batch's memory where no tensor is left: what one local name and the question itself count for, in this Python."""
 
 
-class Link:
+class ProducerLink:
     """A consumer's side of one outbox."""
 
-    def __init__(self, layouts: Layouts, endpoint: str, inbox: SharedFile, leaked: list[int]) -> None:
+    def __init__(
+        self, layouts: MessageLayouts, endpoint: str, consumer_file: SharedFile, leaked: list[int]
+    ) -> None:
         """Map the outbox and find the consumer's line in it.
 
         Args:
             layouts: of what the consumer expects
             endpoint: of the outbox
-            inbox: the consumer's
+            consumer_file: the consumer's
             leaked: gets the sequence number of each batch that is released too early, or never
 
         Raises:
             ChannelError: it is not there any more, or has let this consumer go.
             SchemaError: it sends something else.
         """
-        self.channel, self.layouts, self.pid = layouts.schema.name, layouts, at.pid_of(endpoint)
-        self.file = SharedFile.open(self.channel, endpoint, at.OUTBOX_MAGIC)
+        self.channel, self.layouts, self.pid = layouts.schema.name, layouts, file_layout.pid_of(endpoint)
+        self.file = SharedFile.open(self.channel, endpoint, file_layout.RING_MAGIC)
         self.words = words = self.file.words
-        self.producer, self.origin = words[at.PRODUCER], words[at.ORIGIN]
-        self.shape = OutboxShape(
-            slots=words[at.SLOTS], slot_stride=words[at.STRIDE], schema_bytes=words[at.SCHEMA_BYTES]
+        self.producer, self.origin = words[file_layout.PRODUCER], words[file_layout.ORIGIN]
+        self.shape = RingLayout(
+            slots=words[file_layout.SLOTS],
+            slot_stride=words[file_layout.STRIDE],
+            schema_bytes=words[file_layout.SCHEMA_BYTES],
         )
         self._refuse_other(layouts.schema)
-        self.consumer = self._own_line(inbox)
-        self._line = self.shape.line(self.consumer)
+        self.consumer = self._own_queue(consumer_file)
+        self._queue_word = self.shape.queue_word(self.consumer)
         self._releases = itertools.count(1)  # next() is one step, whichever threads release
         self._leaked = leaked
-        words[self._line + at.FOUND] = 1
+        words[self._queue_word + file_layout.ATTACH_ACK] = 1
 
     @property
     def has_more(self) -> bool:
         """Whether something was posted that was not taken."""
-        return self.words[self._line + at.TAIL] != self.words[self._line + at.HEAD]
+        return (
+            self.words[self._queue_word + file_layout.TAIL] != self.words[self._queue_word + file_layout.HEAD]
+        )
 
     @property
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the producer has said goodbye. What it had posted may still be there."""
-        return bool(self.words[at.CLOSED])
+        return bool(self.words[file_layout.CLOSED])
 
     def next_slot(self) -> int | None:
         """The oldest slot that was posted and not taken."""
-        words, line = self.words, self._line
-        head = words[line + at.HEAD]
-        if words[line + at.TAIL] == head:
+        words, queue_word = self.words, self._queue_word
+        head = words[queue_word + file_layout.HEAD]
+        if words[queue_word + file_layout.TAIL] == head:
             return None
-        slot = words[line + at.QUEUE_AT + head % self.shape.slots]
-        words[line + at.HEAD] = head + 1
+        slot = words[queue_word + file_layout.QUEUE_AT + head % self.shape.slots]
+        words[queue_word + file_layout.HEAD] = head + 1
         return slot
 
     def release(self, slot: int, ticket: int) -> None:
         """Give a slot back, and wake the producer if it waits for one. By any thread."""
         words = self.words
-        words[self._line + self.shape.released_at + slot] = ticket
-        words[at.FREED] = self.consumer << 24 | next(self._releases) & 0xFFFFFF
-        futex.wake(self.file.word_address(at.FREED))
+        words[self._queue_word + self.shape.released_at + slot] = ticket
+        words[file_layout.FREED] = self.consumer << 24 | next(self._releases) & 0xFFFFFF
+        futex.wake(self.file.word_address(file_layout.FREED))
 
     def report_leak(self, sequence: int, how: str) -> None:
         """Say that a slot cannot be used before its tensors are gone."""
@@ -102,16 +108,18 @@ class Link:
     def _refuse_other(self, schema: ExperienceSchema) -> None:
         whose = f"producer {self.producer} of process {self.pid}"
         message = self.file.bytes[self.shape.schema_at : self.shape.schema_at + self.shape.schema_bytes]
-        schema.refuse_other(at.read_schema(message), whose)
-        if self.shape.slot_stride != at.slot_stride(self.layouts.of(self.words[at.ROWS]).size):
+        schema.refuse_other(file_layout.read_schema(message), whose)
+        if self.shape.slot_stride != file_layout.slot_stride(
+            self.layouts.for_rows(self.words[file_layout.ROWS]).size
+        ):
             raise SchemaError(
                 schema.name, f"{whose} lays batches out in another way: use one pyarrow on both sides"
             )
 
-    def _own_line(self, inbox: SharedFile) -> int:
-        own = at.word_of(inbox.endpoint)
-        for consumer in range(at.MAX_CONSUMERS):
-            if self.words[self.shape.line(consumer) + at.CONSUMER_INBOX] == own:
+    def _own_queue(self, consumer_file: SharedFile) -> int:
+        own = file_layout.word_of(consumer_file.endpoint)
+        for consumer in range(file_layout.MAX_CONSUMERS):
+            if self.words[self.shape.queue_word(consumer) + file_layout.QUEUE_OWNER] == own:
                 return consumer
         raise ChannelError(
             self.channel, f"producer {self.producer} of process {self.pid} has let this inbox go"
@@ -140,14 +148,20 @@ class Batch:
         "version",
     )
 
-    def __init__(self, link: Link, slot: int) -> None:
+    def __init__(self, link: ProducerLink, slot: int) -> None:
         header, words = link.shape.slot_word(slot), link.words
-        self._link, self._slot, self._ticket = link, slot, words[header + at.SLOT_TICKET]
+        self._link, self._slot, self._ticket = link, slot, words[header + file_layout.SLOT_TICKET]
         self.producer, self.origin = link.producer, link.origin
-        self.sequence, self.version = words[header + at.SLOT_SEQUENCE], words[header + at.SLOT_VERSION]
-        self.num_rows, self.committed_ns = words[header + at.SLOT_ROWS], words[header + at.SLOT_TIME_NS]
-        self._layout: MessageLayout = link.layouts.of(self.num_rows)
-        begin = header * at.WORD + at.SLOT_HEADER_BYTES + self._layout.lead
+        self.sequence, self.version = (
+            words[header + file_layout.SLOT_SEQUENCE],
+            words[header + file_layout.SLOT_VERSION],
+        )
+        self.num_rows, self.committed_ns = (
+            words[header + file_layout.SLOT_ROWS],
+            words[header + file_layout.SLOT_TIME_NS],
+        )
+        self._layout: MessageLayout = link.layouts.for_rows(self.num_rows)
+        begin = header * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + self._layout.lead
         # Of this batch alone: whatever refers to the batch's memory refers to this object.
         self._base: memoryview | None = link.file.bytes[begin : begin + self._layout.size]
         self._tensors: dict[str, Tensor] = {}

@@ -13,11 +13,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
+from collectives.experience.directory import ConsumerAnnouncement, Directory, consumer_key
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.joining import Joiner, Transfer
 from collectives.experience.packer import ROW_FIELD, ChannelPlan
+from collectives.experience.reassembly import Reassembler, Transfer
 from collectives.rendezvous import host_identity
 
 Accept = Callable[[int], bool]
@@ -55,7 +55,7 @@ class Experience:
         """Say that the rows are consumed. Safe to call twice."""
         self.tensors, self.ragged = {}, {}
         while self._transfers:
-            self._transfers.pop().let_go()
+            self._transfers.pop().remove_user()
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
@@ -114,8 +114,8 @@ class Batcher:
             raise ValueError(f"rows={rows}: at least 1")
         self.plan, self.rows = plan, rows
         self._identity = secrets.token_hex(8)
-        self._inboxes = [Inbox(group) for group in plan.groups]
-        self._joiner = Joiner(self._inboxes)
+        self._consumer_endpoints = [ConsumerEndpoint(group) for group in plan.groups]
+        self._reassembler = Reassembler(self._consumer_endpoints)
         self._full = [index for index, group in enumerate(plan.groups) if group.name not in plan.ragged]
         self._ragged = [index for index, group in enumerate(plan.groups) if group.name in plan.ragged]
         self._ready: deque[Transfer] = deque()
@@ -134,28 +134,28 @@ class Batcher:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """Of its inboxes, one per group, for dispensers to attach to."""
-        return tuple(inbox.endpoint for inbox in self._inboxes)
+        return tuple(consumer_endpoint.endpoint for consumer_endpoint in self._consumer_endpoints)
 
     @property
-    def torn(self) -> int:
+    def incomplete(self) -> int:
         """Transfers of which some parts will never come, and that were released unused."""
-        return self._joiner.torn
+        return self._reassembler.incomplete
 
     @property
     def received(self) -> dict[int, tuple[int, int]]:
         """By origin of a dispenser: rows that came, and those of them that were released."""
-        joiner = self._joiner
-        return {origin: (rows, joiner.released[origin]) for origin, rows in joiner.received.items()}
+        reassembler = self._reassembler
+        return {origin: (rows, reassembler.released[origin]) for origin, rows in reassembler.received.items()}
 
     @property
     def repeated(self) -> int:
         """Parts that came twice, and were dropped once."""
-        return self._joiner.repeated
+        return self._reassembler.repeated
 
     @property
     def producers(self) -> tuple[int, ...]:
         """Those that have come, are alive or have left something."""
-        return self._inboxes[0].producers
+        return self._consumer_endpoints[0].producers
 
     @property
     def waiting(self) -> set[int]:
@@ -165,7 +165,7 @@ class Batcher:
     @property
     def lost(self) -> list[int]:
         """Producers whose process ended without a goodbye, in the order in which that was noticed."""
-        return self._inboxes[0].lost
+        return self._consumer_endpoints[0].lost
 
     def announce(
         self, directory: Directory, name: str, index: int, *, node: str = "", host_id: str | None = None
@@ -179,8 +179,8 @@ class Batcher:
             node: by which relays find its host (in Ray: the node's id)
             host_id: of its host; None: ``host_identity()``
         """
-        consumer = Consumer(host_id or host_identity(), self.endpoints, self._identity, node)
-        directory.announce(inbox_key(name, index), consumer.text())
+        consumer = ConsumerAnnouncement(host_id or host_identity(), self.endpoints, self._identity, node)
+        directory.announce(consumer_key(name, index), consumer.text())
 
     def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
         """``rows`` rows as they come; None once producers came, all have said goodbye, and too few rows are left.
@@ -248,9 +248,9 @@ class Batcher:
 
     def close(self) -> None:
         """Take nothing any more, and release what was taken and not given. Safe to call twice."""
-        for inbox in self._inboxes:
-            inbox.close()
-        self.left_rows += self._joiner.close()
+        for consumer_endpoint in self._consumer_endpoints:
+            consumer_endpoint.close()
+        self.left_rows += self._reassembler.close()
         self._leave()
 
     def _receive(self, begin: float, timeout_s: float) -> bool:
@@ -260,7 +260,7 @@ class Batcher:
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)
             if held >= transfer.slots and self._stack:  # it could send nothing more
                 self._stack.release_oldest_of(transfer.producer)
-        received = self._joiner.next(max(0.0, begin + timeout_s - time.monotonic()))
+        received = self._reassembler.next(max(0.0, begin + timeout_s - time.monotonic()))
         if received is None:
             return False
         self._ready.append(received)
@@ -280,7 +280,7 @@ class Batcher:
 
     def _leave(self) -> None:
         for transfer in self._stack.transfers if self._stack else ():
-            transfer.let_go()
+            transfer.remove_user()
         self.left_rows += self._stack.filled if self._stack else 0
         self._stack = None
         while self._ready:

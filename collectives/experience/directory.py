@@ -44,8 +44,8 @@ class FileDirectory(Directory):
 
 
 @dataclass(frozen=True, slots=True)
-class Consumer:
-    """Where a consumer takes its experience: what stands under ``inbox/NAME/INDEX``."""
+class ConsumerAnnouncement:
+    """Where a consumer takes its experience: what stands under ``consumers/NAME/INDEX``."""
 
     host_id: str
     """Of processes that share memory with it: see ``collectives.rendezvous.host_identity``."""
@@ -54,7 +54,7 @@ class Consumer:
     identity: str = ""
     """Differs from that of any successor, which may have the same endpoints in text."""
     node: str = ""
-    """By which those on other hosts name its host, where they can: see ``FarWay``."""
+    """By which those on other hosts name its host, where they can: see ``RemoteRouteFactory``."""
 
     def text(self) -> str:
         """As it is announced."""
@@ -67,6 +67,6 @@ class Consumer:
         return cls(said["host_id"], tuple(said["endpoints"]), said["identity"], said["node"])
 
 
-def inbox_key(name: str, index: int | None = None) -> str:
+def consumer_key(name: str, index: int | None = None) -> str:
     """Under which a consumer of the channel set ``name`` is announced; without an index what all those begin with."""
-    return f"inbox/{name}/{'' if index is None else index}"
+    return f"consumers/{name}/{'' if index is None else index}"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
-from collectives.experience.outbox import Claim, Outbox
 from collectives.experience.packer import ROW_FIELD, ChannelPlan
-from collectives.experience.ways import Router, SharedMemoryWay, Way
+from collectives.experience.producer_ring import ProducerRing, ReservedSlot
+from collectives.experience.routes import Route, Router, SharedMemoryRoute
 
 _LOOK_S = 0.05
 """After which a dispenser that waits for a slot looks at consumers and ways again."""
@@ -64,8 +64,8 @@ class Dispenser:
         origin = secrets.randbits(63) | 1
         self.origin = origin
         """Tells this dispenser from another that had its number before."""
-        self.outboxes: tuple[Outbox, ...] = tuple(
-            Outbox(
+        self.rings: tuple[ProducerRing, ...] = tuple(
+            ProducerRing(
                 group,
                 rows=plan.batch * ((ragged_rows or rows) if group.name in plan.ragged else rows),
                 slots=slots,
@@ -75,17 +75,17 @@ class Dispenser:
             )
             for group in plan.groups
         )
-        self._full = [outbox for outbox in self.outboxes if outbox.schema.name not in plan.ragged]
-        self._claims: dict[str, Claim] = {}
+        self._full = [ring for ring in self.rings if ring.schema.name not in plan.ragged]
+        self._reservations: dict[str, ReservedSlot] = {}
         self._kept: dict[str, list[dict[str, Tensor]]] = {name: [] for name in plan.ragged}
         """Ragged rows of groups whose transfer is not full yet."""
         self._filled = self._sequence = self._version = self._newest = 0
         self._is_closed = False
-        self._ways: dict[int, Way] = {}
+        self._routes: dict[int, Route] = {}
         self._carried: dict[int, int] = {}
         """Of sequences whose slots stay here until a way says that they were released: the consumer."""
         self.router: Router = _LeastBacklog(self)
-        self.torn = 0
+        self.incomplete = 0
         """Sequences of which a consumer that died had released some parts: it was done with them, the rest is dropped."""
         self.rerouted = 0
         """Sequences that were handed over again, since the consumer that had them was gone."""
@@ -97,12 +97,14 @@ class Dispenser:
             ChannelTimeoutError: no consumer released a slot within the time limit. May be called again.
         """
         begin = time.monotonic()
-        for outbox in self._full:
-            if outbox.schema.name not in self._claims:
-                self._claims[outbox.schema.name] = self._claim(outbox, outbox.rows, begin, timeout_s)
+        for ring in self._full:
+            if ring.schema.name not in self._reservations:
+                self._reservations[ring.schema.name] = self._reserve(ring, ring.rows, begin, timeout_s)
         rows = slice(self._filled * self.rows, (self._filled + 1) * self.rows)
-        claims = [self._claims[outbox.schema.name] for outbox in self._full]
-        return {name: tensor[rows] for claim in claims for name, tensor in claim.tensors.items()}
+        reservations = [self._reservations[ring.schema.name] for ring in self._full]
+        return {
+            name: tensor[rows] for reservation in reservations for name, tensor in reservation.tensors.items()
+        }
 
     def send(self, version: int, ragged: Ragged | None = None, timeout_s: float = 60.0) -> int:
         """Send what was opened, and the rows of ragged groups (a group that is not given has none).
@@ -117,7 +119,7 @@ class Dispenser:
             ChannelTimeoutError: no slot for the ragged rows within the time limit. May be called again.
             ValueError: nothing is open.
         """
-        if len(self._claims) < len(self._full):
+        if len(self._reservations) < len(self._full):
             raise ValueError("nothing is open: call open() and write into its tensors first")
         pieces = self._checked(ragged or {})
         if self._filled + 1 < self.plan.batch:
@@ -129,16 +131,16 @@ class Dispenser:
         self._filled += 1
         if self._filled < self.plan.batch:
             return self._sequence + 1
-        for outbox in self.outboxes:
-            self._sequence = self._claims.pop(outbox.schema.name).commit(self._version)
+        for ring in self.rings:
+            self._sequence = self._reservations.pop(ring.schema.name).commit(self._version)
         self._begin_anew()
-        self.pump()
+        self.progress()
         return self._sequence
 
     def cancel(self) -> None:
         """Give what was opened back unsent, with all groups that wait for the same transfer."""
-        while self._claims:
-            self._claims.popitem()[1].cancel()
+        while self._reservations:
+            self._reservations.popitem()[1].cancel()
         self._begin_anew()
 
     def attach(self, index: int, endpoints: Sequence[str]) -> None:
@@ -148,47 +150,47 @@ class Dispenser:
             ChannelError: an inbox is not there any more.
             SchemaError: one expects something else, or there are not as many as groups.
         """
-        self.attach_way(index, SharedMemoryWay(self.outboxes, endpoints))
-        self.pump()
+        self.attach_route(index, SharedMemoryRoute(self.rings, endpoints))
+        self.progress()
 
-    def attach_way(self, index: int, way: Way) -> None:
+    def attach_route(self, index: int, route: Route) -> None:
         """Connect to a consumer by any way. Who had its number before is let go of."""
-        if index in self._ways:
-            self._let_go(index)
-        self._ways[index] = way
+        if index in self._routes:
+            self._detach(index)
+        self._routes[index] = route
 
     def consumers(self) -> dict[int, int]:
         """The backlog of each consumer that is attached and alive, by number."""
-        return {index: way.backlog for index, way in self._ways.items() if way.alive}
+        return {index: route.backlog for index, route in self._routes.items() if route.alive}
 
-    def has_room(self, index: int) -> bool:
+    def has_credit(self, index: int) -> bool:
         """Whether a consumer is there and may have one more."""
-        way = self._ways.get(index)
-        return way is not None and way.alive and way.backlog < self._credit
+        route = self._routes.get(index)
+        return route is not None and route.alive and route.backlog < self._credit
 
-    def pump(self) -> None:
+    def progress(self) -> None:
         """Take in what was released and who is gone, and hand over what waits. ``open`` and ``send`` do so too."""
-        for outbox in self.outboxes:
-            outbox.look()
-        for index, way in list(self._ways.items()):
-            for sequence in way.released():
+        for ring in self.rings:
+            ring.update()
+        for index, route in list(self._routes.items()):
+            for sequence in route.released():
                 del self._carried[sequence]
                 self._drop(sequence)
-            if not way.alive:
-                self._let_go(index)
-        self.router.look()
+            if not route.alive:
+                self._detach(index)
+        self.router.discover_consumers()
         self._hand_over_waiting()
 
     def drain(self, timeout_s: float) -> int:
         """Wait until consumers have released everything; returns how many transfers they have not when time is up."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self.pump()
-            left = set[int]().union(*(outbox.unreleased() for outbox in self.outboxes))
+            self.progress()
+            left = set[int]().union(*(ring.unreleased() for ring in self.rings))
             if not left or time.monotonic() >= deadline:
                 return len(left)
-            for outbox in self.outboxes:
-                outbox.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            for ring in self.rings:
+                ring.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Say goodbye, once what was sent has found a consumer or time is up: no time, and none is looked for.
@@ -199,24 +201,24 @@ class Dispenser:
             return
         deadline = time.monotonic() + timeout_s
         self.cancel()
-        for outbox in self.outboxes:
-            outbox.look()
-        while any(outbox.waiting() for outbox in self.outboxes) and time.monotonic() < deadline:
-            self.pump()
-            self.outboxes[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
-        for outbox in self.outboxes:
-            outbox.close(timeout_s=max(0.0, deadline - time.monotonic()))
-        for index in list(self._ways):
-            self._let_go(index)
+        for ring in self.rings:
+            ring.update()
+        while any(ring.waiting() for ring in self.rings) and time.monotonic() < deadline:
+            self.progress()
+            self.rings[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+        for ring in self.rings:
+            ring.close(timeout_s=max(0.0, deadline - time.monotonic()))
+        for index in list(self._routes):
+            self._detach(index)
         self._is_closed = True
 
-    def _claim(self, outbox: Outbox, rows: int, begin: float, timeout_s: float) -> Claim:
+    def _reserve(self, ring: ProducerRing, rows: int, begin: float, timeout_s: float) -> ReservedSlot:
         """Of a slot; whoever waits for one sees to it that what a dead consumer had goes to another."""
         while True:
-            self.pump()
+            self.progress()
             left_s = begin + timeout_s - time.monotonic()
             try:
-                return outbox.claim(rows, timeout_s=max(0.0, min(_LOOK_S, left_s)))
+                return ring.reserve(rows, timeout_s=max(0.0, min(_LOOK_S, left_s)))
             except ChannelTimeoutError as error:
                 if left_s <= _LOOK_S:
                     waited_s = time.monotonic() - begin
@@ -231,9 +233,9 @@ class Dispenser:
                 f"ragged rows of {sorted(unknown)} came: the plan has {sorted(self.plan.ragged)}",
             )
         pieces = {}
-        for outbox in self.outboxes:
-            name = outbox.schema.name
-            if name in ragged and outbox.schema.refuse_tensors(ragged[name]):
+        for ring in self.rings:
+            name = ring.schema.name
+            if name in ragged and ring.schema.refuse_tensors(ragged[name]):
                 pieces[name] = dict(ragged[name])
                 pieces[name][ROW_FIELD] = pieces[name][ROW_FIELD] + self._filled * self.rows
         return pieces
@@ -241,22 +243,22 @@ class Dispenser:
     def _fill_ragged(self, last: Mapping[str, Mapping[str, Tensor]], timeout_s: float) -> None:
         """Claim slots for the ragged rows of this transfer, and copy them there."""
         begin = time.monotonic()
-        claims: dict[str, Claim] = {}
+        reservations: dict[str, ReservedSlot] = {}
         try:
-            for outbox in self.outboxes:
-                name = outbox.schema.name
+            for ring in self.rings:
+                name = ring.schema.name
                 if name not in self.plan.ragged:
                     continue
                 pieces = [*self._kept[name], *([last[name]] if name in last else [])]
                 rows = sum(len(piece[ROW_FIELD]) for piece in pieces)
-                claims[name] = claim = self._claim(outbox, rows, begin, timeout_s)
-                for field in claim.tensors if pieces else ():
-                    torch.cat([piece[field] for piece in pieces], out=claim[field])
+                reservations[name] = reservation = self._reserve(ring, rows, begin, timeout_s)
+                for field in reservation.tensors if pieces else ():
+                    torch.cat([piece[field] for piece in pieces], out=reservation[field])
         except Exception:
-            for claim in claims.values():
-                claim.cancel()
+            for reservation in reservations.values():
+                reservation.cancel()
             raise
-        self._claims.update(claims)
+        self._reservations.update(reservations)
 
     def _begin_anew(self) -> None:
         self._filled = 0
@@ -264,36 +266,36 @@ class Dispenser:
             pieces.clear()
 
     def _hand_over_waiting(self) -> None:
-        waiting = [set(outbox.waiting()) for outbox in self.outboxes]
+        waiting = [set(ring.waiting()) for ring in self.rings]
         for sequence in sorted(set[int]().union(*waiting) - self._carried.keys()):
             if not all(sequence in numbers for numbers in waiting):
-                self._settle(sequence)
+                self._resolve_partial(sequence)
                 continue
             index = self.router.route(sequence)
             if index is None:
                 return
-            way = self._ways[index]
-            way.hand_over(sequence)
-            if way.carries:
+            route = self._routes[index]
+            route.hand_over(sequence)
+            if route.copies_batches:
                 self._carried[sequence] = index
             self.rerouted += sequence <= self._newest
             self._newest = max(self._newest, sequence)
 
-    def _settle(self, sequence: int) -> None:
+    def _resolve_partial(self, sequence: int) -> None:
         """A sequence of which not all parts wait: its consumer is being given up, or was done with it."""
-        if all(sequence in outbox.unreleased() for outbox in self.outboxes):
+        if all(sequence in ring.unreleased() for ring in self.rings):
             return  # its other parts will come back too, or be released
         self._drop(sequence)
-        self.torn += 1
+        self.incomplete += 1
 
     def _drop(self, sequence: int) -> None:
-        for outbox in self.outboxes:
-            if sequence in outbox.waiting():
-                outbox.drop(sequence)
+        for ring in self.rings:
+            if sequence in ring.waiting():
+                ring.drop(sequence)
 
-    def _let_go(self, index: int) -> None:
+    def _detach(self, index: int) -> None:
         """What a way carried and did not bring waits again."""
-        self._ways.pop(index).close()
+        self._routes.pop(index).close()
         self._carried = {sequence: whose for sequence, whose in self._carried.items() if whose != index}
 
     def __enter__(self) -> Self:
@@ -311,7 +313,7 @@ class _LeastBacklog(Router):
     def __init__(self, dispenser: Dispenser) -> None:
         self._dispenser = dispenser
 
-    def look(self) -> None:
+    def discover_consumers(self) -> None:
         """Consumers are attached by hand."""
 
     def route(self, sequence: int) -> int | None:
@@ -322,6 +324,6 @@ class _LeastBacklog(Router):
 def least_backlog(dispenser: Dispenser) -> int | None:
     """Index of the consumer that has least to do, of those that may have one more."""
     backlogs = {
-        index: backlog for index, backlog in dispenser.consumers().items() if dispenser.has_room(index)
+        index: backlog for index, backlog in dispenser.consumers().items() if dispenser.has_credit(index)
     }
     return min(backlogs, key=lambda index: (backlogs[index], index), default=None)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from collectives.experience import memory as at
+from collectives.experience import file_layout
 from collectives.experience.errors import ChannelError, NoChannelError
-from collectives.experience.memory import FILE_PREFIX, OutboxShape
-from collectives.experience.messages import Layouts
+from collectives.experience.file_layout import FILE_PREFIX, RingLayout
+from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
 from collectives.shared_words import shared_words
 
@@ -28,7 +28,7 @@ _TRIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConsumerLook:
+class ConsumerStats:
     """A consumer of one outbox."""
 
     pid: int
@@ -43,7 +43,7 @@ class ConsumerLook:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutboxLook:
+class ProducerRingStats:
     """An outbox at one time. Counts are since its beginning."""
 
     schema: ExperienceSchema
@@ -66,11 +66,11 @@ class OutboxLook:
     """How long the producer has waited for slots."""
     at_s: float
     """When this was, on the monotonic clock."""
-    consumers: tuple[ConsumerLook, ...]
+    consumers: tuple[ConsumerStats, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dump:
+class BatchDump:
     """A batch that was copied out of a channel."""
 
     producer: int
@@ -82,46 +82,48 @@ class Dump:
     """With ``rayagi.producer``, ``rayagi.sequence`` and ``rayagi.version`` in its schema's metadata."""
 
 
-class OutboxFile:
+class ProducerRingFile:
     """Another process's outbox, read-only."""
 
     def __init__(self, memory: mmap.mmap, inode: int, alive: bool) -> None:
         self._bytes = memoryview(memory)
         self._words = words = shared_words(self._bytes.cast("Q"))
         self._inode, self._alive = inode, alive
-        self._shape = OutboxShape(
-            slots=words[at.SLOTS], slot_stride=words[at.STRIDE], schema_bytes=words[at.SCHEMA_BYTES]
+        self._shape = RingLayout(
+            slots=words[file_layout.SLOTS],
+            slot_stride=words[file_layout.STRIDE],
+            schema_bytes=words[file_layout.SCHEMA_BYTES],
         )
         begin = self._shape.schema_at
-        self.schema = at.read_schema(self._bytes[begin : begin + self._shape.schema_bytes])
-        self._layouts = Layouts(self.schema)
+        self.schema = file_layout.read_schema(self._bytes[begin : begin + self._shape.schema_bytes])
+        self._layouts = MessageLayouts(self.schema)
 
-    def look(self) -> OutboxLook:
+    def stats(self) -> ProducerRingStats:
         """Where everything is now."""
         words = self._words
-        now_ns, since_ns = time.monotonic_ns(), words[at.BLOCKED_SINCE_NS]
+        now_ns, since_ns = time.monotonic_ns(), words[file_layout.BLOCKED_SINCE_NS]
         waiting_ns = max(0, now_ns - since_ns) if since_ns and self._alive else 0
         states = [self._state(slot) for slot in range(self._shape.slots)]
-        return OutboxLook(
+        return ProducerRingStats(
             schema=self.schema,
-            producer=words[at.PRODUCER],
-            pid=words[at.PID],
+            producer=words[file_layout.PRODUCER],
+            pid=words[file_layout.PID],
             alive=self._alive,
             inode=self._inode,
-            rows=words[at.ROWS],
+            rows=words[file_layout.ROWS],
             slots=self._shape.slots,
-            in_use=sum(state != at.STATE_FREE for state in states),
-            committed=words[at.COMMITTED],
-            committed_rows=words[at.COMMITTED_ROWS],
-            committed_bytes=words[at.COMMITTED_BYTES],
-            reposted=words[at.REPOSTED],
-            version=words[at.NEWEST_VERSION],
-            blocked_s=(words[at.BLOCKED_NS] + waiting_ns) / 1e9,
+            in_use=sum(state != file_layout.STATE_FREE for state in states),
+            committed=words[file_layout.COMMITTED],
+            committed_rows=words[file_layout.COMMITTED_ROWS],
+            committed_bytes=words[file_layout.COMMITTED_BYTES],
+            reposted=words[file_layout.REPOSTED],
+            version=words[file_layout.NEWEST_VERSION],
+            blocked_s=(words[file_layout.BLOCKED_NS] + waiting_ns) / 1e9,
             at_s=now_ns / 1e9,
             consumers=tuple(self._consumers(states)),
         )
 
-    def newest(self) -> Dump | None:
+    def newest(self) -> BatchDump | None:
         """A copy of the newest batch that no producer wrote to meanwhile; None where no slot holds one.
 
         Raises:
@@ -129,13 +131,13 @@ class OutboxFile:
         """
         for _ in range(_TRIES):
             ticket, slot = max(
-                (self._header(slot)[at.SLOT_TICKET], slot) for slot in range(self._shape.slots)
+                (self._header(slot)[file_layout.SLOT_TICKET], slot) for slot in range(self._shape.slots)
             )
             if not ticket:
                 return None
             header = self._header(slot)
-            message = self._message(slot, header[at.SLOT_ROWS])
-            if header[at.SLOT_TICKET] == self._header(slot)[at.SLOT_TICKET] == ticket:
+            message = self._message(slot, header[file_layout.SLOT_ROWS])
+            if header[file_layout.SLOT_TICKET] == self._header(slot)[file_layout.SLOT_TICKET] == ticket:
                 return self._dump(header, message)
         raise ChannelError(
             self.schema.name, f"its slots are filled again faster than {_TRIES} copies could be made"
@@ -144,45 +146,51 @@ class OutboxFile:
     def _state(self, slot: int) -> int:
         """As its producer says, but for what was released since it last looked."""
         ticket, *_, state = self._header(slot)
-        line = state - at.STATE_POSTED
-        if line >= 0 and self._words[self._shape.line(line) + self._shape.released_at + slot] == ticket:
-            return at.STATE_FREE
+        queue = state - file_layout.STATE_POSTED
+        if (
+            queue >= 0
+            and self._words[self._shape.queue_word(queue) + self._shape.released_at + slot] == ticket
+        ):
+            return file_layout.STATE_FREE
         return state
 
-    def _consumers(self, states: list[int]) -> Iterator[ConsumerLook]:
+    def _consumers(self, states: list[int]) -> Iterator[ConsumerStats]:
         words = self._words
-        for line in range(at.MAX_CONSUMERS):
-            begin = self._shape.line(line)
-            inbox = words[begin + at.CONSUMER_INBOX]
-            if not inbox:
+        for queue in range(file_layout.MAX_CONSUMERS):
+            begin = self._shape.queue_word(queue)
+            consumer_file = words[begin + file_layout.QUEUE_OWNER]
+            if not consumer_file:
                 continue
-            has = [slot for slot, state in enumerate(states) if state == at.STATE_POSTED + line]
+            has = [slot for slot, state in enumerate(states) if state == file_layout.STATE_POSTED + queue]
             oldest = min(
-                (self._header(slot)[at.SLOT_VERSION] for slot in has), default=words[at.NEWEST_VERSION]
+                (self._header(slot)[file_layout.SLOT_VERSION] for slot in has),
+                default=words[file_layout.NEWEST_VERSION],
             )
-            yield ConsumerLook(
-                pid=at.pid_of(at.endpoint_in(inbox)),
-                found=bool(words[begin + at.FOUND]),
+            yield ConsumerStats(
+                pid=file_layout.pid_of(file_layout.endpoint_in(consumer_file)),
+                found=bool(words[begin + file_layout.ATTACH_ACK]),
                 backlog=len(has),
-                untaken=max(0, words[begin + at.TAIL] - words[begin + at.HEAD]),
-                lag=max(0, words[at.NEWEST_VERSION] - oldest),
+                untaken=max(0, words[begin + file_layout.TAIL] - words[begin + file_layout.HEAD]),
+                lag=max(0, words[file_layout.NEWEST_VERSION] - oldest),
             )
 
     def _header(self, slot: int) -> list[int]:
         begin = self._shape.slot_word(slot)
-        return [self._words[begin + word] for word in range(at.SLOT_STATE + 1)]
+        return [self._words[begin + word] for word in range(file_layout.SLOT_STATE + 1)]
 
     def _message(self, slot: int, rows: int) -> bytes:
-        layout = self._layouts.of(min(rows, self._words[at.ROWS]))  # a header may be half written
-        begin = self._shape.slot_word(slot) * at.WORD + at.SLOT_HEADER_BYTES + layout.lead
+        layout = self._layouts.for_rows(
+            min(rows, self._words[file_layout.ROWS])
+        )  # a header may be half written
+        begin = self._shape.slot_word(slot) * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + layout.lead
         return bytes(self._bytes[begin : begin + layout.size])
 
-    def _dump(self, header: list[int], message: bytes) -> Dump:
-        dump = Dump(
-            producer=self._words[at.PRODUCER],
-            sequence=header[at.SLOT_SEQUENCE],
-            version=header[at.SLOT_VERSION],
-            committed_ns=header[at.SLOT_TIME_NS],
+    def _dump(self, header: list[int], message: bytes) -> BatchDump:
+        dump = BatchDump(
+            producer=self._words[file_layout.PRODUCER],
+            sequence=header[file_layout.SLOT_SEQUENCE],
+            version=header[file_layout.SLOT_VERSION],
+            committed_ns=header[file_layout.SLOT_TIME_NS],
             batch=self._layouts.read(memoryview(message)),
         )
         said = {f"rayagi.{name}": str(getattr(dump, name)) for name in ("producer", "sequence", "version")}
@@ -190,9 +198,9 @@ class OutboxFile:
         return replace(dump, batch=dump.batch.replace_schema_metadata(metadata))
 
 
-def outboxes() -> list[OutboxFile]:
+def list_producer_rings() -> list[ProducerRingFile]:
     """Those of this user's processes on this host, by channel and producer."""
-    found: dict[int, OutboxFile] = {}
+    found: dict[int, ProducerRingFile] = {}
     for pid, path in _files():
         with suppress(OSError, ValueError):  # it may be closed, or its process end, while we look
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -202,20 +210,20 @@ def outboxes() -> list[OutboxFile]:
             finally:
                 os.close(descriptor)
             words = shared_words(memoryview(memory).cast("Q"))
-            mine = words[at.PID] == pid
-            if words[at.MAGIC] == at.OUTBOX_MAGIC and (mine or inode not in found):
-                found[inode] = OutboxFile(memory, inode, alive=mine)
+            mine = words[file_layout.PID] == pid
+            if words[file_layout.MAGIC] == file_layout.RING_MAGIC and (mine or inode not in found):
+                found[inode] = ProducerRingFile(memory, inode, alive=mine)
     return sorted(found.values(), key=_place)
 
 
-def newest_of(channel: str) -> Dump:
+def newest_batch(channel: str) -> BatchDump:
     """The batch of a channel that was committed last, of any producer.
 
     Raises:
         NoChannelError: there is no such channel, or nothing in it.
     """
-    found = outboxes()
-    names = sorted({outbox.schema.name for outbox in found})
+    found = list_producer_rings()
+    names = sorted({ring.schema.name for ring in found})
     if channel not in names:
         live = (
             f"live channels of yours are {', '.join(names)}"
@@ -223,15 +231,15 @@ def newest_of(channel: str) -> Dump:
             else "no channel of yours is live on this host"
         )
         raise NoChannelError(channel, f"there is none: {live}")
-    dumps = [dump for outbox in found if outbox.schema.name == channel and (dump := outbox.newest())]
+    dumps = [dump for ring in found if ring.schema.name == channel and (dump := ring.newest())]
     if not dumps:
         raise NoChannelError(channel, "no slot of it holds a batch now")
     return max(dumps, key=lambda dump: dump.committed_ns)
 
 
-def _place(outbox: OutboxFile) -> Any:
-    look = outbox.look()
-    return look.schema.name, look.producer, look.pid, look.inode
+def _place(ring: ProducerRingFile) -> Any:
+    stats = ring.stats()
+    return stats.schema.name, stats.producer, stats.pid, stats.inode
 
 
 def _files() -> Iterator[tuple[int, str]]:

@@ -64,7 +64,7 @@ class MessageLayout:
         }
 
 
-class Layouts:
+class MessageLayouts:
     """The layouts of one schema, by number of rows; each is worked out once."""
 
     def __init__(self, schema: ExperienceSchema) -> None:
@@ -72,7 +72,7 @@ class Layouts:
         self.arrow = schema.arrow()
         self._known: dict[int, MessageLayout] = {}
 
-    def of(self, rows: int) -> MessageLayout:
+    def for_rows(self, rows: int) -> MessageLayout:
         """The layout of a batch of ``rows`` rows."""
         known = self._known.get(rows)
         if known is None:

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from collectives.experience.directory import Consumer, Directory, inbox_key
+from collectives.experience.directory import ConsumerAnnouncement, Directory, consumer_key
 from collectives.experience.dispenser import Dispenser, least_backlog
 from collectives.experience.errors import ChannelError, SchemaError
-from collectives.experience.ways import Router, SharedMemoryWay, Way
+from collectives.experience.routes import Route, Router, SharedMemoryRoute
 from collectives.rendezvous import host_identity
 
 _logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 _SEARCH_S = 0.05
 """Between looks while there is none to go on with."""
 
-FarWay = Callable[[Dispenser, Consumer], Way]
+RemoteRouteFactory = Callable[[Dispenser, ConsumerAnnouncement], Route]
 """Makes a way to a consumer on another host."""
 
 
@@ -39,21 +39,21 @@ class Migrator(Router):
         name: str,
         *,
         consumers: int | None = None,
-        far_way: FarWay | None = None,
+        remote_route: RemoteRouteFactory | None = None,
     ) -> None:
         """Become the dispenser's router.
 
         Args:
             dispenser: whose experience
-            directory: where consumers announce themselves, under ``inbox/NAME/INDEX``
+            directory: where consumers announce themselves, under ``consumers/NAME/INDEX``
             name: of the channel set
             consumers: how many there are to be: then this producer's experience all goes to one of them, that with
                 the producer's number modulo theirs (synchronous templates); None: to the one with the least backlog
-            far_way: makes ways to consumers on other hosts; None: those cannot be reached, and are an error
+            remote_route: makes ways to consumers on other hosts; None: those cannot be reached, and are an error
         """
         self._dispenser, self._directory, self._name = dispenser, directory, name
         self._fixed = None if consumers is None else dispenser.producer % consumers
-        self._far_way = far_way
+        self._remote_route = remote_route
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
         """What each consumer announced last. One that is gone announces itself anew when it comes back."""
@@ -64,7 +64,7 @@ class Migrator(Router):
         """Transfers that each consumer was given."""
         dispenser.router = self
 
-    def look(self) -> None:
+    def discover_consumers(self) -> None:
         """Attach consumers that have come or come back since; those that are gone the dispenser has let go of.
 
         Raises:
@@ -77,7 +77,7 @@ class Migrator(Router):
         if now - self._looked_s < (_LOOK_S if found else _SEARCH_S):
             return
         self._looked_s = now
-        prefix = inbox_key(self._name)
+        prefix = consumer_key(self._name)
         for key, text in self._directory.announced(prefix).items():
             index = int(key.removeprefix(prefix))
             if self._fixed in (None, index) and self._known.get(index) != text:
@@ -89,15 +89,15 @@ class Migrator(Router):
         if self._fixed is None:
             index = least_backlog(self._dispenser)
         else:
-            index = self._fixed if self._dispenser.has_room(self._fixed) else None
+            index = self._fixed if self._dispenser.has_credit(self._fixed) else None
         if index is not None:
             self.routed[index] = self.routed.get(index, 0) + 1
         return index
 
     def _attach(self, index: int, text: str) -> None:
-        consumer = Consumer.from_text(text)
+        consumer = ConsumerAnnouncement.from_text(text)
         try:
-            self._dispenser.attach_way(index, self._way(index, consumer))
+            self._dispenser.attach_route(index, self._route_to(index, consumer))
         except SchemaError:
             raise
         except ChannelError as error:  # it is gone already: its successor will say so
@@ -105,13 +105,13 @@ class Migrator(Router):
         else:
             self.attached += 1
 
-    def _way(self, index: int, consumer: Consumer) -> Way:
+    def _route_to(self, index: int, consumer: ConsumerAnnouncement) -> Route:
         if consumer.host_id == self._host_id:
-            return SharedMemoryWay(self._dispenser.outboxes, consumer.endpoints)
-        if self._far_way is None:
+            return SharedMemoryRoute(self._dispenser.rings, consumer.endpoints)
+        if self._remote_route is None:
             raise SchemaError(
                 self._name,
                 f"consumer {index} is on another host, and nothing was given to carry experience there: "
-                "plan it on this host, or pass far_way",
+                "plan it on this host, or pass remote_route",
             )
-        return self._far_way(self._dispenser, consumer)
+        return self._remote_route(self._dispenser, consumer)

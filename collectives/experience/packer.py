@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import SchemaError
 from collectives.experience.grouping import Package, group_packages
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 ROW_FIELD = "env"
@@ -136,21 +136,21 @@ def smallest_good(rates: dict[int, float]) -> int:
 
 def measure_bandwidth(groups: Sequence[ExperienceSchema], rows: int, limit_s: float = _TRY_S) -> float:
     """Bytes per second through channels as they are used: written once, read once, in batches of ``rows``."""
-    inboxes = [Inbox(group) for group in groups]
-    outboxes = [Outbox(group, rows=rows, slots=2) for group in groups]
+    consumer_endpoints = [ConsumerEndpoint(group) for group in groups]
+    rings = [ProducerRing(group, rows=rows, slots=2) for group in groups]
     sources = [_filled(group, rows) for group in groups]
     targets = [_filled(group, rows) for group in groups]
     try:
-        for outbox, inbox in zip(outboxes, inboxes, strict=True):
-            outbox.attach(inbox.endpoint)
+        for ring, consumer_endpoint in zip(rings, consumer_endpoints, strict=True):
+            ring.attach(consumer_endpoint.endpoint)
         num_bytes = sum(group.row_bytes for group in groups) * rows
         best_s, begin, tries = float("inf"), time.perf_counter(), 0
         while tries < 3 or time.perf_counter() - begin < limit_s:
             started, tries = time.perf_counter(), tries + 1
-            for outbox, source in zip(outboxes, sources, strict=True):
-                outbox.put(source, version=0)
-            for inbox, target in zip(inboxes, targets, strict=True):
-                batch = inbox.take()
+            for ring, source in zip(rings, sources, strict=True):
+                ring.put(source, version=0)
+            for consumer_endpoint, target in zip(consumer_endpoints, targets, strict=True):
+                batch = consumer_endpoint.take()
                 assert batch is not None  # its producer is here
                 with batch:
                     for name, tensor in batch.tensors.items():
@@ -159,10 +159,10 @@ def measure_bandwidth(groups: Sequence[ExperienceSchema], rows: int, limit_s: fl
             best_s = min(best_s, time.perf_counter() - started)
         return num_bytes / best_s
     finally:
-        for outbox in outboxes:
-            outbox.close(timeout_s=0.0)
-        for inbox in inboxes:
-            inbox.close()
+        for ring in rings:
+            ring.close(timeout_s=0.0)
+        for consumer_endpoint in consumer_endpoints:
+            consumer_endpoint.close()
 
 
 def _filled(group: ExperienceSchema, rows: int) -> dict[str, torch.Tensor]:

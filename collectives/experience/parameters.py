@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from collectives import futex
-from collectives.experience import memory as at
+from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError
-from collectives.experience.memory import SharedFile
-from collectives.experience.messages import Layouts
+from collectives.experience.file_layout import SharedFile
+from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
-from collectives.processes import Processes
+from collectives.process_watcher import ProcessWatcher
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned
 
-BOARD_MAGIC = 0x3130445242594152
+PARAMETER_STORE_MAGIC = 0x3130445242594152
 COPIES = 3
 """Of the tensors: one is read, one may be filled, and one is between them."""
 _OWNER, _SCHEMA_BYTES, _CLOSED = 1, 2, 3
-_PUBLISHED = at.LINE
+_PUBLISHED = file_layout.LINE
 """The word that publishes: 0 before the first time, else (version + 1) * 4 + copy."""
-_HELD = 2 * at.LINE
+_HELD = 2 * file_layout.LINE
 """The first of the copies' own words: 0 while it is filled, else version + 1. Each has a cache line."""
 _SCHEMA_AT = (2 + COPIES) * CACHE_LINE_BYTES
 _SLEEP_S = 0.05
@@ -42,11 +42,11 @@ _MOST_READS = 1000
 """Copies begun anew before a reader gives up: the owner would have published twice as often meanwhile."""
 
 
-class ReadableBoard(Protocol):
+class ReadableParameterStore(Protocol):
     """What a reader needs of a board, on this host or another."""
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no more will come, as far as is known."""
         ...
 
@@ -59,17 +59,17 @@ class ReadableBoard(Protocol):
         ...
 
 
-class ParameterBoard:
+class ParameterStore:
     """One owner publishes, any number of processes of the host read. Not for several threads at once.
 
     The tensors that are published, and those that are read into, may be on a device. [unverified on GPU]
 
     ::
 
-        board = ParameterBoard.host({"parameters": flat, "mean": mean})   # tell readers board.endpoint
+        board = ParameterStore.host({"parameters": flat, "mean": mean})   # tell readers board.endpoint
         board.publish({"parameters": flat, "mean": mean}, version=0)
 
-        board = ParameterBoard.attach(endpoint)
+        board = ParameterStore.attach(endpoint)
         board.wait(version=1, timeout_s=60.0)
         version = board.read_into({"parameters": own_flat, "mean": own_mean})
     """
@@ -82,7 +82,7 @@ class ParameterBoard:
         stride = page_aligned(_copy_bytes(schema))
         self._copies = tuple(_views(file, schema, begin + copy * stride) for copy in range(COPIES))
         self._owner = self._words[_OWNER]
-        self._processes = Processes([self._owner])
+        self._processes = ProcessWatcher([self._owner])
         self._closed = False
 
     @classmethod
@@ -93,13 +93,13 @@ class ParameterBoard:
             ChannelError: there is no memory for it, or this host cannot.
             SchemaError: a tensor's type is one that channels do not carry.
         """
-        schema = ExperienceSchema.of(name, _rows(tensors))
-        message = Layouts(schema).schema_message()
+        schema = ExperienceSchema.from_tensors(name, _rows(tensors))
+        message = MessageLayouts(schema).schema_message()
         begin = page_aligned(_SCHEMA_AT + len(message))
         file = SharedFile.create(name, begin + COPIES * page_aligned(_copy_bytes(schema)))
         file.bytes[_SCHEMA_AT : _SCHEMA_AT + len(message)] = message
         file.words[_OWNER], file.words[_SCHEMA_BYTES] = os.getpid(), len(message)
-        file.words[at.MAGIC] = BOARD_MAGIC
+        file.words[file_layout.MAGIC] = PARAMETER_STORE_MAGIC
         return cls(file, schema, file.endpoint, hosts=True)
 
     @classmethod
@@ -109,9 +109,9 @@ class ParameterBoard:
         Raises:
             ChannelError: it is not there any more, or is something else.
         """
-        file = SharedFile.open(name, endpoint, BOARD_MAGIC)
+        file = SharedFile.open(name, endpoint, PARAMETER_STORE_MAGIC)
         message = file.bytes[_SCHEMA_AT : _SCHEMA_AT + file.words[_SCHEMA_BYTES]]
-        return cls(file, at.read_schema(message), endpoint, hosts=False)
+        return cls(file, file_layout.read_schema(message), endpoint, hosts=False)
 
     @property
     def version(self) -> int:
@@ -119,7 +119,7 @@ class ParameterBoard:
         return (self._words[_PUBLISHED] >> 2) - 1
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no more will come: the owner has closed the board, or its process has ended. What it published stays."""
         return bool(self._words[_CLOSED]) or bool(self._processes.ended())
 
@@ -138,7 +138,7 @@ class ParameterBoard:
         if version <= self.version:
             raise ValueError(f"version {version} is published after version {self.version}")
         copy = ((self._words[_PUBLISHED] & 3) + 1) % COPIES
-        held = _HELD + copy * at.LINE
+        held = _HELD + copy * file_layout.LINE
         self._words[held] = 0
         for name, tensor in tensors.items():
             self._copies[copy][name].copy_(tensor.detach())
@@ -190,7 +190,7 @@ class ParameterBoard:
             copy = published & 3
             for name, tensor in tensors.items():
                 tensor.detach().copy_(self._copies[copy][name])
-            if self._words[_HELD + copy * at.LINE] == published >> 2:
+            if self._words[_HELD + copy * file_layout.LINE] == published >> 2:
                 return (published >> 2) - 1
         raise ChannelError(
             self.schema.name,

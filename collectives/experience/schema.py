@@ -101,7 +101,7 @@ class ExperienceSchema:
                 raise SchemaError(self.name, f"{field} has an empty dimension")
 
     @classmethod
-    def of(cls, name: str, rows: Mapping[str, Tensor]) -> Self:
+    def from_tensors(cls, name: str, rows: Mapping[str, Tensor]) -> Self:
         """The schema of tensors whose first dimension counts rows."""
         return cls(
             name,

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from collectives.experience import memory as at
-from collectives.experience.claim import Parcel
-from collectives.experience.memory import OutboxShape, SharedFile
-from collectives.experience.messages import Layouts, MessageLayout
+from collectives.experience import file_layout
+from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.messages import MessageLayout, MessageLayouts
+from collectives.experience.reserved_slot import EncodedBatch
 
 
 class Slots:
     """The slots of one outbox. What is written in a header besides the ticket and the state is its batch's for good."""
 
-    def __init__(self, file: SharedFile, shape: OutboxShape, layouts: Layouts, rows: int) -> None:
+    def __init__(self, file: SharedFile, shape: RingLayout, layouts: MessageLayouts, rows: int) -> None:
         self.free = deque(range(shape.slots))
         self._bytes, self._words = file.bytes, file.words
         self._shape, self._layouts, self._rows = shape, layouts, rows
@@ -30,52 +30,54 @@ class Slots:
         slot = (
             self.free.popleft()
         )  # the one freed first: what was committed last stays there for whoever looks on
-        self._words[self._headers[slot] + at.SLOT_TICKET] = 0
-        self.set_state(slot, at.STATE_CLAIMED)
+        self._words[self._headers[slot] + file_layout.SLOT_TICKET] = 0
+        self.set_state(slot, file_layout.STATE_RESERVED)
         return slot, self._views(slot, rows)
 
     def commit(self, slot: int, ticket: int, sequence: int, version: int, rows: int) -> None:
         """Say what the slot holds from now on."""
         words, header = self._words, self._headers[slot]
-        words[header + at.SLOT_SEQUENCE] = sequence
-        words[header + at.SLOT_VERSION] = version
-        words[header + at.SLOT_ROWS] = rows
-        words[header + at.SLOT_TIME_NS] = time.time_ns()
-        words[header + at.SLOT_TICKET] = ticket
+        words[header + file_layout.SLOT_SEQUENCE] = sequence
+        words[header + file_layout.SLOT_VERSION] = version
+        words[header + file_layout.SLOT_ROWS] = rows
+        words[header + file_layout.SLOT_TIME_NS] = time.time_ns()
+        words[header + file_layout.SLOT_TICKET] = ticket
 
     def set_state(self, slot: int, state: int) -> None:
         """For whoever looks on."""
-        self._words[self._headers[slot] + at.SLOT_STATE] = state
+        self._words[self._headers[slot] + file_layout.SLOT_STATE] = state
 
     def set_free(self, slots: Iterable[int]) -> None:
         """They can be claimed again."""
         for slot in slots:
-            self.set_state(slot, at.STATE_FREE)
+            self.set_state(slot, file_layout.STATE_FREE)
             self.free.append(slot)
 
     def ticket(self, slot: int) -> int:
         """Of the batch in it."""
-        return self._words[self._headers[slot] + at.SLOT_TICKET]
+        return self._words[self._headers[slot] + file_layout.SLOT_TICKET]
 
     def sequence(self, slot: int) -> int:
         """Of the batch in it."""
-        return self._words[self._headers[slot] + at.SLOT_SEQUENCE]
+        return self._words[self._headers[slot] + file_layout.SLOT_SEQUENCE]
 
-    def parcel(self, slot: int) -> Parcel:
+    def encoded_batch(self, slot: int) -> EncodedBatch:
         """The batch in it."""
         words, header = self._words, self._headers[slot]
-        rows = words[header + at.SLOT_ROWS]
-        return Parcel(self.sequence(slot), words[header + at.SLOT_VERSION], rows, self.message(slot, rows))
+        rows = words[header + file_layout.SLOT_ROWS]
+        return EncodedBatch(
+            self.sequence(slot), words[header + file_layout.SLOT_VERSION], rows, self.message(slot, rows)
+        )
 
     def message(self, slot: int, rows: int) -> memoryview:
         """The bytes of the Arrow message in it."""
-        layout = self._layouts.of(rows)
+        layout = self._layouts.for_rows(rows)
         begin = self._message_at(slot, layout)
         return self._bytes[begin : begin + layout.size]
 
     def _views(self, slot: int, rows: int) -> dict[str, Tensor]:
         """The tensors in a slot, behind the metadata of as many rows. Those of a full batch are made once."""
-        layout = self._layouts.of(rows)
+        layout = self._layouts.for_rows(rows)
         begin = self._message_at(slot, layout)
         if self._metadata_rows[slot] != rows:
             self._bytes[begin : begin + len(layout.metadata)] = layout.metadata
@@ -87,4 +89,4 @@ class Slots:
         return self._tensors[slot]
 
     def _message_at(self, slot: int, layout: MessageLayout) -> int:
-        return self._headers[slot] * at.WORD + at.SLOT_HEADER_BYTES + layout.lead
+        return self._headers[slot] * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + layout.lead

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 
 ReduceOp = Literal["sum", "mean", "max"]
 """How elements are combined. ``mean`` is for floats: the sum, then divided once by the number of members."""
@@ -29,7 +29,7 @@ class Transport(Protocol):
     world_size: int
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
-        """Reduce in place, on every member. ``layout`` as of ``calls.layout_of``: members compare it, here and below."""
+        """Reduce in place, on every member. ``layout`` as of ``calls.shapes_digest``: members compare it, here and below."""
         ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
@@ -81,7 +81,7 @@ class CompiledOperations(Protocol):
     """Of the tensor that was given, its mean."""
     barrier: int
 
-    def attend(self, program: Callable[[], int | None]) -> None:
+    def drive_program(self, program: Callable[[], int | None]) -> None:
         """Call a program until it returns None, and complete the operations whose addresses it returns; of 0: none.
 
         Raises:
@@ -110,9 +110,9 @@ class SharesMemory(Protocol):
 
 
 @runtime_checkable
-class SeesArrivals(Protocol):
+class ExposesBarrierProgress(Protocol):
     """A transport that can tell at the cost of a few loads who waits for this member."""
 
-    def arrivals(self) -> Arrivals:
+    def barrier_progress(self) -> BarrierProgress:
         """Who has come to an operation of all."""
         ...

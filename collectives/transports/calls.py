@@ -47,7 +47,7 @@ _CALL_AT = _DETAIL_AT + _DETAIL_BITS
 
 
 @lru_cache(maxsize=4096)
-def encoded(
+def encode_call(
     call: str,
     detail: int = 0,
     dtype: torch.dtype = torch.uint8,
@@ -62,7 +62,7 @@ def encoded(
         detail: the index of the operator in ``OPS``, or the source of a broadcast
         dtype, numel: of the tensor
         place: of the tensor
-        layout: from ``layout_of``, of the tensors that the tensor is a bucket of
+        layout: from ``shapes_digest``, of the tensors that the tensor is a bucket of
     """
     if layout:
         call, numel = call + _OF_A_LIST, layout
@@ -75,12 +75,12 @@ def encoded(
     )
 
 
-def name(word: int) -> str:
+def call_name(word: int) -> str:
     """The operation, e.g. ``all_reduce``."""
     return CALLS[word >> _CALL_AT].removesuffix(_OF_A_LIST)
 
 
-def layout_of(tensors: Sequence[Tensor]) -> int:
+def shapes_digest(tensors: Sequence[Tensor]) -> int:
     """A digest of several tensors' shapes, which differs for lists of equal total; 0 for one tensor."""
     return _digest(tuple(tuple(tensor.shape) for tensor in tensors)) if len(tensors) > 1 else 0
 
@@ -95,10 +95,10 @@ def _digest(shapes: tuple[tuple[int, ...], ...]) -> int:
     return layout
 
 
-def mismatch(rank: int, word: int, other_rank: int, other_word: int) -> str:
+def mismatch_message(rank: int, word: int, other_rank: int, other_word: int) -> str:
     """Two members came for different calls: what they would exchange means nothing."""
     return (
-        f"rank {rank} called {described(word)}, and rank {other_rank} {described(other_word)}; "
+        f"rank {rank} called {describe_call(word)}, and rank {other_rank} {describe_call(other_word)}; "
         "every member must call the same operations in the same order"
     )
 
@@ -108,7 +108,7 @@ def signature(word: int, number: int) -> Tensor:
     return torch.from_numpy(np.array([word, number], dtype=np.uint64)).view(torch.uint8)
 
 
-def difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int, str] | None:
+def find_difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int, str] | None:
     """The first member whose signature is not this one's, as an index, and what to say; None where all are alike.
 
     Args:
@@ -120,16 +120,20 @@ def difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int
     word, number = table[rank]
     for index, (other_word, other_number) in enumerate(table):
         if (other_word, other_number) != (word, number):
-            text = mismatch(ranks[rank], word, ranks[index], other_word)
+            text = mismatch_message(ranks[rank], word, ranks[index], other_word)
             if other_number != number:
                 text += f" (operations {number} and {other_number} of the group)"
             return index, text
     return None
 
 
-def described(word: int) -> str:
+def describe_call(word: int) -> str:
     """The call as text: ``all_reduce(sum) of 7 float32 in buffer 1``."""
-    call, detail, numel = name(word), _field(word, _DETAIL_AT, _DETAIL_BITS), _field(word, 0, _NUMEL_BITS)
+    call, detail, numel = (
+        call_name(word),
+        _field(word, _DETAIL_AT, _DETAIL_BITS),
+        _field(word, 0, _NUMEL_BITS),
+    )
     if call in ("connect", "barrier"):
         return call
     if call in ("all_reduce", "reduce", "reduce_scatter"):

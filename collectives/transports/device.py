@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.limits import await_completion
+from collectives.limits import poll_until_done
 from collectives.rendezvous import Member
 from collectives.shares import shares
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
-from collectives.transports.device_memory import Control, DeviceBuffer, remove_leftovers
+from collectives.transports.device_memory import ControlTransport, DeviceBuffer, remove_leftovers
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 _SCRATCH = -1
@@ -42,7 +42,7 @@ class DeviceTransport:
     """
 
     def __init__(
-        self, control: Control, members: Sequence[Member], device: torch.device, timeout_s: float
+        self, control: ControlTransport, members: Sequence[Member], device: torch.device, timeout_s: float
     ) -> None:
         """``members`` met in ``control``, which limits the waits for them; ``timeout_s`` limits those for the device."""
         self.rank = control.rank
@@ -76,7 +76,7 @@ class DeviceTransport:
         with self._operation("reduce_scatter", tensor, op) as views:
             own = views[self.rank]
             self._reduce_share(views, op)
-            self._meet()
+            self._device_barrier()
             self._copy_out(own[begin:end], tensor[begin:end])
         return begin, end
 
@@ -86,7 +86,7 @@ class DeviceTransport:
         with self._operation("all_gather", tensor.detach().contiguous().view(-1)) as views:
             for row, view in zip(gathered, views, strict=True):
                 row.view(-1).copy_(view)
-            self._meet()
+            self._device_barrier()
         return gathered
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
@@ -94,7 +94,7 @@ class DeviceTransport:
         with self._operation("broadcast", tensor, detail=source, layout=layout) as views:
             if self.rank != source:
                 tensor.detach().view(-1).copy_(views[source])
-            self._meet()
+            self._device_barrier()
 
     def barrier(self) -> None:
         """Wait until every member is here."""
@@ -110,10 +110,12 @@ class DeviceTransport:
         number = len(self._registered)
         _check_dtype(dtype)
         with self._translated("buffer"):
-            self._agree(calls.encoded("buffer", 0, dtype, numel))
+            self._check_same_call(calls.encode_call("buffer", 0, dtype, numel))
             if not numel:  # nothing to share, and no address to be known by
                 return torch.zeros(0, dtype=dtype, device=self._device)
-            registered = DeviceBuffer.share(self._control, number, numel, dtype, self._device, self._settle)
+            registered = DeviceBuffer.share(
+                self._control, number, numel, dtype, self._device, self._synchronize
+            )
         own = registered.views[self.rank]
         self._registered[own.data_ptr()] = registered
         return own
@@ -136,9 +138,11 @@ class DeviceTransport:
         with self._translated(call):
             registered = self._find(tensor)
             place = registered.number + 1 if registered else calls.ON_DEVICE
-            self._settle()
+            self._synchronize()
             detail = calls.OPS.index(op) if "reduce" in call else detail
-            self._agree(calls.encoded(call, detail, tensor.dtype, tensor.numel(), place, layout))
+            self._check_same_call(
+                calls.encode_call(call, detail, tensor.dtype, tensor.numel(), place, layout)
+            )
             if registered is not None:
                 yield tuple(view[: tensor.numel()] for view in registered.views)
             else:
@@ -169,11 +173,11 @@ class DeviceTransport:
         if self._scratch is None or self._scratch.views[0].numel() < size:
             room = max(_MIN_SCRATCH_BYTES, 1 << (size - 1).bit_length())
             self._scratch = DeviceBuffer.share(
-                self._control, _SCRATCH, room, torch.uint8, self._device, self._settle
+                self._control, _SCRATCH, room, torch.uint8, self._device, self._synchronize
             )
         views = tuple(view[:size].view(tensor.dtype) for view in self._scratch.views)
         views[self.rank].copy_(tensor.detach().view(-1))
-        self._meet()
+        self._device_barrier()
         return views
 
     def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp) -> None:
@@ -194,13 +198,13 @@ class DeviceTransport:
 
     def _gather_shares(self, views: Sequence[Tensor], tensor: Tensor | None) -> None:
         """Once all have reduced their shares, copy them to where the result is asked for; None: nowhere."""
-        self._meet()
+        self._device_barrier()
         if tensor is not None:
             result = tensor.detach().view(-1)
             for view, (begin, end) in zip(views, shares(len(result), self.world_size), strict=True):
                 if view.data_ptr() != result.data_ptr():
                     result[begin:end].copy_(view[begin:end])
-        self._meet()  # before anybody writes anew what the others read
+        self._device_barrier()  # before anybody writes anew what the others read
 
     def _sum(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Memory for a share's sum, reused."""
@@ -208,34 +212,34 @@ class DeviceTransport:
             self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
         return self._sums[dtype][:numel]
 
-    def _agree(self, word: int) -> None:
+    def _check_same_call(self, word: int) -> None:
         """Wait for all members, and make sure that they came for the same."""
         self._num_operations += 1
         gathered = self._control.all_gather(calls.signature(word, self._num_operations))
-        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
         if different is not None:
             other = self._members[different[0]]
-            raise MismatchedCallError(calls.name(word), self._me, str(other), 0.0, different[1])
+            raise MismatchedCallError(calls.call_name(word), self._me, str(other), 0.0, different[1])
 
-    def _meet(self) -> None:
+    def _device_barrier(self) -> None:
         """Wait until all members' devices have done what came before."""
-        self._settle()
+        self._synchronize()
         self._control.barrier()
 
     def _copy_out(self, view: Tensor, tensor: Tensor) -> None:
         """Copy a result to where it was asked for, unless it is there already."""
         if view.data_ptr() != tensor.data_ptr():
             tensor.detach().view(-1).copy_(view)
-            self._settle()
+            self._synchronize()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         """Wait until the device has done what this thread gave it. [unverified on GPU]"""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):
             done = torch.cuda.Event()
             done.record()
-            await_completion(done.query, self._timeout_s, _nothing)
+            poll_until_done(done.query, self._timeout_s, _nothing)
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:

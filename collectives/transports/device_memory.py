@@ -19,11 +19,11 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler to send tensors as handles
 from torch import Tensor
 
-from collectives.exchange import Gathering, exchange
+from collectives.exchange import SupportsAllGather, exchange
 from collectives.rendezvous import Member
 
 
-class Control(Gathering, Protocol):
+class ControlTransport(SupportsAllGather, Protocol):
     """What members of one device need of a transport on their host: any ``Transport`` offers it."""
 
     def barrier(self) -> None:
@@ -45,12 +45,12 @@ class DeviceBuffer:
     @classmethod
     def share(
         cls,
-        control: Control,
+        control: ControlTransport,
         number: int,
         numel: int,
         dtype: torch.dtype,
         device: torch.device,
-        settle: Callable[[], None],
+        synchronize: Callable[[], None],
     ) -> DeviceBuffer:
         """Make this member's zeroed piece and open the others'. All members call it at once.
 
@@ -60,14 +60,14 @@ class DeviceBuffer:
             numel: elements of each piece
             dtype: their type
             device: of all pieces
-            settle: waits until the device has done what this thread gave it
+            synchronize: waits until the device has done what this thread gave it
 
         Raises:
             RuntimeError: the memory cannot be shared.
             CommunicatorError: a member is lost.
         """
         own = torch.zeros(numel, dtype=dtype, device=device)
-        settle()
+        synchronize()
         ranks = range(control.world_size)
         # A handle for each receiver: torch counts how many have to give the memory back.
         handles = [bytes(ForkingPickler.dumps(own)) if rank != control.rank else b"" for rank in ranks]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.rendezvous import Member, others
+from collectives.rendezvous import Member, other_members
 from collectives.shares import shares
 from collectives.transports import calls
 from collectives.transports.arithmetic import combine
@@ -137,7 +137,7 @@ class GlooTransport:
         self.world_size = len(members)
         self._members = members
         self._me = members[rank].rank
-        self._awaited = others(members, rank)
+        self._awaited = other_members(members, rank)
         self._others = ", ".join(map(str, self._awaited))
         self._timeout_s = timeout_s
         self._check = check
@@ -165,7 +165,7 @@ class GlooTransport:
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place: each member its share, which it then sends to all."""
-        self._agree("all_reduce", tensor, calls.OPS.index(op), layout)
+        self._check_same_call("all_reduce", tensor, calls.OPS.index(op), layout)
         with self._staged(tensor) as flat:
             self._reduce_share("all_reduce", flat, op)
             pieces = [flat[begin:end] for begin, end in shares(flat.numel(), self.world_size)]
@@ -178,7 +178,7 @@ class GlooTransport:
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0: each member its share, which it then sends there."""
-        self._agree("reduce", tensor, calls.OPS.index(op), layout)
+        self._check_same_call("reduce", tensor, calls.OPS.index(op), layout)
         with self._staged(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
             own = self._scratch_like(flat, end - begin).copy_(flat[begin:end])
@@ -189,13 +189,13 @@ class GlooTransport:
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
-        self._agree("reduce_scatter", tensor, calls.OPS.index(op))
+        self._check_same_call("reduce_scatter", tensor, calls.OPS.index(op))
         with self._staged(tensor) as flat:
             return self._reduce_share("reduce_scatter", flat, op)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        self._agree("all_gather", tensor)
+        self._check_same_call("all_gather", tensor)
         own = tensor.detach().to("cpu", copy=True).contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
@@ -204,14 +204,14 @@ class GlooTransport:
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        self._agree("broadcast", tensor, source, layout)
+        self._check_same_call("broadcast", tensor, source, layout)
         if tensor.numel():
             with self._staged(tensor) as flat:
                 self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
     def barrier(self) -> None:
         """Wait until every member is here: all must have come to compare that they did."""
-        self._agree("barrier")
+        self._check_same_call("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: what is reduced is copied anyway."""
@@ -221,11 +221,13 @@ class GlooTransport:
         """Drop the connections; a member that still waits for this one gets an error. Safe to call twice."""
         self._broken = self._broken or "this communicator is closed"
         if self._group is not None:
-            ending, self._group = _Ending(self._group), None
+            ending, self._group = _GroupReleaser(self._group), None
             # Elsewhere: the group's end waits for an operation that was given up, until Gloo's own time limit.
             threading.Thread(target=ending, name="gloo-ending", daemon=True).start()
 
-    def _agree(self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0) -> None:
+    def _check_same_call(
+        self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0
+    ) -> None:
         """Compare what all members came for, before Gloo sees a size: by itself it ends the process, or mixes them.
 
         Raises:
@@ -234,10 +236,10 @@ class GlooTransport:
         self._num_operations += 1
         self._began_s = time.monotonic()
         kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
-        own = calls.signature(calls.encoded(call, detail, *kind, layout=layout), self._num_operations)
+        own = calls.signature(calls.encode_call(call, detail, *kind, layout=layout), self._num_operations)
         gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8)
         self._run(call, lambda group: [group._allgather_base(gathered.view(-1), own)])
-        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
         if different is not None:
             self._broken = f"an earlier {call} failed: {different[1]}"
             self.close()
@@ -334,7 +336,7 @@ class GlooTransport:
         return True
 
 
-class _Ending:
+class _GroupReleaser:
     """Holds the last reference to a group, and drops it when called."""
 
     def __init__(self, group: Any) -> None:

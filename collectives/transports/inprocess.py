@@ -27,7 +27,7 @@ class InProcessGroup:
         """Who has arrived, and for which call."""
         self._mismatch: dict[int, int] | None = None
         self._left: set[int] = set()
-        self._meetings = 0
+        self._arrivals = 0
         self._changed = threading.Condition()
 
     def transport(self, rank: int) -> InProcessTransport:
@@ -42,30 +42,30 @@ class InProcessGroup:
         """
         begin = time.monotonic()
         with self._changed:
-            meeting = self._meetings
+            meeting = self._arrivals
             self._present[rank] = word
             if not self._left and len(self._present) == self.world_size:
                 if len({*self._present.values()}) > 1:
                     self._mismatch = dict(self._present)
                     self._left.update(self._present)
                 else:
-                    self._meetings += 1
+                    self._arrivals += 1
                     self._present.clear()
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._meetings > meeting or self._left, self.timeout_s)
-            if self._meetings > meeting:
+            self._changed.wait_for(lambda: self._arrivals > meeting or self._left, self.timeout_s)
+            if self._arrivals > meeting:
                 return
             if self._mismatch is not None and self._mismatch.get(rank) == word:
                 other = next(r for r, theirs in sorted(self._mismatch.items()) if theirs != word)
-                different = calls.mismatch(rank, word, other, self._mismatch[other])
-                raise MismatchedCallError(calls.name(word), rank, f"rank {other}", 0.0, different)
+                different = calls.mismatch_message(rank, word, other, self._mismatch[other])
+                raise MismatchedCallError(calls.call_name(word), rank, f"rank {other}", 0.0, different)
             absent = sorted({*range(self.world_size)} - self._present.keys())
             gone = sorted(self._left)
             self._left.add(rank)  # who comes later does not complete what this one gave up
             self._changed.notify_all()
         detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
         waited_s = time.monotonic() - begin
-        raise CommunicatorError(calls.name(word), rank, f"ranks {absent}", waited_s, detail)
+        raise CommunicatorError(calls.call_name(word), rank, f"ranks {absent}", waited_s, detail)
 
     def leave(self, rank: int) -> None:
         """Say that a member will not come again."""
@@ -94,20 +94,20 @@ class InProcessTransport:
         if self.rank == 0:
             tensor.copy_(self._group.result)
         else:
-            _spoil(tensor)
+            _fill_with_nan(tensor)
         self._group.arrive(word, self.rank)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share; returns [begin, end)."""
         word, begin, end = self._reduced("reduce_scatter", tensor, op)
-        _spoil(tensor)
+        _fill_with_nan(tensor)
         tensor[begin:end] = self._group.result[begin:end]
         self._group.arrive(word, self.rank)
         return begin, end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        word = calls.encoded("all_gather", 0, tensor.dtype, tensor.numel())
+        word = calls.encode_call("all_gather", 0, tensor.dtype, tensor.numel())
         self._deposit(word, tensor.detach())
         gathered = torch.stack(self._group.deposits)
         self._group.arrive(word, self.rank)
@@ -115,7 +115,7 @@ class InProcessTransport:
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        word = calls.encoded("broadcast", source, tensor.dtype, tensor.numel(), layout=layout)
+        word = calls.encode_call("broadcast", source, tensor.dtype, tensor.numel(), layout=layout)
         self._deposit(word, tensor)
         if self.rank != source:
             tensor.copy_(self._group.deposits[source])
@@ -123,7 +123,7 @@ class InProcessTransport:
 
     def barrier(self) -> None:
         """Wait until every member is here."""
-        self._group.arrive(calls.encoded("barrier"), self.rank)
+        self._group.arrive(calls.encode_call("barrier"), self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: threads see each other's anyway."""
@@ -142,7 +142,7 @@ class InProcessTransport:
 
     def _reduced(self, call: str, tensor: Tensor, op: ReduceOp, layout: int = 0) -> tuple[int, int, int]:
         """Every member reduces its share into the group's result; returns the call's word and the own share."""
-        word = calls.encoded(call, calls.OPS.index(op), tensor.dtype, tensor.numel(), layout=layout)
+        word = calls.encode_call(call, calls.OPS.index(op), tensor.dtype, tensor.numel(), layout=layout)
         self._deposit(word, tensor)
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         combine([part[begin:end] for part in self._group.deposits], self._group.result[begin:end], op)
@@ -150,5 +150,5 @@ class InProcessTransport:
         return word, begin, end
 
 
-def _spoil(tensor: Tensor) -> None:
+def _fill_with_nan(tensor: Tensor) -> None:
     tensor.fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).min)

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from collectives.errors import CommunicatorError
-from collectives.limits import run_within
-from collectives.rendezvous import Member, others
+from collectives.limits import call_with_timeout
+from collectives.rendezvous import Member, other_members
 from collectives.transports.gloo import GlooStore
 from collectives.transports.ring import RingTransport
 
@@ -96,11 +96,11 @@ class NcclTransport(RingTransport):
         begin = time.monotonic()
         try:
             # In a thread: NCCL waits for members that do not come for ever.
-            group = run_within(timeout_s, connected)
+            group = call_with_timeout(timeout_s, connected)
         except (RuntimeError, TimeoutError) as error:
             detail = " ".join(str(error).split())  # NCCL's reason is on the last line
             waited_s = time.monotonic() - begin
-            awaited = ", ".join(map(str, others(members, rank)))
+            awaited = ", ".join(map(str, other_members(members, rank)))
             raise CommunicatorError("connect", me, awaited, waited_s, detail) from error
         super().__init__(group, members, rank, device=device, timeout_s=timeout_s, check=check)
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.limits import await_completion
-from collectives.rendezvous import Member, others
+from collectives.limits import poll_until_done
+from collectives.rendezvous import Member, other_members
 from collectives.shares import shares
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
@@ -50,7 +50,7 @@ class RingTransport:
         self._group: Any = group
         self._members = members
         self._me = members[rank].rank
-        self._awaited = others(members, rank)
+        self._awaited = other_members(members, rank)
         self._others = ", ".join(map(str, self._awaited))
         self._device = device
         self._timeout_s = timeout_s
@@ -86,7 +86,7 @@ class RingTransport:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        self._agree("all_gather", tensor)
+        self._check_same_call("all_gather", tensor)
         gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         own = tensor.detach().contiguous().view(-1)
         if own.numel():
@@ -95,14 +95,14 @@ class RingTransport:
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        self._agree("broadcast", tensor, source, layout)
+        self._check_same_call("broadcast", tensor, source, layout)
         values = tensor.detach()
         if values.numel():
             self._run("broadcast", lambda group: [group.broadcast(values, source)])
 
     def barrier(self) -> None:
         """Wait until every member is here: all must have come to compare that they did."""
-        self._agree("barrier")
+        self._check_same_call("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,): the group reads and writes any tensor of its device in place."""
@@ -129,7 +129,7 @@ class RingTransport:
         """Reduce through ``start(group, part, how)``, which is right for sums and for maxima without NaN."""
         if op == "mean" and not tensor.is_floating_point():
             raise ValueError(f"{operation}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
-        self._agree(operation, tensor, calls.OPS.index(op), layout)
+        self._check_same_call(operation, tensor, calls.OPS.index(op), layout)
         if not tensor.numel():
             return
         tensor = tensor.detach()
@@ -152,7 +152,9 @@ class RingTransport:
         if values is not tensor:
             tensor.copy_(values)
 
-    def _agree(self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0) -> None:
+    def _check_same_call(
+        self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0
+    ) -> None:
         """Compare what all members came for, before the group sees a size: NCCL and Gloo would mix them, or wait for ever.
 
         Raises:
@@ -160,11 +162,11 @@ class RingTransport:
         """
         self._num_operations += 1
         kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
-        word = calls.encoded(call, detail, *kind, layout=layout)
+        word = calls.encode_call(call, detail, *kind, layout=layout)
         own = calls.signature(word, self._num_operations).to(self._device)
         gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8, device=self._device)
         self._run(call, lambda group: [group._allgather_base(gathered.view(-1), own)])
-        different = calls.difference(gathered, self.rank, [member.rank for member in self._members])
+        different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
         if different is not None:
             self._broken = f"an earlier {call} failed: {different[1]}"
             self.close()
@@ -191,7 +193,7 @@ class RingTransport:
         try:
             for work in start(group):
                 left_s = self._timeout_s - (time.monotonic() - begin)
-                await_completion(work.is_completed, left_s, partial(self._check_open, begin))
+                poll_until_done(work.is_completed, left_s, partial(self._check_open, begin))
                 work.wait()  # raises what the work ended with
         except (RuntimeError, TimeoutError) as error:
             waited_s = time.monotonic() - begin

@@ -48,7 +48,7 @@ def small() -> dict[str, Tensor]:
 
 def schema_of(name: str, rows: dict[str, Tensor]) -> ExperienceSchema:
     """The channel that carries such batches."""
-    return ExperienceSchema.of(name, rows)
+    return ExperienceSchema.from_tensors(name, rows)
 
 
 def nbytes(rows: dict[str, Tensor]) -> int:

@@ -24,8 +24,8 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
+from collectives.experience.producer_ring import ProducerRing
 from experiments.channels.batches import TASKS, age_s, make, nbytes, read, schema_of, small, stamp
 
 PRODUCERS = 2
@@ -64,31 +64,31 @@ def processes(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
 def channel_producer(number: int, endpoint: str, rows: Rows, in_place: bool, pause_s: float) -> None:
     """Sends until it is ended."""
     torch.set_num_threads(1)
-    outbox = Outbox(schema_of("experiment", rows), rows=len(rows["obs"]), slots=SLOTS, producer=number)
-    outbox.attach(endpoint)
+    ring = ProducerRing(schema_of("experiment", rows), rows=len(rows["obs"]), slots=SLOTS, producer=number)
+    ring.attach(endpoint)
     while True:
         if pause_s:
             time.sleep(pause_s)
             stamp(rows)
         if in_place:
-            claim = outbox.claim(timeout_s=LIMIT_S)
-            for tensor in claim.tensors.values():
+            reservation = ring.reserve(timeout_s=LIMIT_S)
+            for tensor in reservation.tensors.values():
                 tensor.fill_(1)
-            claim.commit(version=0)
+            reservation.commit(version=0)
         else:
-            outbox.put(rows, version=0, timeout_s=LIMIT_S)
+            ring.put(rows, version=0, timeout_s=LIMIT_S)
 
 
 @contextmanager
 def channel(rows: Rows, in_place: bool, pause_s: float) -> Iterator[Take]:
     """Batches in shared memory, copied there or written there; the reader has them in place."""
-    inbox = Inbox(schema_of("experiment", rows))
+    consumer_endpoint = ConsumerEndpoint(schema_of("experiment", rows))
 
     def take(use: Callable[[Rows], None]) -> None:
-        with inbox.take(LIMIT_S) as batch:
+        with consumer_endpoint.take(LIMIT_S) as batch:
             use(batch.tensors)
 
-    with inbox, processes(channel_producer, inbox.endpoint, rows, in_place, pause_s):
+    with consumer_endpoint, processes(channel_producer, consumer_endpoint.endpoint, rows, in_place, pause_s):
         yield take
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from collectives.experience.batcher import Batcher, Experience
+from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.dispenser import Dispenser
-from collectives.experience.inbox import Batch, Inbox
-from collectives.experience.outbox import Claim, Outbox
 from collectives.experience.packer import ChannelPlan, pack
+from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from collectives.experience.schema import ExperienceSchema, Field
 from experiments.channels_table8.shapes import Size
 
@@ -159,45 +159,47 @@ class UniSender(Sender):
     def __init__(self, channel: UniChannel, producer: int, endpoint: str) -> None:
         self._channel = channel
         slots = STEP_SLOTS if channel.per_step else SLOTS * channel.packages
-        self._outbox = Outbox(channel.schema, rows=1, slots=slots, producer=producer)
-        self._outbox.attach(endpoint)
-        self._claims: dict[str, Claim] = {}
+        self._ring = ProducerRing(channel.schema, rows=1, slots=slots, producer=producer)
+        self._ring.attach(endpoint)
+        self._reservations: dict[str, ReservedSlot] = {}
         self._typed: dict[tuple[int, int], Tensor] = {}
 
     def begin(self) -> None:
         """Claim slots for all packages of a rollout, where each has one."""
         if not self._channel.per_step:
-            self._claims = {name: self._outbox.claim(timeout_s=LIMIT_S) for name in self._channel.names}
+            self._reservations = {name: self._ring.reserve(timeout_s=LIMIT_S) for name in self._channel.names}
 
     def step(self, index: int, packages: Mapping[str, Tensor]) -> None:
         """Send each package, or write it in place."""
         for name, tensor in packages.items():
             if self._channel.per_step:
-                claim = self._outbox.claim(timeout_s=LIMIT_S)
-                self._package(claim, name).copy_(tensor)
-                self._commit(claim, name, index)
+                reservation = self._ring.reserve(timeout_s=LIMIT_S)
+                self._package(reservation, name).copy_(tensor)
+                self._commit(reservation, name, index)
             else:
-                self._package(self._claims[name], name)[:, index].copy_(tensor)
+                self._package(self._reservations[name], name)[:, index].copy_(tensor)
 
     def end(self, last_obs: Tensor) -> None:
         """Send what is left."""
-        claim = self._outbox.claim(timeout_s=LIMIT_S) if self._channel.per_step else self._claims[LAST]
-        self._package(claim, LAST).copy_(last_obs)
-        self._claims[LAST] = claim
-        for name, claim in self._claims.items():
-            self._commit(claim, name, 0)
-        self._claims = {}
+        reservation = (
+            self._ring.reserve(timeout_s=LIMIT_S) if self._channel.per_step else self._reservations[LAST]
+        )
+        self._package(reservation, LAST).copy_(last_obs)
+        self._reservations[LAST] = reservation
+        for name, reservation in self._reservations.items():
+            self._commit(reservation, name, 0)
+        self._reservations = {}
 
-    def _package(self, claim: Claim, name: str) -> Tensor:
-        place = (claim.slot, self._channel.names.index(name))
+    def _package(self, reservation: ReservedSlot, name: str) -> Tensor:
+        place = (reservation.slot, self._channel.names.index(name))
         if place not in self._typed:
-            self._typed[place] = self._channel.typed(claim["payload"], place[1])
+            self._typed[place] = self._channel.typed(reservation["payload"], place[1])
         return self._typed[place]
 
-    def _commit(self, claim: Claim, name: str, index: int) -> None:
-        claim["kind"].fill_(self._channel.names.index(name))
-        claim["step"].fill_(index)
-        claim.commit(version=0)
+    def _commit(self, reservation: ReservedSlot, name: str, index: int) -> None:
+        reservation["kind"].fill_(self._channel.names.index(name))
+        reservation["step"].fill_(index)
+        reservation.commit(version=0)
 
 
 class UniReceiver(Receiver):
@@ -205,8 +207,8 @@ class UniReceiver(Receiver):
 
     def __init__(self, channel: UniChannel, size: Size) -> None:
         self._channel, self._size = channel, size
-        self._inbox = Inbox(channel.schema)
-        self.endpoints = (self._inbox.endpoint,)
+        self._consumer_endpoint = ConsumerEndpoint(channel.schema)
+        self.endpoints = (self._consumer_endpoint.endpoint,)
         self._rollouts: dict[int, dict[str, Tensor]] = {}
         self._came: dict[int, list[Batch]] = {}
         self._count: dict[int, int] = {}
@@ -215,7 +217,7 @@ class UniReceiver(Receiver):
     def next(self) -> dict[str, Tensor]:
         """Take packages until one producer's rollout is complete."""
         while True:
-            batch = self._inbox.take(LIMIT_S)
+            batch = self._consumer_endpoint.take(LIMIT_S)
             assert batch is not None
             producer = batch.producer
             self._store(batch, int(batch["kind"]), int(batch["step"]))

@@ -30,7 +30,7 @@ from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from experiments.collectives.chaos_member import (
     COMPUTE_S,
     Action,
@@ -54,7 +54,7 @@ ACTIONS: dict[str, Action] = {"after": "compute", "group": "group"}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "actors.collective", "experiments.origin", "experiments.collectives.chaos_member"]
+    ["torch", "actors.rendezvous_actor", "experiments.origin", "experiments.collectives.chaos_member"]
 )
 
 
@@ -71,7 +71,7 @@ def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _OneAtATime(Collective):
+class _OneAtATime(RendezvousActor):
     """Answers as Ray's actor does, one request after another, where a manager has a thread for each client."""
 
     def __init__(self, world_size: int) -> None:
@@ -79,10 +79,10 @@ class _OneAtATime(Collective):
         self.turn = threading.RLock()
 
 
-for _name, _method in vars(Collective).items():
+for _name, _method in vars(RendezvousActor).items():
     if callable(_method) and not _name.startswith("_"):
         setattr(_OneAtATime, _name, _in_turn(_method))
-_Host.register("Collective", _OneAtATime)
+_Host.register("RendezvousActor", _OneAtATime)
 
 
 @dataclass
@@ -290,7 +290,7 @@ def run(num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: i
     shared = _shared_files()
     rounds = []
     with _Host(ctx=_context) as host:
-        group = Group(host.Collective(world_size), world_size, hosts, transport)
+        group = Group(host.RendezvousActor(world_size), world_size, hosts, transport)
         chaos = Chaos(group, seed)
         for number in range(num_rounds):
             rounds.append(chaos.round(number))

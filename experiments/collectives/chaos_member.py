@@ -16,12 +16,12 @@ import torch
 
 from collectives.communicator import Communicator
 from collectives.connect import connect
-from collectives.door import door
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
+from collectives.failure_detector_server import get_failure_detector_server
 from collectives.membership import join, rejoin
-from collectives.rendezvous import Member, Roster, poll, this_member
+from collectives.rendezvous import Member, MembershipView, poll, this_member
+from collectives.transport_factory import TransportName
 from collectives.transports.gloo import GlooStore
-from collectives.wires import TransportName
 
 NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""
@@ -99,36 +99,36 @@ class _ChaosMember:
 
     def live(self) -> None:
         timeout_s = self._settings.timeout_s
-        roster = join(self._rendezvous, self._me, timeout_s=timeout_s)
+        membership = join(self._rendezvous, self._me, timeout_s=timeout_s)
         GlooStore.host([self._me], timeout_s)  # the first of a process opens a pipe for good
         self._clean = _resources()  # with that, and the connection to the rendezvous
         while self._order is not None:
-            lost = self._belong(roster)
+            lost = self._belong(membership)
             if self._order is not None:
                 self._came = time.monotonic()
-                roster = rejoin(
+                membership = rejoin(
                     self._rendezvous,
-                    _place(roster, self._me),
-                    roster,
+                    _place(membership, self._me),
+                    membership,
                     lost=lost,
                     replacement_wait_s=self._order.replacement_wait_s,
                     timeout_s=timeout_s,
                 )
 
-    def _belong(self, roster: Roster) -> tuple[Member, ...]:
+    def _belong(self, membership: MembershipView) -> tuple[Member, ...]:
         """One generation from its meeting to its end; who was lost."""
         communicator = None
         try:
             self._began = time.monotonic()
             communicator = connect(
                 self._rendezvous,
-                _place(roster, self._me),
-                world_size=len(roster.members),
+                _place(membership, self._me),
+                world_size=len(membership.members),
                 timeout_s=self._settings.timeout_s,
                 transport=self._settings.transport,
-                generation=roster.generation,
+                generation=membership.generation,
             )
-            self._take_part(communicator, roster)
+            self._take_part(communicator, membership)
             communicator.close()
             return ()
         except (CommunicatorError, RendezvousError) as error:
@@ -143,16 +143,16 @@ class _ChaosMember:
         self._pipe.send(Noticed(self._began, at, closed, text, pids, _left_behind(self._clean)))
         return lost
 
-    def _take_part(self, communicator: Communicator, roster: Roster) -> None:
+    def _take_part(self, communicator: Communicator, membership: MembershipView) -> None:
         """Reduce, say so, and do as ordered; returns when that is to end."""
         self._check(communicator)
         self._pipe.send(
             Connected(
                 came=self._came,
                 at=time.monotonic(),
-                generation=roster.generation,
+                generation=membership.generation,
                 rank=communicator.rank,
-                pids=tuple(member.pid for member in roster.members),
+                pids=tuple(member.pid for member in membership.members),
             )
         )
         self._order = self._pipe.recv()
@@ -195,10 +195,10 @@ class _ChaosMember:
             raise ValueError(f"{communicator} reduced to wrong sums")
 
 
-def _place(roster: Roster, me: Member) -> Member:
-    place = roster.place_of(me)
+def _place(membership: MembershipView, me: Member) -> Member:
+    place = membership.find_member(me)
     if place is None:
-        raise ValueError(f"{me} does not belong to generation {roster.generation}")
+        raise ValueError(f"{me} does not belong to generation {membership.generation}")
     return place
 
 
@@ -214,7 +214,9 @@ def _resources() -> Counter[str]:
         except FileNotFoundError:  # the one that listed them
             continue
         found[f"descriptor {target.split(':')[0]}"] += 1
-    found["descriptor socket"] -= door(_ADDRESS).num_guests  # of others, who watch this process
+    found["descriptor socket"] -= get_failure_detector_server(
+        _ADDRESS
+    ).num_subscribers  # of others, who watch this process
     found["thread"] = len(os.listdir("/proc/self/task"))
     return found
 

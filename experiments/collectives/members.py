@@ -166,7 +166,7 @@ class _Bench:
             return private, lambda: self._reduce_all(chunks)
         if name == "one process, compiled":
             everything = reduction(
-                "together", 0, "sum", torch.float32, len(registered), private, self._world_size
+                "two_shot", 0, "sum", torch.float32, len(registered), private, self._world_size
             )
             return private, lambda: self._reduce_all_compiled(everything)
         source = registered if name == "memcpy" else self._neighbours

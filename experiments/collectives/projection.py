@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collectives.alphabeta import ASSUMED
+from collectives.alphabeta import NOMINAL_MODEL
 from collectives.layout import Layout
-from collectives.planner import Plan, make_plan
+from collectives.planner import CompositionPlan, plan_composition
 
 BASELINE = "ip_only"
 PAPERS_PRIMITIVES = ("ip", "rp")
@@ -57,12 +57,12 @@ class Work:
 class Trained:
     """One model on one layout: its plan from the profile measured there, and steps per second by composition."""
 
-    plan: Plan
+    plan: CompositionPlan
     work: Work
     rates: Mapping[str, Sequence[float]]
 
 
-def arms(plan: Plan) -> dict[str, str]:
+def arms(plan: CompositionPlan) -> dict[str, str]:
     """Compositions to train with, and the role of each: the baseline and the choice, or the next best if they are one."""
     if plan.chosen != BASELINE:
         return {BASELINE: "baseline", plan.chosen: "chosen"}
@@ -105,7 +105,7 @@ def measured_rows(layout: str, model: str, trained: Trained) -> list[Row]:
     ]
 
 
-def projected_rows(layout: str, model: str, plan: Plan, known: Trained) -> list[Row]:
+def projected_rows(layout: str, model: str, plan: CompositionPlan, known: Trained) -> list[Row]:
     """Rows of a layout that was not measured, from one that was and the alpha-beta model fitted there."""
     baseline = statistics.median(known.rates[BASELINE])
     from_s = known.plan.candidate(BASELINE).model_s
@@ -139,7 +139,7 @@ def nominal_table(layouts: Mapping[str, str], sizes: Mapping[str, int]) -> str:
     ]
     for layout, text in layouts.items():
         for model, nbytes in sizes.items():
-            plan = make_plan(Layout.parse(text), nbytes, ASSUMED, PAPERS_PRIMITIVES)
+            plan = plan_composition(Layout.parse(text), nbytes, NOMINAL_MODEL, PAPERS_PRIMITIVES)
             by_paper = min(plan.candidates, key=lambda candidate: candidate.paper.derived_s)
             cells = (
                 layout,

@@ -31,14 +31,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.collective import Collective
-from collectives import wires
+from actors.rendezvous_actor import RendezvousActor
+from collectives import transport_factory
 from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
+from collectives.transport_factory import TransportName
 from collectives.transports import gloo
-from collectives.wires import TransportName
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ class _Host(BaseManager):
     """Hosts the rendezvous in a process of its own."""
 
 
-_Host.register("Collective", Collective)
+_Host.register("RendezvousActor", RendezvousActor)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def run(
 ) -> list[Round]:
     """Play so many rounds; kinds and sizes take turns."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "actors.collective", __name__])
+    context.set_forkserver_preload(["torch", "actors.rendezvous_actor", __name__])
     generator = random.Random(seed)
     with _Host(ctx=context) as host:
         pipes, processes = [], []
@@ -132,7 +132,7 @@ def run(
             for number in range(num_rounds):
                 kind = kinds[number % len(kinds)]
                 numel = sizes[number // len(kinds) % len(sizes)]
-                rendezvous = host.Collective(WORLD_SIZE)  # type: ignore[attr-defined]
+                rendezvous = host.RendezvousActor(WORLD_SIZE)  # type: ignore[attr-defined]
                 victim = generator.randrange(WORLD_SIZE)
                 for rank, pipe in enumerate(pipes):
                     pipe.send((rendezvous, kind, numel, rank != victim))
@@ -182,8 +182,8 @@ def _receive(pipe: Any) -> Any:
 def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool) -> None:
     """One member, round after round."""
     torch.set_num_threads(1)
-    wires._LOSS_NEWS_S = 0.0  # nobody is lost here, so no error has to wait for such news
-    wires._ASKING_S = gloo._LONG_S = (
+    transport_factory._LOSS_NOTICE_WAIT_S = 0.0  # nobody is lost here, so no error has to wait for such news
+    transport_factory._GAVE_UP_POLL_S = gloo._LONG_S = (
         TIMEOUT_S / 3
     )  # a wait of half a second is long where limits are in minutes
     if without_compiler:
@@ -199,7 +199,7 @@ def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool
         # Not all at once: who gives up first leaves, and the others must not take it for the one that did not come.
         limit_s = TIMEOUT_S * (1 + rank / 4)
         for one in (communicator, group):
-            whole: Any = one._whole  # type: ignore[attr-defined]
+            whole: Any = one._group_transport  # type: ignore[attr-defined]
             (whole._barrier if transport == "shm" else whole)._timeout_s = limit_s
         repeated = list(operations.values()) if kind == "mixed" else [operations[kind]]
         pipe.send("connected")
@@ -228,7 +228,7 @@ def _operations(
             communicator.reduce_scatter(buffer, "mean")
             return
         addresses = iter((programs.reduce_scatter, programs.barrier, None))
-        programs.attend(lambda: next(addresses))
+        programs.drive_program(lambda: next(addresses))
 
     operations: dict[str, Callable[[], object]] = {
         "registered": lambda: communicator.all_reduce(buffer),

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from collectives.alphabeta import AlphaBeta
+from collectives.alphabeta import AlphaBetaModel
 from collectives.layout import Layout
-from collectives.planner import make_plan
+from collectives.planner import plan_composition
 from experiments.collectives.projection import (
     PAPERS_PRIMITIVES,
     Row,
@@ -37,8 +37,8 @@ from experiments.collectives.trainers import ENVS_PER_GMI, MODELS, Model, Traini
 from experiments.origin import origin
 from placement.inventory import local_machine
 from rayagi.benchmark.bench import make_case
-from rayagi.benchmark.measure import Measurement, Pace, measure
-from rayagi.benchmark.processes import Processes
+from rayagi.benchmark.measure import LayoutMeasurement, TimingBudget, measure
+from rayagi.benchmark.processes import MemberProcesses
 from rayagi.benchmark.results import fitted, profile_of, rows_of
 from rayagi.benchmark.results import table as bench_table
 from rayagi.cli.comm_bench import MOST_PER_CORE
@@ -60,25 +60,27 @@ def work_of(layout: Layout, model: Model) -> Work:
 
 def train_layout(
     layout: Layout, models: Sequence[Model], repeats: int, profile_s: float
-) -> tuple[Measurement, AlphaBeta, dict[str, Trained]]:
+) -> tuple[LayoutMeasurement, AlphaBetaModel, dict[str, Trained]]:
     """Profile the papers' compositions on a layout, then train every model on it. Results by the model's name."""
     every = make_case(layout, (), None)
     case = make_case(layout, [name for name in every.compositions if not name.startswith("device")], None)
     sizes = tuple(sorted(model.gradient_bytes() for model in models))
-    measurement, trained = Measurement(case=case), {}
-    pace = Pace(
+    measurement, trained = LayoutMeasurement(case=case), {}
+    pace = TimingBudget(
         sizes=sizes,
         repeats=3,
         slice_s=profile_s / case.num_tasks(sizes, 3),
         before_each=lambda text: None,
     )
-    with Processes([partial(TrainingMember, rank, layout) for rank in range(layout.world_size)]) as members:
+    with MemberProcesses(
+        [partial(TrainingMember, rank, layout) for rank in range(layout.world_size)]
+    ) as members:
         measure(members, pace, measurement)
         fit = fitted(profile_of([measurement], "this machine"))
         if fit is None:
             raise RuntimeError("a whole profile has two sizes of every step")
         for model in models:
-            plan = make_plan(layout, model.gradient_bytes(), fit, PAPERS_PRIMITIVES)
+            plan = plan_composition(layout, model.gradient_bytes(), fit, PAPERS_PRIMITIVES)
             work = work_of(layout, model)
             rates = _rates(members, model, list(arms(plan)), work, repeats)
             trained[model.name] = Trained(plan=plan, work=work, rates=rates)
@@ -88,7 +90,7 @@ def train_layout(
 
 
 def _rates(
-    members: Processes, model: Model, compositions: Sequence[str], work: Work, repeats: int
+    members: MemberProcesses, model: Model, compositions: Sequence[str], work: Work, repeats: int
 ) -> dict[str, list[float]]:
     """Steps per second of each repeat, compositions in turns."""
     members.ask("build", model, tuple(compositions))
@@ -123,7 +125,7 @@ def main() -> None:
     cores = local_machine().num_cores
     rows: list[Row] = []
     measurements, costs = [], []
-    last: tuple[AlphaBeta, dict[str, Trained]] | None = None
+    last: tuple[AlphaBetaModel, dict[str, Trained]] | None = None
     for name in given.layouts:
         layout = Layout.parse(LAYOUTS[name])
         if layout.world_size <= MOST_PER_CORE * cores:
@@ -135,7 +137,7 @@ def main() -> None:
                 rows += measured_rows(name, model.name, trained[model.name])
         elif last is not None:
             for model in models:
-                plan = make_plan(layout, model.gradient_bytes(), last[0], PAPERS_PRIMITIVES)
+                plan = plan_composition(layout, model.gradient_bytes(), last[0], PAPERS_PRIMITIVES)
                 rows += projected_rows(name, model.name, plan, last[1][model.name])
         else:
             print(f"{name}: too many processes for {cores} cores, and nothing smaller was measured")

@@ -235,7 +235,7 @@ def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
         if state != "elsewhere":
             left = state == "dead"
             raise PartitionError(
-                f"{gpu.uuid} on {Owner.this_process().host}",
+                f"{gpu.uuid} on {Owner.local_capabilities().host}",
                 f"it is cut by run {other.run} (process {other.owner.pid}{', which has ended' if left else ''})",
                 "Run `rayagi cleanup`"
                 if left

@@ -22,7 +22,7 @@ from collectives.experience.migrator import Migrator
 from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
-from rayagi.algorithms.publishing import Follower
+from rayagi.algorithms.publishing import ParameterSubscriber
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
 from rayagi.config.spec import RunSpec
@@ -60,8 +60,8 @@ class CollectorProgram:
         """Made so far: the place in the environments' noise."""
         self._plan = channel_plan(info, steps)
         self._dispenser = self._open_channels()
-        self._parameters = Follower(
-            self.policy, context.directory, flow.learner_of(number), abroad=context.abroad
+        self._parameters = ParameterSubscriber(
+            self.policy, context.directory, flow.learner_of(number), remote_transport=context.remote_transport
         )
 
     def _open_channels(self) -> Dispenser:
@@ -74,9 +74,15 @@ class CollectorProgram:
             slots=flow.slots,
             ragged_rows=rows * self._own.num_steps,
         )
-        consumers = len(flow.learners) if flow.in_step else None
+        consumers = len(flow.learners) if flow.lockstep else None
         context = self.context
-        Migrator(dispenser, context.directory, EXPERIENCE, consumers=consumers, far_way=context.abroad)
+        Migrator(
+            dispenser,
+            context.directory,
+            EXPERIENCE,
+            consumers=consumers,
+            remote_route=context.remote_transport,
+        )
         self._sent = 0
         return dispenser
 
@@ -100,12 +106,12 @@ class CollectorProgram:
         """
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s
-        patience_s = PATIENCE_S if self.flow.paced else limit_s
+        patience_s = PATIENCE_S if self.flow.free_running else limit_s
         try:
             rows = self._dispenser.open(patience_s)
             version = self._parameters.read(patience_s)
         except ChannelTimeoutError:
-            if not self.flow.paced:
+            if not self.flow.free_running:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         begun = time.perf_counter()
@@ -177,8 +183,8 @@ class CollectorProgram:
 
     def _books(self) -> dict[str, Any]:
         """Rows that this process sent, and those of them that no learner has released yet."""
-        self._dispenser.pump()
-        unreleased = set[int]().union(*(outbox.unreleased() for outbox in self._dispenser.outboxes))
+        self._dispenser.progress()
+        unreleased = set[int]().union(*(ring.unreleased() for ring in self._dispenser.rings))
         rows = self._own.num_envs
         return {
             "origin": self._dispenser.origin,

@@ -32,9 +32,9 @@ class Flow:
     """Indices of the GMIs with a trainer."""
     envs: tuple[int, ...]
     """Environments of each collector: its own, or of the GMIs whose simulators it acts for (dp_mp)."""
-    in_step: bool
+    lockstep: bool
     """Whether an update takes one rollout of every collector: the synchronous templates, and those that wait."""
-    paced: bool
+    free_running: bool
     """Whether GMIs are asked one by one, and come back when they would wait: ``decoupled``."""
     slots: int
     """Rollouts that a collector may have under way, the one that it is filling included."""
@@ -46,19 +46,19 @@ class Flow:
     def of(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
         """That of the run that a GMI belongs to."""
         collectors, crew = identity.hosting("agent"), Crew.of(identity, spec.gmi)
-        learning, paced = spec.learning, spec.gmi.template in OVERLAPPED_TEMPLATES
+        learning, free_running = spec.learning, spec.gmi.template in OVERLAPPED_TEMPLATES
         bound, stale, rollouts = 0, "wait", None
-        if isinstance(learning, AsynchronousSpec) and paced:
+        if isinstance(learning, AsynchronousSpec) and free_running:
             bound, stale, rollouts = learning.max_lag, learning.on_stale, learning.rollouts_per_update
-        in_step = stale == "wait" or bound == 0
+        lockstep = stale == "wait" or bound == 0
         return cls(
             collectors=collectors,
             learners=identity.hosting("trainer"),
             envs=tuple(crew.envs_per_gmi(index) for index in collectors),
-            in_step=in_step,
-            paced=paced,
-            slots=min(bound + 1, MOST_SLOTS) if in_step else MOST_SLOTS,
-            max_lag=None if stale == "correct" and not in_step else bound,
+            lockstep=lockstep,
+            free_running=free_running,
+            slots=min(bound + 1, MOST_SLOTS) if lockstep else MOST_SLOTS,
+            max_lag=None if stale == "correct" and not lockstep else bound,
             rollouts_per_update=rollouts or len(collectors),
         )
 
@@ -79,7 +79,7 @@ class Flow:
 
     def rows(self, learner: int) -> int:
         """Environments whose steps a learner takes in an update: of its collectors, or its share of what an update takes."""
-        if self.in_step:
+        if self.lockstep:
             return sum(self.envs[collector] for collector in self.served_simulators(learner))
         total = self.rollouts_per_update * sum(self.envs) // len(self.collectors)
         return total // len(self.learners) + (learner < total % len(self.learners))
@@ -98,4 +98,4 @@ class Flow:
 
         Every GMI calls it; None for those that are not in it.
         """
-        return communicator if self.paced else communicator.group(self.learners)
+        return communicator if self.free_running else communicator.group(self.learners)

@@ -105,17 +105,17 @@ class LearnerProgram:
     def _next(self) -> Experience | None:
         """What the next update learns from."""
         flow, batcher = self.flow, self.batcher
-        limit_s = PATIENCE_S if flow.paced else self.spec.gmi.collective_timeout_s
+        limit_s = PATIENCE_S if flow.free_running else self.spec.gmi.collective_timeout_s
         oldest = -1 if flow.max_lag is None else self.trainer.iteration - flow.max_lag
         try:
-            if not flow.in_step:
+            if not flow.lockstep:
                 return batcher.next(limit_s, lambda version: version >= oldest)
             here = {*batcher.producers, *batcher.waiting}
             lost = set(batcher.lost) - here  # the others go on without them, until they come back
             expected = [producer for producer in self._own if producer not in lost]
             return batcher.round(expected or self._own, limit_s, lambda version: version >= oldest)
         except ChannelTimeoutError:
-            if flow.paced:
+            if flow.free_running:
                 return None
             raise
 

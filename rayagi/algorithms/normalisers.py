@@ -81,7 +81,7 @@ class RewardScaler:
         device = self.running.device
         returns, running = discounted_returns(rewards.to(device), done.to(device), self.running, self.gamma)
         self.running.copy_(running)
-        return Moments.of(returns.reshape(-1))
+        return Moments.from_batch(returns.reshape(-1))
 
     def update(self, batch: Moments) -> None:
         """Take in a rollout's moments, already merged over GMIs."""

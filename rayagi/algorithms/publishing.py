@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from actors.protocols import StateDict
-from collectives.experience.abroad import Abroad
 from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
-from collectives.experience.parameters import ParameterBoard, ReadableBoard
+from collectives.experience.parameters import ParameterStore, ReadableParameterStore
+from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import host_identity, poll
 from rayagi.algorithms.normalisers import moments_state
 from rayagi.algorithms.policy import NetworkPolicy
@@ -21,7 +21,7 @@ from rayagi.algorithms.policy import NetworkPolicy
 _MODEL, _STATISTICS = "model.", "obs_normaliser."
 
 
-def board_key(learner: int) -> str:
+def parameter_store_key(learner: int) -> str:
     """Under which a learner's board is announced; learners count from 0."""
     return f"parameters/{learner}"
 
@@ -44,45 +44,50 @@ class Publisher:
         Raises:
             ChannelError: there is no memory for it, or this host cannot.
         """
-        self._policy, self._directory, self._key = policy, directory, board_key(learner)
+        self._policy, self._directory, self._key = policy, directory, parameter_store_key(learner)
         self._node = node
-        self._board: ParameterBoard | None = None
+        self._parameter_store: ParameterStore | None = None
 
     @property
     def version(self) -> int:
         """Of what was published last; -1 before the first time."""
-        return -1 if self._board is None else self._board.version
+        return -1 if self._parameter_store is None else self._parameter_store.version
 
     def publish(self, version: int) -> None:
         """Show the policy as it is. A version that is not newer than the last, as of a restored run, begins a new board."""
-        if self._board is not None and version <= self._board.version:
-            self._board.close()
-            self._board = None
+        if self._parameter_store is not None and version <= self._parameter_store.version:
+            self._parameter_store.close()
+            self._parameter_store = None
         tensors = published_tensors(self._policy)
-        announced = self._board is not None
-        if self._board is None:
-            self._board = ParameterBoard.host(tensors)
-        self._board.publish(tensors, version)
+        announced = self._parameter_store is not None
+        if self._parameter_store is None:
+            self._parameter_store = ParameterStore.host(tensors)
+        self._parameter_store.publish(tensors, version)
         if not announced:
-            place = (host_identity(), self._node, self._board.endpoint)
+            place = (host_identity(), self._node, self._parameter_store.endpoint)
             self._directory.announce(self._key, json.dumps(place))
 
     def close(self) -> None:
         """Tell collectors that no more will come."""
-        if self._board is not None:
-            self._board.close()
+        if self._parameter_store is not None:
+            self._parameter_store.close()
 
 
-class Follower:
+class ParameterSubscriber:
     """A collector's side: keeps a policy as its learner published it last."""
 
     def __init__(
-        self, policy: NetworkPolicy, directory: Directory, learner: int, *, abroad: Abroad | None = None
+        self,
+        policy: NetworkPolicy,
+        directory: Directory,
+        learner: int,
+        *,
+        remote_transport: RemoteTransport | None = None,
     ) -> None:
-        """Nothing is read yet. ``abroad``: how a learner on another host is followed; None: it cannot be."""
-        self._policy, self._directory, self._key = policy, directory, board_key(learner)
-        self._abroad = abroad
-        self._board: ReadableBoard | None = None
+        """Nothing is read yet. ``remote_transport``: how a learner on another host is followed; None: it cannot be."""
+        self._policy, self._directory, self._key = policy, directory, parameter_store_key(learner)
+        self._remote_transport = remote_transport
+        self._parameter_store: ReadableParameterStore | None = None
         self._found = ""
         """What was announced of the board."""
         self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
@@ -108,32 +113,34 @@ class Follower:
 
     def _has_successor(self) -> bool:
         """Whether another board is to be looked for than the one that is read."""
-        return self._board is None or (self._board.over and self._said() != self._found)
+        return self._parameter_store is None or (
+            self._parameter_store.is_finished and self._said() != self._found
+        )
 
     def _take(self) -> None:
         """Make what the board shows the policy, if it is another version."""
-        assert self._board is not None
-        version = self._board.read_newer(self._own, self.version)
+        assert self._parameter_store is not None
+        version = self._parameter_store.read_newer(self._own, self.version)
         if version != self.version:
             self.version = version
             self._apply()
 
     def _find(self, timeout_s: float) -> None:
         begin = time.monotonic()
-        board = poll(self._look, timeout_s)
-        if board is not None:
-            if self._board is not None:
-                self._board.close()
-            self._board, self.version = board, -1
-        elif self._board is None:
+        parameter_store = poll(self._look, timeout_s)
+        if parameter_store is not None:
+            if self._parameter_store is not None:
+                self._parameter_store.close()
+            self._parameter_store, self.version = parameter_store, -1
+        elif self._parameter_store is None:
             waited_s = time.monotonic() - begin
             raise ChannelTimeoutError("parameters", f"learner {self._key!r} has not published any", waited_s)
 
     def forget(self) -> None:
         """Look for the board anew before the next reading: the learner may have begun another."""
-        if self._board is not None:
-            self._board.close()
-        self._board, self._found = None, ""
+        if self._parameter_store is not None:
+            self._parameter_store.close()
+        self._parameter_store, self._found = None, ""
 
     def state_dict(self) -> StateDict:
         """What of a run's shared state is known here: the newest model and statistics, and the number of updates."""
@@ -154,14 +161,14 @@ class Follower:
     def _said(self) -> str:
         return self._directory.announced(self._key).get(self._key, "")
 
-    def _look(self) -> ReadableBoard | None:
+    def _look(self) -> ReadableParameterStore | None:
         said = self._said()
         if not said:
             return None
         host, node, endpoint = json.loads(said)
-        if host != host_identity() and node and self._abroad is not None:
+        if host != host_identity() and node and self._remote_transport is not None:
             self._found = said
-            return self._abroad.board(node, endpoint)
+            return self._remote_transport.parameter_store(node, endpoint)
         if host != host_identity():
             raise ChannelError(
                 "parameters",
@@ -169,11 +176,11 @@ class Follower:
                 "learner of its own (gmi.num_learners), or use fewer GMIs",
             )
         try:
-            board = ParameterBoard.attach(endpoint)
+            parameter_store = ParameterStore.attach(endpoint)
         except ChannelError:  # of a learner that has ended; another will announce its own
             return None
         self._found = said
-        return board
+        return parameter_store
 
     @torch.no_grad()
     def _apply(self) -> None:

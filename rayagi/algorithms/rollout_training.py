@@ -66,7 +66,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         self.env_steps += rollout.num_steps * self.total_envs
         self.sync_s += self.learner.sync_s
         if self.policy.normaliser is not None:
-            seen = Moments.of(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1])).to("cpu")
+            seen = Moments.from_batch(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1])).to("cpu")
             self.policy.normaliser.update(self._merge(seen))
         return metrics
 
@@ -142,7 +142,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
             if rollout.running_returns is None:
                 seen = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
             else:
-                seen = Moments.of(rollout.running_returns.reshape(-1))
+                seen = Moments.from_batch(rollout.running_returns.reshape(-1))
             self.reward_scaler.update(self._merge(seen))
             rewards = self.reward_scaler(rewards)
         return rewards.to(self.policy.device)
@@ -151,7 +151,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         """Advantages with mean 0 and standard deviation 1 over all trainers, where so configured."""
         if not self.spec.normalize_advantages:
             return advantages
-        seen = Moments.of(advantages.reshape(-1))
+        seen = Moments.from_batch(advantages.reshape(-1))
         alone = self.communicator.world_size == 1  # then nothing has to leave the device, or to wait for it
         moments = self._merge(seen if alone else seen.to("cpu"))
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)

@@ -7,26 +7,33 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from collectives.compositions import compose, names
+from collectives.compositions import compose, composition_names
 from collectives.errors import CompositionError
 from collectives.layout import Layout
 from collectives.schedule import Schedule
 from placement.types import Machine
-from rayagi.benchmark.measure import Case, Measurement, Members, Pace, StoppedError, measure
+from rayagi.benchmark.measure import (
+    BenchmarkCase,
+    LayoutMeasurement,
+    Members,
+    StoppedError,
+    TimingBudget,
+    measure,
+)
 from rayagi.benchmark.member import BenchMember
-from rayagi.benchmark.processes import Processes
+from rayagi.benchmark.processes import MemberProcesses
 
-Start = Callable[[Case], AbstractContextManager[Members]]
+Start = Callable[[BenchmarkCase], AbstractContextManager[Members]]
 """Starts one ``BenchMember`` per rank of a case, and ends them."""
 BeforeEach = Callable[[int, int, str], None]
 """Told how many timings are done, of how many, and what is next; raises StoppedError to end the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class BenchmarkRequest:
     """What to measure."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[BenchmarkCase, ...]
     sizes: tuple[int, ...]
     """Bytes of float32."""
     repeats: int
@@ -35,7 +42,9 @@ class Request:
     """For all timings together, roughly: what is slow is still run a few times, and starting takes a while too."""
 
 
-def measure_all(request: Request, start: Start, before_each: BeforeEach) -> tuple[list[Measurement], bool]:
+def measure_all(
+    request: BenchmarkRequest, start: Start, before_each: BeforeEach
+) -> tuple[list[LayoutMeasurement], bool]:
     """Measure all cases. Returns what was measured, and whether that is all of it.
 
     Raises:
@@ -50,24 +59,24 @@ def measure_all(request: Request, start: Start, before_each: BeforeEach) -> tupl
         before_each(done, total, text)
         done += 1
 
-    pace = Pace(
+    budget = TimingBudget(
         sizes=request.sizes,
         repeats=request.repeats,
         slice_s=request.time_s / total,
         before_each=counted,
     )
-    found: list[Measurement] = []
+    found: list[LayoutMeasurement] = []
     try:
         for case in request.cases:
-            found.append(Measurement(case=case))
+            found.append(LayoutMeasurement(case=case))
             with start(case) as members:
-                measure(members, pace, found[-1])
+                measure(members, budget, found[-1])
     except StoppedError:
         return found, False
     return found, True
 
 
-def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) -> Case:
+def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) -> BenchmarkCase:
     """What can be measured of ``wanted`` compositions; all that there are where none is named.
 
     Args:
@@ -80,7 +89,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
     """
     fitting: dict[str, Schedule] = {}
     skipped: list[tuple[str, str]] = []
-    for name in wanted or names(layout):
+    for name in wanted or composition_names(layout):
         try:
             schedule = compose(name, layout)
         except CompositionError as error:
@@ -97,7 +106,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
     gpus = machine.nodes[0].usable_gpus if machine is not None else ()
     enough = len(layout.nodes) == 1 and len(gpus) >= layout.n
     uuids = tuple(gpu.uuid for gpu in gpus[: layout.n]) if enough else ()
-    return Case(
+    return BenchmarkCase(
         layout=layout,
         compositions=tuple(fitting),
         skipped=tuple(skipped),
@@ -105,10 +114,10 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
     )
 
 
-def on_this_machine(case: Case) -> AbstractContextManager[Members]:
+def on_this_machine(case: BenchmarkCase) -> AbstractContextManager[Members]:
     """Start a process for each rank here."""
     places = case.layout.places()
-    return Processes(
+    return MemberProcesses(
         [
             partial(BenchMember, rank, case.layout, case.gpus[places[rank][1]] if case.gpus else None)
             for rank in range(case.layout.world_size)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.profile import RUNS, Point, Shape, steps_to_measure
+from collectives.profile import RUNS, ProfilePoint, StepShape, steps_to_measure
 from collectives.rendezvous import Rendezvous
 from collectives.schedule import Primitive
 from rayagi.benchmark.errors import WrongResultError
@@ -30,7 +30,7 @@ class Members(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class BenchmarkCase:
     """What to measure on one layout."""
 
     layout: Layout
@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class CompositionTiming:
     """One composition at one size. Each repeat is the mean seconds of operations one right after another, on the slowest
     member.
     """
@@ -77,11 +77,11 @@ class Measured:
 
 
 @dataclass(kw_only=True, slots=True)
-class Measurement:
+class LayoutMeasurement:
     """What is known of a layout so far."""
 
-    case: Case
-    points: list[Point] = field(default_factory=list)
+    case: BenchmarkCase
+    points: list[ProfilePoint] = field(default_factory=list)
     repeats: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """Seconds by composition and bytes."""
     transports: dict[str, str] = field(default_factory=dict)
@@ -90,10 +90,10 @@ class Measurement:
     """Compositions that need what does not work here."""
 
     @property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[CompositionTiming]:
         """By size, then composition."""
         return [
-            Measured(composition=name, nbytes=nbytes, repeats_s=tuple(repeats))
+            CompositionTiming(composition=name, nbytes=nbytes, repeats_s=tuple(repeats))
             for (name, nbytes), repeats in sorted(self.repeats.items(), key=lambda item: item[0][1])
             if repeats  # none where a stop or a failure came first
         ]
@@ -104,7 +104,7 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class TimingBudget:
     """How long each timing may take, and what is called before it."""
 
     sizes: tuple[int, ...]
@@ -125,45 +125,47 @@ class Pace:
         return max(timed(max(runs, 3)))
 
 
-def measure(members: Members, pace: Pace, found: Measurement) -> None:
-    """Profile the steps of ``found.case``, check every composition at every size, and time them in turns.
+def measure(members: Members, budget: TimingBudget, measurement: LayoutMeasurement) -> None:
+    """Profile the steps of ``measurement.case``, check every composition at every size, and time them in turns.
 
     Raises:
-        StoppedError: from ``pace``; ``found`` has what was measured until then.
+        StoppedError: from ``budget``; ``measurement`` has what was measured until then.
         WrongResultError: a composition did not reduce correctly.
         CommunicatorError, BenchmarkError: a member is lost.
     """
-    usable = set.intersection(*members.ask("join", members.rendezvous, max(*pace.sizes, LATENCY_BYTES)))
-    _profile(members, pace, found, usable)
+    usable = set.intersection(*members.ask("join", members.rendezvous, max(*budget.sizes, LATENCY_BYTES)))
+    _profile(members, budget, measurement, usable)
     names = []
-    for name in found.case.compositions:
-        missing = compose(name, found.case.layout).primitives - usable
+    for name in measurement.case.compositions:
+        missing = compose(name, measurement.case.layout).primitives - usable
         if missing:
-            found.unavailable.append((name, f"{', '.join(sorted(missing))} does not work here"))
+            measurement.unavailable.append((name, f"{', '.join(sorted(missing))} does not work here"))
         else:
             names.append(name)
-            found.transports[name] = members.ask("open", name)[0]
+            measurement.transports[name] = members.ask("open", name)[0]
     for name in names:
-        for nbytes in pace.sizes:
-            _check(members, name, nbytes, found.case.layout)
-    for repeat in range(pace.repeats):
-        for nbytes in pace.sizes:
+        for nbytes in budget.sizes:
+            _check(members, name, nbytes, measurement.case.layout)
+    for repeat in range(budget.repeats):
+        for nbytes in budget.sizes:
             # Another order each time, so that none always follows the same other one.
             first = repeat % len(names) if names else 0
             for name in names[first:] + names[:first]:
-                pace.before_each(f"{found.case.layout} {name}")
-                known = found.repeats.setdefault((name, nbytes), [])
+                budget.before_each(f"{measurement.case.layout} {name}")
+                known = measurement.repeats.setdefault((name, nbytes), [])
                 timed = partial(members.ask, "time", name, nbytes)
-                known.append(pace.seconds(timed, min(known, default=None)))
+                known.append(budget.seconds(timed, min(known, default=None)))
 
 
-def _profile(members: Members, pace: Pace, found: Measurement, usable: set[Primitive]) -> None:
-    layout = found.case.layout
-    for step in steps_to_measure(layout, usable & found.case.primitives):
-        for nbytes in profile_sizes(pace.sizes):
-            pace.before_each(f"{layout} {step.op} by {step.primitive}")
-            seconds = pace.seconds(partial(members.ask, "time_step", step, nbytes))
-            found.points.append(Point(Shape.of(step, layout), nbytes, seconds))
+def _profile(
+    members: Members, budget: TimingBudget, measurement: LayoutMeasurement, usable: set[Primitive]
+) -> None:
+    layout = measurement.case.layout
+    for step in steps_to_measure(layout, usable & measurement.case.primitives):
+        for nbytes in profile_sizes(budget.sizes):
+            budget.before_each(f"{layout} {step.op} by {step.primitive}")
+            seconds = budget.seconds(partial(members.ask, "time_step", step, nbytes))
+            measurement.points.append(ProfilePoint(StepShape.from_step(step, layout), nbytes, seconds))
     members.ask("end_steps")
 
 
@@ -182,5 +184,5 @@ def _check(members: Members, name: str, nbytes: int, layout: Layout) -> None:
 
 def profile_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Bytes at which steps are timed: at least two, or there would be no line through them."""
-    found = {LATENCY_BYTES, *sizes}
-    return tuple(sorted(found if len(found) > 1 else found | {100 * LATENCY_BYTES}))
+    all_sizes = {LATENCY_BYTES, *sizes}
+    return tuple(sorted(all_sizes if len(all_sizes) > 1 else all_sizes | {100 * LATENCY_BYTES}))

@@ -11,17 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from collectives.choice import offered
+from collectives.choice import supported_primitives
 from collectives.communicator import Communicator
-from collectives.composed import ComposedCommunicator, perform
+from collectives.composed import ComposedCommunicator, run_step
 from collectives.compositions import compose
+from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
-from collectives.liveness import Liveness
 from collectives.profile import WARM_UP, mean_s
-from collectives.rendezvous import Rendezvous, meet, this_member
+from collectives.rendezvous import Rendezvous, gather_members, this_member
 from collectives.schedule import PRIMITIVES, Primitive, Step
+from collectives.transport_factory import GroupContext, GroupTransportFactory
 from collectives.transports.base import Transport
-from collectives.wires import Meeting, Wires
 
 TIMEOUT_S = 120.0
 """How long an operation waits for the other members."""
@@ -30,7 +30,7 @@ _UNIT_ROUNDOFF = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """A reduction of known numbers.
 
     Attributes:
@@ -59,40 +59,44 @@ class BenchMember:
         self._rank, self._layout = rank, layout
         self._device = torch.device("cuda" if gpu is not None else "cpu")
         self._most_elements = 0
-        self._liveness: Liveness | None = None
+        self._failure_detector: FailureDetector | None = None
         self._opened: dict[str, tuple[ComposedCommunicator, Tensor]] = {}
         self._stepped: dict[tuple[Primitive, tuple[int, ...]], tuple[Transport, Tensor]] = {}
 
     def join(self, rendezvous: Rendezvous, most_bytes: int) -> set[Primitive]:
         """Meet the others; no tensor will be larger than ``most_bytes``. Returns the primitives that work here."""
         self._most_elements = most_bytes // 4
-        self._liveness = Liveness(self._me)
-        meeting = Meeting(
+        self._failure_detector = FailureDetector(self._me)
+        context = GroupContext(
             rendezvous=rendezvous,
             generation=0,
             timeout_s=TIMEOUT_S,
             transport="auto",
             composition="auto",
             device=self._device,
-            liveness=self._liveness,
+            failure_detector=self._failure_detector,
         )
         size = self._layout.world_size
-        members = meet(rendezvous, self._liveness, world_size=size, generation=0, timeout_s=TIMEOUT_S)
-        self._wires = Wires(meeting, members, self._rank, "")
+        members = gather_members(
+            rendezvous, self._failure_detector, world_size=size, generation=0, timeout_s=TIMEOUT_S
+        )
+        self._transport_factory = GroupTransportFactory(context, members, self._rank, "")
         if self._device.type == "cpu":
             return set(PRIMITIVES)  # Gloo and shared memory stand in for what needs GPUs
-        control = self._wires.apart("control").transport(
+        control = self._transport_factory.scoped("control").transport(
             "ip" if len(self._layout.nodes) == 1 else "net", tuple(range(size))
         )
         try:
-            return offered(self._wires, self._layout, self._rank, control, self._device, TIMEOUT_S)
+            return supported_primitives(
+                self._transport_factory, self._layout, self._rank, control, self._device, TIMEOUT_S
+            )
         finally:
             control.close()
 
     def open(self, composition: str) -> str:
         """Connect to the others as a composition needs it. Returns what came of it, with the transports of this member."""
-        wires = self._wires.apart(composition)
-        communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), wires)
+        transport_factory = self._transport_factory.scoped(composition)
+        communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), transport_factory)
         self._opened[composition] = communicator, self._memory(communicator.buffer)
         return repr(communicator)
 
@@ -100,7 +104,7 @@ class BenchMember:
         """What ``open`` connected."""
         return self._opened[composition][0]
 
-    def check(self, composition: str, nbytes: int) -> Checked:
+    def check(self, composition: str, nbytes: int) -> CheckResult:
         """Sum known numbers with a composition and compare with a float64 sum."""
         communicator, memory = self._opened[composition]
         flat = memory[: nbytes // 4]
@@ -109,7 +113,7 @@ class BenchMember:
         found = flat.to("cpu", copy=True)
         flat.zero_()  # sums of zeros stay zero, however often they are timed
         digest = hashlib.sha256(found.numpy().tobytes()).hexdigest()
-        return Checked(digest, self._wrong(found) if self._rank == 0 else 0)
+        return CheckResult(digest, self._wrong(found) if self._rank == 0 else 0)
 
     def time(self, composition: str, nbytes: int, runs: int) -> float:
         """Mean seconds of sums one right after another, as this member sees it."""
@@ -123,10 +127,10 @@ class BenchMember:
             return 0.0
         key = (step.primitive, group)
         if key not in self._stepped:
-            transport = self._wires.apart("profile").transport(*key)
+            transport = self._transport_factory.scoped("profile").transport(*key)
             self._stepped[key] = transport, self._memory(transport.buffer)
         transport, memory = self._stepped[key]
-        return self._mean_s(partial(perform, step, transport, memory[: nbytes // 4], "sum"), runs)
+        return self._mean_s(partial(run_step, step, transport, memory[: nbytes // 4], "sum"), runs)
 
     def end_steps(self) -> None:
         """Disconnect what steps were timed with."""
@@ -140,8 +144,8 @@ class BenchMember:
         for communicator, _ in self._opened.values():
             communicator.close()
         self._opened.clear()
-        if self._liveness is not None:
-            self._liveness.close()
+        if self._failure_detector is not None:
+            self._failure_detector.close()
 
     def _memory(self, registered: Callable[[int, torch.dtype], Tensor]) -> Tensor:
         """Where the gradients of a trainer would be (``FlatParameters``): registered memory, if it is on the device."""

@@ -9,12 +9,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.rendezvous import RemoteRendezvous, start_collective
+from actors.rendezvous import RemoteRendezvous, start_rendezvous_actor
 from collectives.layout import Layout
 from collectives.schedule import Primitive
 from rayagi.benchmark.bench import Start
 from rayagi.benchmark.errors import BenchmarkError, MemberEndedError
-from rayagi.benchmark.measure import Case, Members
+from rayagi.benchmark.measure import BenchmarkCase, Members
 from rayagi.benchmark.member import BenchMember
 from rayagi.benchmark.processes import ANSWER_LIMIT_S
 from rayagi.coordinator.cluster import connected
@@ -25,18 +25,18 @@ class RayMember(BenchMember):
 
     def __init__(self, rank: int, layout: Layout) -> None:
         super().__init__(rank, layout, address=ray.util.get_node_ip_address())
-        self._meeting: RemoteRendezvous | None = None
+        self._rendezvous: RemoteRendezvous | None = None
 
     def join(self, rendezvous: Any, most_bytes: int) -> set[Primitive]:
         """Meet the others through the handle of a collective actor."""
-        self._meeting = RemoteRendezvous(rendezvous)
-        return super().join(self._meeting, most_bytes)
+        self._rendezvous = RemoteRendezvous(rendezvous)
+        return super().join(self._rendezvous, most_bytes)
 
     def close(self) -> None:
         """Leave all groups."""
         super().close()
-        if self._meeting is not None:
-            self._meeting.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
 
 class _RayMembers:
@@ -77,7 +77,7 @@ def on_cluster(address: str) -> Start:
     """
 
     @contextmanager
-    def start(case: Case) -> Iterator[Members]:
+    def start(case: BenchmarkCase) -> Iterator[Members]:
         with connected(address):
             nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
             if len(nodes) < len(case.layout.nodes):
@@ -85,7 +85,7 @@ def on_cluster(address: str) -> Start:
                     f"layout {case.layout} has {len(case.layout.nodes)} nodes, and the cluster at {address} has "
                     f"{len(nodes)}"
                 )
-            collective = start_collective(case.layout.world_size)
+            collective = start_rendezvous_actor(case.layout.world_size)
             handles = [
                 _start(rank, case.layout, nodes[node])
                 for rank, (node, _) in sorted(case.layout.places().items())

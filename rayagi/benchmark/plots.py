@@ -10,14 +10,14 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from rayagi.benchmark.results import Row
+from rayagi.benchmark.results import ResultRow
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _TOLERANCE = 0.2
 """What the planner lets pass (``collectives.planner.TOLERANCE``)."""
 
 
-def save_plot(rows: Sequence[Row], path: Path) -> None:
+def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
     """Draw a panel per layout and one of all errors.
 
     Raises:
@@ -38,7 +38,7 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
 
 
-def _draw_layout(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _draw_layout(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) -> None:
     """Time against bytes: measured with its spread, the alpha-beta model as a line, the paper's projection dashed."""
     for name, colour in colours.items():
         own = sorted((row for row in rows if row.composition == name), key=lambda row: row.nbytes)
@@ -61,7 +61,7 @@ def _draw_layout(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> Non
     axis.grid(visible=True, alpha=0.3)
 
 
-def _draw_errors(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _draw_errors(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) -> None:
     """Measured against projected, with the band that the planner lets pass."""
     for row in rows:
         colour, measured_ms = colours[row.composition], 1e3 * row.median_s

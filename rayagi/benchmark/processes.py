@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from collectives.rendezvous import Rendezvous
 from rayagi.benchmark.errors import MemberEndedError
 
@@ -39,14 +39,14 @@ class _Failed:
     error: Exception
 
 
-class _Meeting(BaseManager):
+class _RendezvousManager(BaseManager):
     """Hosts the collective in a process of its own."""
 
 
-_Meeting.register("Collective", Collective)
+_RendezvousManager.register("RendezvousActor", RendezvousActor)
 
 
-class Processes:
+class MemberProcesses:
     """One object per process, and a place where they can meet. What is started here is ended here."""
 
     def __init__(self, makers: Sequence[Callable[[], Closable]]) -> None:
@@ -56,13 +56,15 @@ class Processes:
             Exception: what a maker raised.
         """
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "collectives.wires"])  # once, not in every process
+        context.set_forkserver_preload(
+            ["torch", "collectives.transport_factory"]
+        )  # once, not in every process
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         with ExitStack() as undo:
             undo.callback(self._end)
-            meeting = undo.enter_context(_Meeting(ctx=context))
-            self.rendezvous: Rendezvous = meeting.Collective(len(makers))  # type: ignore[attr-defined]
+            manager = undo.enter_context(_RendezvousManager(ctx=context))
+            self.rendezvous: Rendezvous = manager.RendezvousActor(len(makers))  # type: ignore[attr-defined]
             for maker in makers:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(maker, theirs), daemon=True)

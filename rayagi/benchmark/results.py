@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from collectives.alphabeta import AlphaBeta
+from collectives.alphabeta import AlphaBetaModel
 from collectives.compositions import compose
 from collectives.costs import project
 from collectives.errors import ProfileError
 from collectives.profile import Profile
 from collectives.schedule import Schedule
-from rayagi.benchmark.measure import Case, Measured, Measurement
+from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMeasurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ResultRow:
     """One composition on one layout at one size; models say None where an interrupted profile does not tell."""
 
     layout: str
@@ -44,22 +44,22 @@ class Row:
         return None if self.model_s is None else self.median_s / self.model_s - 1
 
 
-def profile_of(measurements: Sequence[Measurement], machine: str) -> Profile:
+def profile_of(measurements: Sequence[LayoutMeasurement], machine: str) -> Profile:
     """All steps that were timed, on whatever layout."""
     points = tuple(point for measurement in measurements for point in measurement.points)
     return Profile(machine=machine, points=points)
 
 
-def fitted(profile: Profile) -> AlphaBeta | None:
+def fitted(profile: Profile) -> AlphaBetaModel | None:
     """The model of what was timed at two sizes or more; None where nothing was."""
     sizes: dict[tuple[str, str], set[int]] = {}
     for point in profile.points:
         sizes.setdefault((point.shape.primitive, point.shape.op), set()).add(point.nbytes)
     enough = tuple(p for p in profile.points if len(sizes[p.shape.primitive, p.shape.op]) > 1)
-    return AlphaBeta.fit(Profile(machine=profile.machine, points=enough)) if enough else None
+    return AlphaBetaModel.fit(Profile(machine=profile.machine, points=enough)) if enough else None
 
 
-def rows_of(measurements: Sequence[Measurement], model: AlphaBeta | None) -> list[Row]:
+def rows_of(measurements: Sequence[LayoutMeasurement], model: AlphaBetaModel | None) -> list[ResultRow]:
     """Every composition that was measured, with what the models say."""
     return [
         _row(measurement, measured, model)
@@ -68,11 +68,13 @@ def rows_of(measurements: Sequence[Measurement], model: AlphaBeta | None) -> lis
     ]
 
 
-def _row(measurement: Measurement, measured: Measured, model: AlphaBeta | None) -> Row:
+def _row(
+    measurement: LayoutMeasurement, measured: CompositionTiming, model: AlphaBetaModel | None
+) -> ResultRow:
     layout = measurement.case.layout
     schedule = compose(measured.composition, layout)
     low_s, high_s = measured.spread_s
-    return Row(
+    return ResultRow(
         layout=str(layout),
         nbytes=measured.nbytes,
         composition=measured.composition,
@@ -86,7 +88,7 @@ def _row(measurement: Measurement, measured: Measured, model: AlphaBeta | None) 
     )
 
 
-def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBeta | None) -> float | None:
+def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
     if model is None:
         return None
     try:
@@ -95,7 +97,7 @@ def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBeta | None) -> float 
         return None
 
 
-def _model_s(schedule: Schedule, nbytes: int, model: AlphaBeta | None) -> float | None:
+def _model_s(schedule: Schedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
     if model is None:
         return None
     try:
@@ -118,7 +120,7 @@ _HEAD = (
 )
 
 
-def table(measurements: Sequence[Measurement], rows: Sequence[Row], cores: int) -> str:
+def table(measurements: Sequence[LayoutMeasurement], rows: Sequence[ResultRow], cores: int) -> str:
     """Plain text: milliseconds and errors by layout, size and composition; the fastest of each size is starred."""
     parts = []
     for measurement in measurements:
@@ -140,7 +142,7 @@ def table(measurements: Sequence[Measurement], rows: Sequence[Row], cores: int) 
     return "\n\n".join(parts)
 
 
-def where(case: Case, cores: int) -> str:
+def where(case: BenchmarkCase, cores: int) -> str:
     """What the layout's devices are here."""
     size = case.layout.world_size
     if case.gpus:
@@ -151,7 +153,7 @@ def where(case: Case, cores: int) -> str:
     )
 
 
-def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
+def _cells(row: ResultRow, others: Sequence[ResultRow]) -> tuple[str, ...]:
     fastest = min(other.median_s for other in others if other.nbytes == row.nbytes)
     return (
         "*" if row.median_s == fastest else "",
@@ -167,7 +169,7 @@ def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
+def _verdicts(rows: Sequence[ResultRow]) -> list[str]:
     """For each size: whether the choice by the model is the fastest, and else what it loses."""
     lines = []
     for nbytes, group in groupby(rows, key=lambda row: row.nbytes):
@@ -187,7 +189,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def to_dict(
-    measurements: Sequence[Measurement], rows: Sequence[Row], header: dict[str, Any]
+    measurements: Sequence[LayoutMeasurement], rows: Sequence[ResultRow], header: dict[str, Any]
 ) -> dict[str, Any]:
     """JSON-ready; seconds and bytes."""
     return {

@@ -11,7 +11,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from collectives.experience.inspection import ConsumerLook, OutboxFile, OutboxLook, outboxes
+from collectives.experience.inspection import (
+    ConsumerStats,
+    ProducerRingFile,
+    ProducerRingStats,
+    list_producer_rings,
+)
 from placement.inventory.describing import table
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -30,7 +35,7 @@ _HEADS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
+class ChannelRates:
     """Of an outbox between two looks."""
 
     batches_per_s: float
@@ -42,10 +47,10 @@ class Rates:
 def run(arguments: argparse.Namespace) -> int:
     """Look twice, or until Ctrl-C; returns the exit code."""
     try:
-        before = _look(outboxes())
+        before = _read_stats(list_producer_rings())
         while True:
             time.sleep(arguments.every)
-            after = _look(outboxes())
+            after = _read_stats(list_producer_rings())
             _show(before, after, arguments)
             if not arguments.watch:
                 return 0
@@ -56,29 +61,31 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
 
-def _look(files: Sequence[OutboxFile]) -> list[OutboxLook]:
-    return [file.look() for file in files]
+def _read_stats(files: Sequence[ProducerRingFile]) -> list[ProducerRingStats]:
+    return [file.stats() for file in files]
 
 
-def _show(before: Sequence[OutboxLook], after: Sequence[OutboxLook], arguments: argparse.Namespace) -> None:
-    known = {look.inode: look for look in before}
-    rated = [(look, rates(known.get(look.inode, look), look)) for look in after]
+def _show(
+    before: Sequence[ProducerRingStats], after: Sequence[ProducerRingStats], arguments: argparse.Namespace
+) -> None:
+    known = {stats.inode: stats for stats in before}
+    rated = [(stats, rates(known.get(stats.inode, stats), stats)) for stats in after]
     if arguments.json:
-        values = [_value(look, rate) for look, rate in rated]
+        values = [_value(stats, rate) for stats, rate in rated]
         print(json.dumps(values, indent=None if arguments.watch else 2), flush=True)
         return
     text = "\n".join(_described(rated))
     print(_CLEAR + text if arguments.watch and sys.stdout.isatty() else text, flush=True)
 
 
-def rates(before: OutboxLook, after: OutboxLook) -> Rates:
+def rates(before: ProducerRingStats, after: ProducerRingStats) -> ChannelRates:
     """What happened between two looks at one outbox, per second."""
     elapsed_s = after.at_s - before.at_s
 
     def per_s(name: str) -> float:
         return (getattr(after, name) - getattr(before, name)) / elapsed_s if elapsed_s > 0 else 0.0
 
-    return Rates(
+    return ChannelRates(
         batches_per_s=per_s("committed"),
         rows_per_s=per_s("committed_rows"),
         bytes_per_s=per_s("committed_bytes"),
@@ -86,9 +93,9 @@ def rates(before: OutboxLook, after: OutboxLook) -> Rates:
     )
 
 
-def _value(look: OutboxLook, rate: Rates) -> dict[str, Any]:
-    schema = look.schema
-    numbers = {name: value for name, value in asdict(look).items() if name not in ("schema", "at_s")}
+def _value(stats: ProducerRingStats, rate: ChannelRates) -> dict[str, Any]:
+    schema = stats.schema
+    numbers = {name: value for name, value in asdict(stats).items() if name not in ("schema", "at_s")}
     return {
         "channel": schema.name,
         "fields": [str(field) for field in schema.fields],
@@ -98,7 +105,7 @@ def _value(look: OutboxLook, rate: Rates) -> dict[str, Any]:
     }
 
 
-def _described(rated: Sequence[tuple[OutboxLook, Rates]]) -> list[str]:
+def _described(rated: Sequence[tuple[ProducerRingStats, ChannelRates]]) -> list[str]:
     if not rated:
         return ["No channel of yours is live on this machine: training and serving open them while they run."]
     lines: list[str] = []
@@ -110,21 +117,21 @@ def _described(rated: Sequence[tuple[OutboxLook, Rates]]) -> list[str]:
     return lines
 
 
-def _row(look: OutboxLook, rate: Rates) -> tuple[str, ...]:
+def _row(stats: ProducerRingStats, rate: ChannelRates) -> tuple[str, ...]:
     return (
-        str(look.producer),
-        str(look.pid) if look.alive else f"{look.pid} (ended)",
-        f"{look.committed:,}",
+        str(stats.producer),
+        str(stats.pid) if stats.alive else f"{stats.pid} (ended)",
+        f"{stats.committed:,}",
         f"{rate.batches_per_s:.1f}",
         f"{rate.bytes_per_s / 1e6:.1f}",
-        str(look.version),
-        f"{look.in_use}/{look.slots}",
+        str(stats.version),
+        f"{stats.in_use}/{stats.slots}",
         f"{rate.blocked_share:.0%}",
-        str(look.reposted),
-        "; ".join(map(_consumer, look.consumers)) or "none",
+        str(stats.reposted),
+        "; ".join(map(_consumer, stats.consumers)) or "none",
     )
 
 
-def _consumer(look: ConsumerLook) -> str:
-    held = f"{look.pid}: {look.backlog} ({look.backlog - look.untaken} taken), lag {look.lag}"
-    return held if look.found else f"{held}, not found"
+def _consumer(stats: ConsumerStats) -> str:
+    held = f"{stats.pid}: {stats.backlog} ({stats.backlog - stats.untaken} taken), lag {stats.lag}"
+    return held if stats.found else f"{held}, not found"

@@ -6,7 +6,7 @@ import argparse
 
 import pyarrow as pa
 
-from collectives.experience.inspection import newest_of
+from collectives.experience.inspection import newest_batch
 from rayagi.cli.output import say
 from rayagi.run.atomic import replace_bytes
 from rayagi.run.quantities import bytes_text
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
         ChannelError: its slots are filled again faster than they can be copied.
         DiskError: the file cannot be written.
     """
-    dump = newest_of(arguments.channel)
+    dump = newest_batch(arguments.channel)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, dump.batch.schema) as writer:
         writer.write_batch(dump.batch)

@@ -13,13 +13,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from collectives.compositions import KNOWN_NAMES, is_name
+from collectives.compositions import KNOWN_NAMES, is_composition_name
 from collectives.errors import CompositionError
 from collectives.layout import Layout
 from placement.inventory import local_machine
 from placement.types import Machine
-from rayagi.benchmark.bench import BeforeEach, Request, Start, make_case, measure_all, on_this_machine
-from rayagi.benchmark.measure import Case, Measurement, StoppedError
+from rayagi.benchmark.bench import (
+    BeforeEach,
+    BenchmarkRequest,
+    Start,
+    make_case,
+    measure_all,
+    on_this_machine,
+)
+from rayagi.benchmark.measure import BenchmarkCase, LayoutMeasurement, StoppedError
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 from rayagi.cli.failures import INTERRUPTED, UsageError
 from rayagi.cli.output import complain, say
@@ -70,10 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     return INTERRUPTED
 
 
-def _request(arguments: argparse.Namespace, machine: Machine) -> Request:
+def _request(arguments: argparse.Namespace, machine: Machine) -> BenchmarkRequest:
     """What to measure, or why not."""
     for name in arguments.compositions:
-        if not is_name(name):
+        if not is_composition_name(name):
             raise CompositionError(
                 name, " ".join(arguments.layouts), f"there is no such composition; there are {KNOWN_NAMES}"
             )
@@ -86,7 +93,7 @@ def _request(arguments: argparse.Namespace, machine: Machine) -> Request:
     )
     for case in cases:
         _refuse(case, machine, max(arguments.sizes), arguments.ray is not None)
-    return Request(
+    return BenchmarkRequest(
         cases=cases,
         sizes=tuple(sorted(set(arguments.sizes))),
         repeats=arguments.repeats,
@@ -94,7 +101,7 @@ def _request(arguments: argparse.Namespace, machine: Machine) -> Request:
     )
 
 
-def _refuse(case: Case, machine: Machine, nbytes: int, elsewhere: bool) -> None:
+def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool) -> None:
     """UsageError for a layout of one, and for what this machine has too few cores or too little memory for."""
     layout, size = case.layout, case.layout.world_size
     if size == 1:
@@ -117,7 +124,7 @@ def _refuse(case: Case, machine: Machine, nbytes: int, elsewhere: bool) -> None:
         )
 
 
-def _measured(request: Request, start: Start) -> tuple[list[Measurement], str]:
+def _measured(request: BenchmarkRequest, start: Start) -> tuple[list[LayoutMeasurement], str]:
     """What was measured, and what ended it early; empty where nothing did."""
     interrupt = Interrupt(lambda: complain("\nrayagi: ending; Ctrl-C once more quits at once"))
     with interrupt, _progress(request) as shown:
@@ -132,7 +139,7 @@ def _measured(request: Request, start: Start) -> tuple[list[Measurement], str]:
 
 
 @contextmanager
-def _progress(request: Request) -> Iterator[BeforeEach]:
+def _progress(request: BenchmarkRequest) -> Iterator[BeforeEach]:
     """A bar on a terminal, a line now and then elsewhere; on standard error, so that the table can be piped."""
     say(
         f"timing {', '.join(str(case.layout) for case in request.cases)} with "
@@ -161,7 +168,7 @@ def _plain(write: Callable[[str], object], clock: Callable[[], float] = time.mon
     return before_each
 
 
-def _report(found: Sequence[Measurement], folder: Path, profile_at: Path, machine: Machine) -> None:
+def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, machine: Machine) -> None:
     """Print the table; write results.json, cost_model.png and the profile."""
     profile = profile_of(found, f"{cpu_model()}, {machine.num_cores} cores")
     model = fitted(profile)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from collectives.alphabeta import ASSUMED, AlphaBeta
+from collectives.alphabeta import NOMINAL_MODEL, AlphaBetaModel
 from collectives.layout import Layout
-from collectives.planner import make_plan
+from collectives.planner import plan_composition
 from collectives.profile import Profile
 
 DEFAULT_BYTES = 440_000
@@ -21,8 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
         LayoutError, ProfileError, CompositionError, UnknownEnvironmentError: what was given cannot be planned for.
     """
     layout = Layout.parse(arguments.layout)
-    model = ASSUMED if arguments.profile is None else AlphaBeta.fit(Profile.load(arguments.profile))
-    plan = make_plan(layout, _nbytes(arguments), model)
+    model = (
+        NOMINAL_MODEL if arguments.profile is None else AlphaBetaModel.fit(Profile.load(arguments.profile))
+    )
+    plan = plan_composition(layout, _nbytes(arguments), model)
     if arguments.json:
         print(json.dumps(plan.to_dict(), indent=1))
     else:

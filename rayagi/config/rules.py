@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from collectives.compositions import KNOWN_NAMES, is_name
+from collectives.compositions import KNOWN_NAMES, is_composition_name
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one, positive
@@ -94,7 +94,7 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
         yield ConfigError(
             "gmi.gmis_per_gpu", gmi.gmis_per_gpu, "means nothing with gmi.backend = 'cpu'", "use gmi.num_gmis"
         )
-    if gmi.composition != "auto" and not is_name(gmi.composition):
+    if gmi.composition != "auto" and not is_composition_name(gmi.composition):
         yield ConfigError(
             "gmi.composition", gmi.composition, "is not a composition", f"use auto, {KNOWN_NAMES}"
         )

@@ -167,5 +167,5 @@ class CompiledDescent:
                 "nothing": 0,
                 None: None,
             }
-            operations.attend(lambda: addresses[asks()])
+            operations.drive_program(lambda: addresses[asks()])
         return waited_s + 1e-9 * descent.waited_ns

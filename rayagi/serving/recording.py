@@ -16,8 +16,8 @@ from torch import Tensor
 from actors.gmi import GmiContext
 from actors.protocols import EnvInfo, StepResult
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.memory import pid_of
-from collectives.experience.outbox import Claim, Outbox
+from collectives.experience.file_layout import pid_of
+from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from rayagi.run.errors import DiskError
 from rayagi.serving.errors import WriterError
 from rayagi.serving.layout import RowLayout
@@ -93,12 +93,12 @@ class ChannelSink:
         self._job, self._version = job, version
         self._writer = _WriterHandle(job)
         schema = job.layout.channel(job.num_steps)
-        self._outbox = Outbox(schema, rows=job.num_envs, slots=_SLOTS, producer=0)
+        self._ring = ProducerRing(schema, rows=job.num_envs, slots=_SLOTS, producer=0)
         endpoint = self._writer.endpoint()
         self.writer_pid = pid_of(endpoint)
         """Of the process that writes."""
-        self._outbox.attach(endpoint)
-        self._claim: Claim | None = None
+        self._ring.attach(endpoint)
+        self._reservation: ReservedSlot | None = None
         self._views: dict[int, dict[str, tuple[Tensor, ...]]] = {}
         """By slot: each field step by step, cut once."""
         self._filled = 0
@@ -114,17 +114,17 @@ class ChannelSink:
         Raises:
             DiskError, WriterError: the writer gave up, or is stuck.
         """
-        if self._claim is None:
-            self._claim = self._claimed()
-        views = self._views[self._claim.slot]
+        if self._reservation is None:
+            self._reservation = self._reserve()
+        views = self._views[self._reservation.slot]
         views["obs"][self._filled].copy_(obs)
         # What the simulator will use: it clips too.
         views["action"][self._filled].copy_(actions if self._range is None else actions.clamp(*self._range))
 
     def stepped(self, step: StepResult) -> None:
         """Copy what came of it, and post the block if it is full."""
-        assert self._claim is not None, "acted() comes first"
-        views, place = self._views[self._claim.slot], self._filled
+        assert self._reservation is not None, "acted() comes first"
+        views, place = self._views[self._reservation.slot], self._filled
         views["reward"][place].copy_(step.rewards)
         views["terminated"][place].copy_(step.terminated)
         views["truncated"][place].copy_(step.truncated)
@@ -147,26 +147,26 @@ class ChannelSink:
         try:
             if self._filled:
                 self._post()
-            elif self._claim is not None:
-                self._claim.cancel()
+            elif self._reservation is not None:
+                self._reservation.cancel()
         finally:
-            self._outbox.close()
+            self._ring.close()
         self._writer.finish(timeout_s)
 
     def _post(self) -> None:
-        claim, self._claim = self._claim, None
-        assert claim is not None
-        claim["last_obs"].copy_(self._last_obs)
-        claim["length"].fill_(self._filled)
+        reservation, self._reservation = self._reservation, None
+        assert reservation is not None
+        reservation["last_obs"].copy_(self._last_obs)
+        reservation["length"].fill_(self._filled)
         self._filled = 0
-        claim.commit(self._version)
+        reservation.commit(self._version)
 
-    def _claimed(self) -> Claim:
+    def _reserve(self) -> ReservedSlot:
         self._writer.check()
         begin = time.monotonic()
         while True:
             try:
-                claim = self._outbox.claim(timeout_s=_LOOK_S)
+                reservation = self._ring.reserve(timeout_s=_LOOK_S)
             except ChannelTimeoutError as error:
                 self._writer.check()
                 waited_s = time.monotonic() - begin
@@ -177,10 +177,10 @@ class ChannelSink:
             else:
                 break
         self.wait_s += time.monotonic() - begin
-        if claim.slot not in self._views:
+        if reservation.slot not in self._views:
             steps = ("obs", "action", "reward", "terminated", "truncated", "final_obs")
-            self._views[claim.slot] = {name: claim[name].unbind(1) for name in steps}
-        return claim
+            self._views[reservation.slot] = {name: reservation[name].unbind(1) for name in steps}
+        return reservation
 
 
 class _WriterHandle:

@@ -36,7 +36,7 @@ class FileStatistics:
 
         ``last_episode``: the largest number of an episode that has rows among them.
         """
-        self._add_obs(Moments.of(obs))
+        self._add_obs(Moments.from_batch(obs))
         self.rows += len(obs)
         self.last_episode = max(self.last_episode, last_episode)
         for episode in ended:

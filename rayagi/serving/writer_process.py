@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Batch, Inbox
 from rayagi.run.errors import DiskError
 from rayagi.serving.files import RotatingFiles
 from rayagi.serving.layout import Block, Numbering, RowLayout, record_batch
@@ -159,7 +159,7 @@ def block_of(batch: Batch) -> Block:
     )
 
 
-def write_all(writer: Writer, inbox: Inbox) -> None:
+def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
     """Write until the GMI has left or is gone.
 
     Raises:
@@ -171,7 +171,7 @@ def write_all(writer: Writer, inbox: Inbox) -> None:
     try:
         while True:
             try:
-                batch = inbox.take(limit_s)
+                batch = consumer_endpoint.take(limit_s)
             except ChannelTimeoutError:
                 if limit_s == FIRST_S:
                     raise
@@ -203,9 +203,12 @@ def main() -> None:
     job = WriterJob.from_json(sys.stdin.readline())
     try:
         writer = Writer(job)
-        with writer.folder.being_written(), Inbox(job.layout.channel(job.num_steps)) as inbox:
-            tell(endpoint=inbox.endpoint)
-            write_all(writer, inbox)
+        with (
+            writer.folder.being_written(),
+            ConsumerEndpoint(job.layout.channel(job.num_steps)) as consumer_endpoint,
+        ):
+            tell(endpoint=consumer_endpoint.endpoint)
+            write_all(writer, consumer_endpoint)
         tell(done=writer.rows)
     except DiskError as error:
         tell(disk=[error.path, error.reason, error.hint])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.collective import Collective
-from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_collective
+from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvous_actor
+from actors.rendezvous_actor import RendezvousActor
 from collectives.errors import RendezvousError
 from collectives.rendezvous import poll, this_member
 
@@ -54,7 +54,7 @@ def cluster():
 
 
 def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
-    handle = ray.remote(Collective).options(num_cpus=0).remote(2)
+    handle = ray.remote(RendezvousActor).options(num_cpus=0).remote(2)
     with RemoteRendezvous(handle) as meeting:
         assert meeting.register(0, this_member(0)).present == (this_member(0),)
         with pytest.raises(RendezvousError, match="already taken by rank 0"):
@@ -69,20 +69,20 @@ def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
 
 
 def test_a_directory_is_said_again_to_a_collective_actor_that_came_back(cluster):
-    handle = start_collective(2)
+    handle = start_rendezvous_actor(2)
     directories = [RemoteDirectory(handle) for _ in range(3)]
     first, successor, reader = directories
     try:
-        first.announce("inbox/experience/0", "old")
+        first.announce("consumers/experience/0", "old")
         first.announce("parameters/0", "board")
-        successor.announce("inbox/experience/0", "new")
-        expected = {"inbox/experience/0": "new"}
-        assert reader.announced("inbox/") == expected
+        successor.announce("consumers/experience/0", "new")
+        expected = {"consumers/experience/0": "new"}
+        assert reader.announced("consumers/") == expected
         ray.kill(handle, no_restart=False)
         found = poll(lambda: True if len(reader.announced("")) == 2 else None, timeout_s=30.0)
         assert found, "announcements did not come back"
         # The first still repeats what it said, and is not listened to.
-        assert poll(lambda: True if reader.announced("inbox/") == expected else None, timeout_s=30.0)
+        assert poll(lambda: True if reader.announced("consumers/") == expected else None, timeout_s=30.0)
     finally:
         for directory in directories:
             directory.close()

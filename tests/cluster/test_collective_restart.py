@@ -13,11 +13,11 @@ import ray
 import torch
 from ray import cloudpickle
 
-from actors.rendezvous import RemoteRendezvous, start_collective
+from actors.rendezvous import RemoteRendezvous, start_rendezvous_actor
 from collectives.connect import connect
 from collectives.errors import MemberLostError
 from collectives.membership import join, rejoin
-from collectives.rendezvous import Candidacy, Roster, this_member
+from collectives.rendezvous import JoinRequest, MembershipView, this_member
 
 pytestmark = pytest.mark.cluster
 
@@ -47,7 +47,7 @@ class GroupMember:
     def join(self, handle, rank):
         with RemoteRendezvous(handle) as rendezvous:
             self._enter(rendezvous, join(rendezvous, this_member(rank), timeout_s=LIMIT_S))
-        return self.roster
+        return self.membership
 
     def rejoin(self, handle, lost):
         self.communicator.close()
@@ -57,13 +57,13 @@ class GroupMember:
                 rejoin(
                     rendezvous,
                     self.me,
-                    self.roster,
+                    self.membership,
                     lost=lost,
                     replacement_wait_s=LIMIT_S,
                     timeout_s=LIMIT_S,
                 ),
             )
-        return self.roster
+        return self.membership
 
     def reduce(self, times):
         """The sum of all ranks plus one, as often."""
@@ -82,14 +82,14 @@ class GroupMember:
     def pid(self):
         return os.getpid()
 
-    def _enter(self, rendezvous, roster):
-        self.roster, self.me = roster, roster.place_of(this_member(0))
+    def _enter(self, rendezvous, membership):
+        self.membership, self.me = membership, membership.find_member(this_member(0))
         self.communicator = connect(
             rendezvous,
             self.me,
-            world_size=len(roster.members),
+            world_size=len(membership.members),
             timeout_s=LIMIT_S,
-            generation=roster.generation,
+            generation=membership.generation,
         )
 
 
@@ -108,7 +108,7 @@ def kill_actor(handle):
 
 
 def test_the_actor_dies_while_a_group_reduces_and_the_next_generation_forms_at_the_one_that_comes_back():
-    handle = start_collective(3)
+    handle = start_rendezvous_actor(3)
     members = [ray.remote(GroupMember).options(num_cpus=0).remote() for _ in range(4)]
     first, second, third, replacement = members
     rosters = ray.get(
@@ -143,7 +143,7 @@ def test_the_actor_dies_while_a_group_reduces_and_the_next_generation_forms_at_t
 
 
 def newcomer(member):
-    return Candidacy(member=member, previous=None, lost=(), survivor_wait_s=0.0, replacement_wait_s=0.0)
+    return JoinRequest(member=member, previous=None, lost=(), survivor_wait_s=0.0, replacement_wait_s=0.0)
 
 
 class Observed(RemoteRendezvous):
@@ -155,9 +155,9 @@ class Observed(RemoteRendezvous):
         self.may_look.set()
 
     def register(self, generation, member):
-        attendance = super().register(generation, member)
+        status = super().register(generation, member)
         self.registered.set()
-        return attendance
+        return status
 
     def publish(self, generation, key, endpoint):
         super().publish(generation, key, endpoint)
@@ -189,7 +189,7 @@ class Connecting(threading.Thread):
 
 
 def test_who_waits_in_a_meeting_is_known_to_the_actor_that_comes_back():
-    handle = start_collective(2)
+    handle = start_rendezvous_actor(2)
     early, late = Connecting(handle, 0), Connecting(handle, 1)
     early.start()
     assert early.rendezvous.registered.wait(LIMIT_S)
@@ -202,7 +202,7 @@ def test_who_waits_in_a_meeting_is_known_to_the_actor_that_comes_back():
 
 
 def test_an_endpoint_that_was_published_before_the_actor_died_is_found_afterwards():
-    handle = start_collective(2)
+    handle = start_rendezvous_actor(2)
     host, other = Connecting(handle, 0), Connecting(handle, 1)
     other.rendezvous.may_look.clear()
     host.start()
@@ -217,12 +217,12 @@ def test_an_endpoint_that_was_published_before_the_actor_died_is_found_afterward
 
 
 def test_a_generation_that_only_one_heard_of_is_told_by_it_to_the_actor_that_comes_back():
-    handle = start_collective(2)
+    handle = start_rendezvous_actor(2)
     me, other = this_member(0), replace(this_member(1), pid=os.getppid())
     with RemoteRendezvous(handle) as informed, RemoteRendezvous(handle) as uninformed:
-        uninformed.enlist(newcomer(me))
-        formed = informed.enlist(newcomer(other))
-        assert formed == Roster(generation=0, members=(me, other))
+        uninformed.request_join(newcomer(me))
+        formed = informed.request_join(newcomer(other))
+        assert formed == MembershipView(generation=0, members=(me, other))
         kill_actor(handle)
         assert join(uninformed, me, timeout_s=LIMIT_S) == formed
     ray.kill(handle)

@@ -116,7 +116,7 @@ def send(dispenser, first):
 def sender(tmp_path):
     relays = Relays()
     with Dispenser(PLAN, rows=ROWS, producer=0, slots=3) as dispenser:
-        Migrator(dispenser, FileDirectory(tmp_path), NAME, far_way=relays)
+        Migrator(dispenser, FileDirectory(tmp_path), NAME, remote_route=relays)
         yield dispenser, relays
     relays.close()
 
@@ -128,10 +128,10 @@ def test_whole_transfers_arrive_elsewhere_and_slots_are_kept_until_released(node
         send(dispenser, count)
     assert ray.get(trainer.take.remote(2, hold=True), timeout=LIMIT_S) == [0, 1]
     deadline = time.monotonic() + LIMIT_S
-    while len(dispenser.outboxes[0].unreleased()) != 2:  # the first is released, the second is held
+    while len(dispenser.rings[0].unreleased()) != 2:  # the first is released, the second is held
         assert time.monotonic() < deadline
-        dispenser.pump()
-    assert dispenser.outboxes[0].unreleased() == {2, 3}
+        dispenser.progress()
+    assert dispenser.rings[0].unreleased() == {2, 3}
     ray.kill(trainer)
 
 
@@ -142,7 +142,7 @@ def test_a_relay_that_is_killed_is_replaced_and_nothing_comes_twice(nodes, sende
         send(dispenser, count)
     assert ray.get(trainer.take.remote(1), timeout=LIMIT_S) == [0]
     (relay,) = relays._handles.values()
-    os.kill(ray.get(relay.process.remote(), timeout=LIMIT_S), signal.SIGKILL)
+    os.kill(ray.get(relay.process_id.remote(), timeout=LIMIT_S), signal.SIGKILL)
     came = trainer.take_and_listen.remote(7)
     for count in range(2, 8):
         send(dispenser, count)
@@ -167,7 +167,7 @@ def test_what_a_killed_trainer_elsewhere_had_goes_to_one_here(nodes, sender, tmp
         deadline = time.monotonic() + LIMIT_S
         while sorted(counts) != [1, 2]:
             assert time.monotonic() < deadline
-            dispenser.pump()
+            dispenser.progress()
             try:
                 with here.next(timeout_s=0.05) as experience:
                     counts.append(int(experience["count"][0]))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectives.available import Candidate, available, this_process
 from collectives.errors import CommunicatorError
 from collectives.exchange import exchange
+from collectives.primitive_probe import PrimitiveProbe, local_capabilities, probe_primitives
 from collectives.transports.gloo import GlooStore
 from collectives.transports.nccl import SHARED_GPU_SINCE, NcclTransport, nccl_version
 from placement.inventory import local_machine
@@ -177,10 +177,12 @@ def offers(communicator, done):
     members = tuple(range(communicator.world_size))
     device = torch.device("cuda", 0)
     candidates = {
-        "device": Candidate(members=members, open=lambda: _Borrowed(connected(communicator, device))),
-        "rp": Candidate(members=members, open=lambda: over_nccl(communicator, device, shared_gpu=False)),
+        "device": PrimitiveProbe(members=members, open=lambda: _Borrowed(connected(communicator, device))),
+        "rp": PrimitiveProbe(members=members, open=lambda: over_nccl(communicator, device, shared_gpu=False)),
     }
-    return available(communicator, this_process(device), candidates, LIMIT_S), this_process(device).device
+    return probe_primitives(
+        communicator, local_capabilities(device), candidates, LIMIT_S
+    ), local_capabilities(device).device
 
 
 class _Borrowed:
@@ -199,8 +201,8 @@ class _Borrowed:
 def test_processes_of_one_gpu_are_offered_the_device_and_not_the_ring():
     (first, device), (second, _) = answers_of(2, offers)
     assert first == second
-    assert first["device"].offered, first["device"].reason
-    assert not first["rp"].offered
+    assert first["device"].supported, first["device"].reason
+    assert not first["rp"].supported
     assert "one rank per GPU" in first["rp"].reason
     assert device == local_machine().nodes[0].gpus[0].uuid or device.startswith("MIG-")
 

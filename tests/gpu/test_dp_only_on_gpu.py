@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from collectives.experience.parameters import ParameterBoard
+from collectives.experience.parameters import ParameterStore
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.ppo import PPOSpec
@@ -65,10 +65,10 @@ def test_a_state_saved_on_the_gpu_continues_there():
 
 def test_a_board_takes_parameters_from_the_gpu_and_gives_them_back_there():
     flat = torch.arange(10_000, device="cuda:0", dtype=torch.float32)
-    with ParameterBoard.host({"parameters": flat}) as board:
-        board.publish({"parameters": flat}, 0)
+    with ParameterStore.host({"parameters": flat}) as parameter_store:
+        parameter_store.publish({"parameters": flat}, 0)
         flat.zero_()
         for device in ("cuda:0", "cpu"):
             own = torch.zeros(10_000, device=device)
-            assert board.read_into({"parameters": own}) == 0
+            assert parameter_store.read_into({"parameters": own}) == 0
             assert torch.equal(own.cpu(), torch.arange(10_000, dtype=torch.float32))

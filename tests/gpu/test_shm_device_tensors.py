@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collectives.transports.shm.memory import HALF_BYTES
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 from tests.unit.collectives.shm_members import run_members
 
 pytestmark = [
@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing here was verified"),
 ]
 
-SIZES = (0, 1, 1001, 5 * HALF_BYTES // 4 + 3)
+SIZES = (0, 1, 1001, 5 * STAGING_BUFFER_BYTES // 4 + 3)
 
 
 def reduce_on_device(transport):

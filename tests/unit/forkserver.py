@@ -9,7 +9,7 @@ context.set_forkserver_preload(
         "pytest",
         "hypothesis.strategies",
         "torch",
-        "actors.collective",
+        "actors.rendezvous_actor",
         "collectives.connect",
         "collectives.experience.batcher",
         "collectives.experience.migrator",

@@ -22,13 +22,15 @@ class CompiledGroup:
             reduction: into each member's share
             turn: in which nobody else uses the transport, which closes if that fails
         """
-        meeting = kernel.meeting(calls.encoded("barrier"))
-        self._operations = {ctypes.addressof(operation): operation for operation in (reduction, meeting)}
+        barrier_operation = kernel.barrier_operation(calls.encode_call("barrier"))
+        self._operations = {
+            ctypes.addressof(operation): operation for operation in (reduction, barrier_operation)
+        }
         self._kernel, self._turn = kernel, turn
         self.run, self.member = kernel.addresses
         self.reduce_scatter, self.barrier = self._operations
 
-    def attend(self, program: Callable[[], int | None]) -> None:
+    def drive_program(self, program: Callable[[], int | None]) -> None:
         """Call the program until it returns None, and complete the operations whose addresses it returns."""
         with self._turn():
             while (address := program()) is not None:

@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 enum { LINE = 64, MOST_MEMBERS = 256 };
-enum { COMPLETE, LOOK, DIFFERENT, ABORTED };    /* what a call returns */
+enum { COMPLETE, TRY_AGAIN, MISMATCHED, ABORTED };    /* what a call returns */
 enum { ARRIVE, AWAIT_ALL, AWAIT_RESULT };       /* what a member does next */
 enum { FOR_NOTHING, FOR_ALL, FOR_RESULT };      /* what a member sleeps for */
-enum { MEETING, ALONE, TOGETHER };              /* kinds of operations */
+enum { BARRIER_ONLY, ONE_SHOT, TWO_SHOT };              /* kinds of operations */
 
 /* What is the group's, before the members' words; also in memory.py. */
 struct header {
@@ -33,7 +33,7 @@ _Static_assert(sizeof(struct header) == 4 * LINE, "HEADER_BYTES of memory.py");
 enum { ABORT_BIT = 1 };
 
 /* A member's words, also those of waiting.py. What is written at different times has lines of its own. */
-struct station {
+struct member_slot {
     _Alignas(4 * LINE) _Atomic uint64_t arrivals;
     uint64_t calls[2]; /* what for, by turns: a fast member's next does not overwrite the one that a slow one compares */
     uint64_t waiting_py;
@@ -46,13 +46,13 @@ struct station {
     _Alignas(LINE) _Atomic uint64_t finished[2];
     _Atomic uint64_t worked; /* the last arrival whose chunks it has left: who is suspended in one can be told */
 };
-_Static_assert(sizeof(struct station) == 4 * LINE, "LINES_PER_MEMBER of memory.py");
+_Static_assert(sizeof(struct member_slot) == 4 * LINE, "LINES_PER_MEMBER of memory.py");
 
 /* One process's side. */
 struct member {
-    struct station *stations;
+    struct member_slot *slots;
     int32_t rank, size;
-    int32_t crowded; /* more members than cores */
+    int32_t oversubscribed; /* more members than cores */
     int32_t next;
     uint64_t arrivals, reductions;
     int64_t limit_ns; /* of one sleep */
@@ -71,8 +71,8 @@ struct operation {
 
 /* -- elements -- */
 
-static inline float widened(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
+static inline float widened(uint16_t staging_buffer) {
+    uint32_t bits = (uint32_t)staging_buffer << 16;
     float wide;
     memcpy(&wide, &bits, sizeof wide);
     return wide;
@@ -198,7 +198,7 @@ void reduce_share(const struct operation *o, int size, int rank) {
 }
 
 /* -- outcome -- */
-static _Atomic uint64_t *outcome_of(const struct member *m) { return &((struct header *)m->stations - 1)->outcome; }
+static _Atomic uint64_t *outcome_of(const struct member *m) { return &((struct header *)m->slots - 1)->outcome; }
 
 /* Say that the operation of this arrival is complete, unless somebody did. Whether it is: else it was aborted. */
 static int complete(const struct member *m) {
@@ -216,7 +216,7 @@ static int is_aborted(const struct member *m) {
 
 /* Give up the operation that this member has begun. 0: another member completed it, and run() completes it here, too.
    After an abort a suspended member may still finish a chunk that it had begun, in memory that the others let go of before
-   they return an error (Segment.close); it claims no other chunk, and completes nothing. */
+   they return an error (Segment.close); it reservations no other chunk, and completes nothing. */
 int abort_operation(const struct member *m) {
     _Atomic uint64_t *outcome = outcome_of(m);
     uint64_t found = atomic_load(outcome);
@@ -227,7 +227,7 @@ int abort_operation(const struct member *m) {
 
 /* Whatever of a member's share nobody has begun. */
 static void help(const struct member *m, const struct operation *o, int rank) {
-    struct station *s = m->stations + rank;
+    struct member_slot *s = m->slots + rank;
     int turn = m->reductions & 1;
     uint64_t chunk, done = 0, count = num_chunks(o, m->size, rank);
     while (!is_aborted(m) && atomic_load_explicit(&s->claimed[turn], memory_order_relaxed) < count &&
@@ -257,17 +257,17 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Sequentially consistent, as are the stores that they meet: of two members that each store and then look (arrivals and
+/* Sequentially consistent, as are the stores that they gather_members: of two members that each store and then look (arrivals and
    arrivals, arrivals and sleeps), one sees the other's store. With acquire alone both could miss it, on aarch64 from v8.3. */
 static int all_arrived(const struct member *m) {
     for (int r = 0; r < m->size; r++)
-        if (atomic_load(&m->stations[r].arrivals) < m->arrivals) return 0;
+        if (atomic_load(&m->slots[r].arrivals) < m->arrivals) return 0;
     return 1;
 }
 
 static int all_finished(const struct member *m, const struct operation *o) {
     for (int r = 0; r < m->size; r++)
-        if (atomic_load(&m->stations[r].finished[m->reductions & 1]) < num_chunks(o, m->size, r))
+        if (atomic_load(&m->slots[r].finished[m->reductions & 1]) < num_chunks(o, m->size, r))
             return 0;
     return 1;
 }
@@ -278,7 +278,7 @@ static int is_over(const struct member *m, const struct operation *o, int what) 
 
 static void wake(const struct member *m, uint32_t what) {
     for (int r = 0; r < m->size; r++) {
-        _Atomic uint32_t *word = &m->stations[r].sleeps;
+        _Atomic uint32_t *word = &m->slots[r].sleeps;
         if (atomic_load(word) == what && atomic_exchange(word, FOR_NOTHING) == what)
             syscall(SYS_futex, word, FUTEX_WAKE, 1, 0, 0, 0);
     }
@@ -286,13 +286,13 @@ static void wake(const struct member *m, uint32_t what) {
 
 static int any_left(const struct member *m) {
     for (int r = 0; r < m->size; r++)
-        if (atomic_load(&m->stations[r].goodbye)) return 1;
+        if (atomic_load(&m->slots[r].goodbye)) return 1;
     return 0;
 }
 
-/* Look, then offer the processor to others between looks, then sleep. Whether it is over within the limit. */
+/* Look, then announce_kernel the processor to others between looks, then sleep. Whether it is over within the limit. */
 static int await(const struct member *m, const struct operation *o, int what) {
-    for (int look = 0; look < (m->crowded ? 1 : FIRST_LOOKS); look++) {
+    for (int look = 0; look < (m->oversubscribed ? 1 : FIRST_LOOKS); look++) {
         if (is_over(m, o, what)) return 1;
         PAUSE();
     }
@@ -300,9 +300,9 @@ static int await(const struct member *m, const struct operation *o, int what) {
         sched_yield();
         if (is_over(m, o, what)) return 1;
     }
-    _Atomic uint32_t *word = &m->stations[m->rank].sleeps;
+    _Atomic uint32_t *word = &m->slots[m->rank].sleeps;
     /* There is no core for who sleeps while others work: it wakes when the result is there. */
-    uint32_t until = o->kind == TOGETHER && m->crowded ? FOR_RESULT : what;
+    uint32_t until = o->kind == TWO_SHOT && m->oversubscribed ? FOR_RESULT : what;
     atomic_store(word, until);
     /* Who leaves says goodbye and then clears this word: seen here, or the sleep ends at once. */
     int64_t limit_ns = any_left(m) && m->limit_ns > NAP_NS ? NAP_NS : m->limit_ns;
@@ -317,45 +317,45 @@ static void let_others_go(const struct member *m) {
     for (int turn = 0; turn < 2 * m->size; turn++) {
         int left = 0;
         for (int r = 0; r < m->size; r++)
-            left += atomic_load_explicit(&m->stations[r].departures, memory_order_relaxed) >= m->arrivals;
+            left += atomic_load_explicit(&m->slots[r].departures, memory_order_relaxed) >= m->arrivals;
         if (left == m->size) return;
         sched_yield();
     }
 }
 
 static void begin(struct member *m, const struct operation *o) {
-    struct station *station = m->stations + m->rank;
-    if (o->kind == ALONE) memcpy(o->pieces + m->rank * o->piece_bytes, m->own, o->numel * o->element_bytes);
-    m->reductions += o->kind == TOGETHER;
-    station->calls[++m->arrivals & 1] = o->call;
-    atomic_store(&station->arrivals, m->arrivals);
+    struct member_slot *slot = m->slots + m->rank;
+    if (o->kind == ONE_SHOT) memcpy(o->pieces + m->rank * o->piece_bytes, m->own, o->numel * o->element_bytes);
+    m->reductions += o->kind == TWO_SHOT;
+    slot->calls[++m->arrivals & 1] = o->call;
+    atomic_store(&slot->arrivals, m->arrivals);
     if (all_arrived(m)) wake(m, FOR_ALL);
 }
 
 static int all_called(const struct member *m, uint64_t call) {
     for (int r = 0; r < m->size; r++)
-        if (m->stations[r].calls[m->arrivals & 1] != call) return 0;
+        if (m->slots[r].calls[m->arrivals & 1] != call) return 0;
     return 1;
 }
 
-static void work_alone(const struct member *m, const struct operation *o) {
+static void reduce_one_shot(const struct member *m, const struct operation *o) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < m->size; r++) parts[r] = o->pieces + r * o->piece_bytes;
     if (m->rank < o->outputs) reducers[o->operator](parts, m->size, &m->own, 1, 0, o->numel);
 }
 
-static void work_together(const struct member *m, const struct operation *o) {
+static void reduce_two_shot(const struct member *m, const struct operation *o) {
     /* All have left the reduction before this one; its counters are those of the next. */
-    struct station *station = m->stations + m->rank;
+    struct member_slot *slot = m->slots + m->rank;
     int next = (m->reductions + 1) & 1;
-    atomic_store_explicit(&station->claimed[next], 0, memory_order_relaxed);
-    atomic_store_explicit(&station->finished[next], 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->claimed[next], 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->finished[next], 0, memory_order_relaxed);
     for (int r = 0; r < m->size; r++) help(m, o, (m->rank + r) % m->size);
-    atomic_store_explicit(&station->worked, m->arrivals, memory_order_relaxed);
+    atomic_store_explicit(&slot->worked, m->arrivals, memory_order_relaxed);
     if (all_finished(m, o)) wake(m, FOR_RESULT);
 }
 
-/* Take part in an operation. LOOK: the limit has passed in sleep, or a signal came; call again with the same. DIFFERENT: members
+/* Take part in an operation. TRY_AGAIN: the limit has passed in sleep, or a signal came; call again with the same. MISMATCHED: members
    came for different operations. ABORTED: another member gave it up. Neither of these two changes by another call. */
 int run(struct member *m, const struct operation *o) {
     if (m->next == ARRIVE) {
@@ -363,17 +363,17 @@ int run(struct member *m, const struct operation *o) {
         m->next = AWAIT_ALL;
     }
     if (m->next == AWAIT_ALL) {
-        if (!await(m, o, FOR_ALL)) return LOOK;
-        if (!all_called(m, o->call)) return DIFFERENT;
-        if (o->kind == TOGETHER) work_together(m, o);
+        if (!await(m, o, FOR_ALL)) return TRY_AGAIN;
+        if (!all_called(m, o->call)) return MISMATCHED;
+        if (o->kind == TWO_SHOT) reduce_two_shot(m, o);
         m->next = AWAIT_RESULT;
     }
-    if (o->kind == TOGETHER && !await(m, o, FOR_RESULT)) return is_aborted(m) ? ABORTED : LOOK;
+    if (o->kind == TWO_SHOT && !await(m, o, FOR_RESULT)) return is_aborted(m) ? ABORTED : TRY_AGAIN;
     if (!complete(m)) return ABORTED;
-    if (o->kind == ALONE) work_alone(m, o); /* into its own tensor, from what all have staged */
+    if (o->kind == ONE_SHOT) reduce_one_shot(m, o); /* into its own tensor, from what all have staged */
     m->next = ARRIVE;
-    if (m->crowded) {
-        atomic_store_explicit(&m->stations[m->rank].departures, m->arrivals, memory_order_relaxed);
+    if (m->oversubscribed) {
+        atomic_store_explicit(&m->slots[m->rank].departures, m->arrivals, memory_order_relaxed);
         let_others_go(m);
     }
     return COMPLETE;

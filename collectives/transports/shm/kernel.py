@@ -23,7 +23,7 @@ from collectives import futex
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from collectives.rendezvous import Member
-from collectives.shared_words import WORD_BYTES, Words
+from collectives.shared_words import WORD_BYTES, SharedWords
 from collectives.transports import calls
 from collectives.transports.base import ReduceOp
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, HEADER_BYTES
@@ -38,27 +38,27 @@ OPERATIONS = Kernel(
 )
 
 _SLEEPS, _KERNEL, _WORKED = 4, CACHE_LINE_BYTES // WORD_BYTES + 1, 3 * CACHE_LINE_BYTES // WORD_BYTES + 2
-"""Words of a member's station beside those of ``waiting.py``."""
-_COMPLETE, _LOOK, _DIFFERENT, _ABORTED = range(4)
+"""Words of a member's slot beside those of ``waiting.py``."""
+_COMPLETE, _TRY_AGAIN, _MISMATCHED, _ABORTED = range(4)
 _NOT_BEGUN = 0
 """``next`` of a member that is in no operation: ARRIVE of ``kernel.c``."""
-_KINDS = ("meeting", "alone", "together")
+_KINDS = ("barrier_only", "one_shot", "two_shot")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 _SLEEP_NS = 50_000_000
-_NEWS_S = 0.1
+_ABORT_REASON_WAIT_S = 0.1
 """How long after an abort to wait for who gave the operation up to say so."""
 _MOST_MEMBERS = 256
 """MOST_MEMBERS of ``kernel.c``."""
 
 
-class _Side(ctypes.Structure):
+class _MemberState(ctypes.Structure):
     """``struct member``."""
 
     _fields_ = (
-        ("stations", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
         ("rank", ctypes.c_int32),
         ("size", ctypes.c_int32),
-        ("crowded", ctypes.c_int32),
+        ("oversubscribed", ctypes.c_int32),
         ("next", ctypes.c_int32),
         ("arrivals", ctypes.c_uint64),
         ("reductions", ctypes.c_uint64),
@@ -88,33 +88,33 @@ class Operation(ctypes.Structure):
         """The argument that means it, made once."""
 
 
-def _station(name: str) -> str:
-    return f"offsetof(struct station, {name}) / {WORD_BYTES}"
+def _slot_word(name: str) -> str:
+    return f"offsetof(struct member_slot, {name}) / {WORD_BYTES}"
 
 
 _MIRRORS: Mirrors = {
-    "struct member": _Side,
+    "struct member": _MemberState,
     "struct operation": Operation,
     "LINE": CACHE_LINE_BYTES,
     "sizeof(struct header)": HEADER_BYTES,
-    f"sizeof(struct station) / {WORD_BYTES}": STRIDE,
-    _station("arrivals"): ARRIVALS,
-    _station("calls"): CALL,
-    _station("waiting_py"): ASLEEP,
-    _station("sleeps"): _SLEEPS,
-    _station("goodbye"): GOODBYE,
-    _station("kernel_py"): _KERNEL,
-    _station("blamed_py"): BLAMED,
-    _station("worked"): _WORKED,
+    f"sizeof(struct member_slot) / {WORD_BYTES}": STRIDE,
+    _slot_word("arrivals"): ARRIVALS,
+    _slot_word("calls"): CALL,
+    _slot_word("waiting_py"): ASLEEP,
+    _slot_word("sleeps"): _SLEEPS,
+    _slot_word("goodbye"): GOODBYE,
+    _slot_word("kernel_py"): _KERNEL,
+    _slot_word("blamed_py"): BLAMED,
+    _slot_word("worked"): _WORKED,
     "MOST_MEMBERS": _MOST_MEMBERS,
-    **{name: value for value, name in enumerate(("COMPLETE", "LOOK", "DIFFERENT", "ABORTED"))},
+    **{name: value for value, name in enumerate(("COMPLETE", "TRY_AGAIN", "MISMATCHED", "ABORTED"))},
     **{kind.upper(): value for value, kind in enumerate(_KINDS)},
     "ARRIVE": _NOT_BEGUN,
 }
 
 
 def reduction(
-    kind: Literal["alone", "together"],
+    kind: Literal["one_shot", "two_shot"],
     call: int,
     op: ReduceOp,
     dtype: torch.dtype,
@@ -125,7 +125,7 @@ def reduction(
     """A reduction of the first elements of every member's piece of memory.
 
     Args:
-        kind: alone: each member stages its tensor there and reduces all, into its own tensor; together: where it is
+        kind: one_shot: each member stages its tensor there and reduces all, into its own tensor; two_shot: where it is
         call: the word by which members compare what they do
         op: how elements are combined
         dtype: their type
@@ -150,17 +150,19 @@ class KernelBarrier(Barrier):
         self._reduce_share = library.reduce_share
         self._abort_operation = library.abort_operation
         size = len(self._members)
-        crowded = size > _num_cores(self._members)
-        self._side = _Side(self._address, self._rank, size, crowded, 0, self._count, 0, _SLEEP_NS, None)
-        self._side_at = ctypes.byref(self._side)
-        self.meeting = lru_cache(maxsize=4096)(Operation)
+        oversubscribed = size > _num_cores(self._members)
+        self._state = _MemberState(
+            self._address, self._rank, size, oversubscribed, 0, self._count, 0, _SLEEP_NS, None
+        )
+        self._state_pointer = ctypes.byref(self._state)
+        self.barrier_operation = lru_cache(maxsize=4096)(Operation)
         """The operation that is nothing but a barrier, by the word by which members compare what they do."""
-        self.addresses = ctypes.cast(library.run, ctypes.c_void_p).value or 0, ctypes.addressof(self._side)
+        self.addresses = ctypes.cast(library.run, ctypes.c_void_p).value or 0, ctypes.addressof(self._state)
         """Of kernel.c's function, and of what it takes for this member."""
 
     def arrive(self, call: int) -> None:
         """As ``Barrier.arrive``."""
-        self.run(self.meeting(call))
+        self.run(self.barrier_operation(call))
 
     def run(self, operation: Operation, own: int = 0) -> None:
         """Take part in an operation of all members.
@@ -174,65 +176,67 @@ class KernelBarrier(Barrier):
         """
         words = self._words  # the memory, if another thread closes meanwhile
         if self.broken is not None:
-            self.check_open(calls.name(operation.call))
+            self.check_open(calls.call_name(operation.call))
         try:
             if own:
-                self._side.own = own
-            state = self._run(self._side_at, operation.at)
+                self._state.own = own
+            state = self._run(self._state_pointer, operation.at)
             if state != _COMPLETE:
-                self._go_on(words, operation, state)
+                self._resume(words, operation, state)
         except BaseException as error:  # Ctrl-C: what was begun cannot be taken up again
-            self.broken = self.broken or f"an earlier {calls.name(operation.call)} was ended by {error!r}"
+            self.broken = (
+                self.broken or f"an earlier {calls.call_name(operation.call)} was ended by {error!r}"
+            )
             self.leave()
             raise
 
     def reduce_share(self, operation: Operation) -> None:
         """Reduce this member's share, without a word to the others."""
-        self._reduce_share(operation.at, self._side.size, self._rank)
+        self._reduce_share(operation.at, self._state.size, self._rank)
 
     def leave(self) -> None:
         """As ``Barrier.leave``. An operation that this member has begun and not completed is aborted for all."""
         words = self._words
-        if len(words) and self._side.next != _NOT_BEGUN:
-            self._abort_operation(self._side_at)
+        if len(words) and self._state.next != _NOT_BEGUN:
+            self._abort_operation(self._state_pointer)
         super().leave()
         if len(words):
             for other in self._others:
                 words[other + _SLEEPS] = 0  # who is about to sleep does not
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
-    def _go_on(self, words: Words, operation: Operation, state: int) -> None:
+    def _resume(self, words: SharedWords, operation: Operation, state: int) -> None:
         """Until it is complete. Members are looked at between sleeps."""
         begin = time.monotonic()
-        while state == _LOOK:
+        while state == _TRY_AGAIN:
             waited_s = time.monotonic() - begin
             loss = self._loss(words, self._processes.ended(), self._late(words, operation), waited_s)
             # Who left or ended may have done its part before, and this side was not yet awake to see it.
-            self._side.limit_ns = _SLEEP_NS if loss is None else 0
-            state = self._run(self._side_at, operation.at)
-            if state == _LOOK and loss is not None:
+            self._state.limit_ns = _SLEEP_NS if loss is None else 0
+            state = self._run(self._state_pointer, operation.at)
+            if state == _TRY_AGAIN and loss is not None:
                 self._blame(words, loss[0])  # before the others can see the abort
-                if self._abort_operation(self._side_at):
+                if self._abort_operation(self._state_pointer):
                     self._fail(operation.call, loss[0], waited_s, loss[1])
                 words[self._own + BLAMED] = 0
         if state == _ABORTED:
             self._fail(operation.call, *self._who_aborted(words, begin))
-        if state == _DIFFERENT:
-            call_at = CALL + (self._side.arrivals & 1)
+        if state == _MISMATCHED:
+            call_at = CALL + (self._state.arrivals & 1)
             other = next(line for line in self._others if words[line + call_at] != operation.call)
             self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])
 
-    def _late(self, words: Words, operation: Operation) -> Sequence[int]:
+    def _late(self, words: SharedWords, operation: Operation) -> Sequence[int]:
         """The words of those that have not come; where all have, of those that are still at work on it."""
-        arrivals = self._side.arrivals
+        arrivals = self._state.arrivals
         late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
-        if not late and operation.kind == _KINDS.index("together"):
+        if not late and operation.kind == _KINDS.index("two_shot"):
             late = [other for other in self._others if words[other + _WORKED] < arrivals]
         return late or self._others
 
-    def _who_aborted(self, words: Words, begin: float) -> tuple[Member, float, str]:
+    def _who_aborted(self, words: SharedWords, begin: float) -> tuple[Member, float, str]:
         """Who gave the operation up, or was given up by it; how long this side has waited; and why."""
-        deadline = time.monotonic() + _NEWS_S
+        deadline = time.monotonic() + _ABORT_REASON_WAIT_S
         while True:
             waited_s = time.monotonic() - begin
             loss = self._loss(words, self._processes.ended(), self._others, 0.0)
@@ -255,13 +259,13 @@ def _load() -> ctypes.CDLL:
     return found
 
 
-def offer(words: Words, rank: int) -> None:
+def announce_kernel(words: SharedWords, rank: int) -> None:
     """Say which kernel this member has, before the group's first barrier."""
     if library() is not None:
         words[rank * STRIDE + _KERNEL] = _fingerprint()
 
 
-def agreed(words: Words, size: int) -> bool:
+def all_members_have_kernel(words: SharedWords, size: int) -> bool:
     """Whether the kernel takes this group and all members have it: the same answer on all, after the first barrier."""
     offered = {words[rank * STRIDE + _KERNEL] for rank in range(size)}
     return size <= _MOST_MEMBERS and len(offered) == 1 and offered != {0}

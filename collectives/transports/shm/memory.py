@@ -29,8 +29,8 @@ LINES_PER_MEMBER = 4
 """What a member says at barriers, its goodbye, and the two counters of its share (``kernel.c``)."""
 HEADER_BYTES = LINES_PER_MEMBER * CACHE_LINE_BYTES
 """``struct header`` of ``kernel.c``, before the members' words: its first word is the protocol's version."""
-HALVES = 2
-HALF_BYTES = 2**19
+NUM_STAGING_BUFFERS = 2
+STAGING_BUFFER_BYTES = 2**19
 """A member's staging memory is two halves of this size: one is filled while the other is read."""
 
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -82,7 +82,7 @@ class Segment:
         self.world_size = world_size
         self._descriptor: int | None = descriptor
         self._end = _segment_bytes(world_size)
-        self._handed_out: list[_HandedOut] = []
+        self._caller_owned: list[_CallerOwnedMapping] = []
         memory = mmap.mmap(descriptor, self._end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         words_end = _words_end(world_size)
         self.header = memoryview(memory)[:HEADER_BYTES].cast("Q")
@@ -90,9 +90,14 @@ class Segment:
         self.words = shared_words(self.words_memory)
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1, offset=HEADER_BYTES).data_ptr()
         """Of the words."""
-        self.halves = tuple(
-            Region(memory, words_end + half * world_size * HALF_BYTES, HALF_BYTES, world_size)
-            for half in range(HALVES)
+        self.staging_buffers = tuple(
+            Region(
+                memory,
+                words_end + staging_buffer * world_size * STAGING_BUFFER_BYTES,
+                STAGING_BUFFER_BYTES,
+                world_size,
+            )
+            for staging_buffer in range(NUM_STAGING_BUFFERS)
         )
 
     @classmethod
@@ -104,7 +109,7 @@ class Segment:
         """
         descriptor = os.memfd_create("rayagi-collective", os.MFD_CLOEXEC)
         try:
-            back_with_memory(descriptor, 0, _segment_bytes(world_size))
+            preallocate(descriptor, 0, _segment_bytes(world_size))
             segment = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
         except OSError as error:
             os.close(descriptor)
@@ -145,14 +150,14 @@ class Segment:
         Raises:
             OSError: there is no memory for it.
         """
-        back_with_memory(self._open(), self._end, self.world_size * piece_bytes)
+        preallocate(self._open(), self._end, self.world_size * piece_bytes)
 
-    def map_region(self, piece_bytes: int, handed_out: int | None) -> Region:
+    def map_region(self, piece_bytes: int, caller_rank: int | None) -> Region:
         """Map the next region; every member asks for the same sizes in the same order.
 
         Args:
             piece_bytes: of each member, whole pages
-            handed_out: the rank whose piece the caller may keep after ``close``; None: all of it
+            caller_rank: the rank whose piece the caller may keep after ``close``; None: all of it
 
         Raises:
             OSError: there is no room for it among the addresses of this process.
@@ -161,9 +166,11 @@ class Segment:
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)
         self._end += size
         region = Region(memory, 0, piece_bytes, self.world_size)
-        begin = 0 if handed_out is None else handed_out * piece_bytes
-        kept_bytes = size if handed_out is None else piece_bytes
-        self._handed_out.append(_HandedOut(weakref.ref(memory), region.address, size, begin, kept_bytes))
+        begin = 0 if caller_rank is None else caller_rank * piece_bytes
+        kept_bytes = size if caller_rank is None else piece_bytes
+        self._caller_owned.append(
+            _CallerOwnedMapping(weakref.ref(memory), region.address, size, begin, kept_bytes)
+        )
         return region
 
     def close(self) -> None:
@@ -172,15 +179,15 @@ class Segment:
         Regions that the caller keeps become memory of this process alone, with the same addresses and contents: a member
         that was suspended in the middle of an operation goes on some time, and writes to memory that nobody looks at.
         """
-        for handed_out in self._handed_out:
-            handed_out.make_private()
-        self._handed_out.clear()
+        for caller_rank in self._caller_owned:
+            caller_rank.make_private()
+        self._caller_owned.clear()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
         self.header = self.words_memory = memoryview(b"").cast("Q")
         self.words = shared_words(self.words_memory)
-        self.halves = ()
+        self.staging_buffers = ()
 
     def _open(self) -> int:
         if self._descriptor is None:
@@ -188,7 +195,7 @@ class Segment:
         return self._descriptor
 
 
-class _HandedOut(NamedTuple):
+class _CallerOwnedMapping(NamedTuple):
     """A mapping of which users may keep a part after the segment is closed. Sizes in bytes, whole pages."""
 
     memory: weakref.ref[mmap.mmap]
@@ -224,10 +231,10 @@ def _words_end(world_size: int) -> int:
 
 
 def _segment_bytes(world_size: int) -> int:
-    return _words_end(world_size) + HALVES * world_size * HALF_BYTES
+    return _words_end(world_size) + NUM_STAGING_BUFFERS * world_size * STAGING_BUFFER_BYTES
 
 
-def back_with_memory(descriptor: int, begin: int, size: int) -> None:
+def preallocate(descriptor: int, begin: int, size: int) -> None:
     """Give the file memory now: a later write without memory behind it would end the process with SIGBUS."""
     if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and end processes to find it
         raise OSError(errno.ENOMEM, "that is more than this host's memory")

@@ -16,52 +16,56 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from collectives.transports.shm.memory import HALF_BYTES, Region
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Region
 
 
 @lru_cache(maxsize=256)
 def pieces(numel: int, itemsize: int) -> tuple[tuple[int, int], ...]:
     """[begin, end) of each piece; one empty piece for an empty tensor."""
-    step = HALF_BYTES // itemsize
+    step = STAGING_BUFFER_BYTES // itemsize
     return tuple((begin, min(begin + step, numel)) for begin in range(0, numel or 1, step))
 
 
 class Staging:
     """The two halves, and whose turn it is. Pieces are element ranges of flat, contiguous tensors."""
 
-    def __init__(self, halves: Sequence[Region], rank: int) -> None:
-        self._halves = halves
+    def __init__(self, staging_buffers: Sequence[Region], rank: int) -> None:
+        self._staging_buffers = staging_buffers
         self._rank = rank
         self._turn = 0
         self._pinned = False
-        self._addresses = [[piece.data_ptr() for piece in half.pieces] for half in halves]
+        self._addresses = [
+            [piece.data_ptr() for piece in staging_buffer.pieces] for staging_buffer in staging_buffers
+        ]
 
-    def next_half(self) -> int:
+    def next_buffer(self) -> int:
         """The half for the next piece: 0 and 1 by turns, through all operations."""
         self._turn ^= 1
         return self._turn
 
-    def put(self, tensor: Tensor, piece: tuple[int, int], half: int) -> None:
+    def put(self, tensor: Tensor, piece: tuple[int, int], staging_buffer: int) -> None:
         """Copy a piece of this member's tensor into its own staging memory."""
         begin, end = piece
         if tensor.is_cpu:
             size = tensor.element_size()
             source = tensor.data_ptr() + begin * size
-            ctypes.memmove(self._addresses[half][self._rank], source, (end - begin) * size)
+            ctypes.memmove(self._addresses[staging_buffer][self._rank], source, (end - begin) * size)
         else:
-            self._view(tensor, end - begin, half, self._rank).copy_(tensor[begin:end], non_blocking=True)
+            self._view(tensor, end - begin, staging_buffer, self._rank).copy_(
+                tensor[begin:end], non_blocking=True
+            )
 
-    def take(self, tensor: Tensor, piece: tuple[int, int], half: int, rank: int) -> None:
+    def take(self, tensor: Tensor, piece: tuple[int, int], staging_buffer: int, rank: int) -> None:
         """Copy a piece out of a member's staging memory into this member's tensor."""
         begin, end = piece
         if tensor.is_cpu:
             size = tensor.element_size()
             destination = tensor.data_ptr() + begin * size
-            ctypes.memmove(destination, self._addresses[half][rank], (end - begin) * size)
+            ctypes.memmove(destination, self._addresses[staging_buffer][rank], (end - begin) * size)
         else:
-            tensor[begin:end].copy_(self._view(tensor, end - begin, half, rank), non_blocking=True)
+            tensor[begin:end].copy_(self._view(tensor, end - begin, staging_buffer, rank), non_blocking=True)
 
-    def settle(self, tensor: Tensor) -> None:
+    def synchronize(self, tensor: Tensor) -> None:
         """Wait until the copies from and to this tensor are done."""
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()
@@ -73,20 +77,24 @@ class Staging:
             torch.cuda.CudaError: CUDA refuses to pin the memory.
         """
         if tensor.is_cuda and not self._pinned:
-            for half in self._halves:
-                size = len(half.pieces) * HALF_BYTES
+            for staging_buffer in self._staging_buffers:
+                size = len(staging_buffer.pieces) * STAGING_BUFFER_BYTES
                 torch.cuda.check_error(
-                    torch.cuda.cudart().cudaHostRegister(half.pieces[0].data_ptr(), size, 0)
+                    torch.cuda.cudart().cudaHostRegister(staging_buffer.pieces[0].data_ptr(), size, 0)
                 )
             self._pinned = True
 
     def close(self) -> None:
         """Unpin and let go of the memory. Safe to call twice."""
         if self._pinned:
-            for half in self._halves:
-                torch.cuda.cudart().cudaHostUnregister(half.pieces[0].data_ptr())
+            for staging_buffer in self._staging_buffers:
+                torch.cuda.cudart().cudaHostUnregister(staging_buffer.pieces[0].data_ptr())
             self._pinned = False
-        self._halves = ()
+        self._staging_buffers = ()
 
-    def _view(self, tensor: Tensor, numel: int, half: int, rank: int) -> Tensor:
-        return self._halves[half].pieces[rank][: numel * tensor.element_size()].view(tensor.dtype)
+    def _view(self, tensor: Tensor, numel: int, staging_buffer: int, rank: int) -> Tensor:
+        return (
+            self._staging_buffers[staging_buffer]
+            .pieces[rank][: numel * tensor.element_size()]
+            .view(tensor.dtype)
+        )

@@ -20,16 +20,22 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.transports import calls
 from collectives.transports.base import CompiledOperations, ReduceOp
 from collectives.transports.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.compiled import CompiledGroup
-from collectives.transports.shm.kernel import KernelBarrier, Operation, agreed, library, offer
-from collectives.transports.shm.memory import HALVES, Region, Segment, page_aligned
-from collectives.transports.shm.plans import Plan, Plans, region_of
+from collectives.transports.shm.kernel import (
+    KernelBarrier,
+    Operation,
+    all_members_have_kernel,
+    announce_kernel,
+    library,
+)
+from collectives.transports.shm.memory import NUM_STAGING_BUFFERS, Region, Segment, page_aligned
+from collectives.transports.shm.prepared_reductions import PreparedReduction, PreparedReductions, region_of
 from collectives.transports.shm.staging import Staging, pieces
 from collectives.transports.shm.waiting import ARRIVALS, STRIDE, Barrier
 
@@ -62,22 +68,22 @@ class SharedMemoryTransport:
         self.world_size = len(members)
         self._member = members[rank]
         self._segment = segment
-        self._staging = Staging(segment.halves, rank)
-        self._regions: list[Region] = list(segment.halves)
+        self._staging = Staging(segment.staging_buffers, rank)
+        self._regions: list[Region] = list(segment.staging_buffers)
         self._numbers: dict[int, int] = {}
-        self._ready: dict[tuple[str, str, int, int, torch.dtype, int], Plan] = {}
-        """Plans of one call of the kernel, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
-        self._plans = Plans(self._regions, self.world_size, rank, compiled=False)
+        self._ready: dict[tuple[str, str, int, int, torch.dtype, int], PreparedReduction] = {}
+        """Operations of one kernel call, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
+        self._prepared = PreparedReductions(self._regions, self.world_size, rank, compiled=False)
         self._lock = threading.RLock()
         """Held during operations: memory is let go of only between them."""
-        offer(segment.words, rank)
+        announce_kernel(segment.words, rank)
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s, check)
-        self._arrive(calls.encoded("connect"))
+        self._arrive(calls.encode_call("connect"))
         self._kernel: KernelBarrier | None = None
         program = library()
-        if program is not None and agreed(segment.words, self.world_size):
+        if program is not None and all_members_have_kernel(segment.words, self.world_size):
             self._barrier = self._kernel = KernelBarrier(self._barrier, program)
-            self._plans = Plans(self._regions, self.world_size, rank, compiled=True)
+            self._prepared = PreparedReductions(self._regions, self.world_size, rank, compiled=True)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place, on every member."""
@@ -99,18 +105,18 @@ class SharedMemoryTransport:
         with self._lock:
             flat = _flat(tensor.contiguous())
             place = self._place("all_gather", flat)
-            word = calls.encoded("all_gather", 0, flat.dtype, flat.numel(), place)
+            word = calls.encode_call("all_gather", 0, flat.dtype, flat.numel(), place)
             gathered = torch.empty((self.world_size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
             rows = gathered.view(self.world_size, -1)
             if place in (ON_HOST, ON_DEVICE):
                 for piece in pieces(flat.numel(), flat.element_size()):
-                    half = self._staging.next_half()
-                    self._staging.put(flat, piece, half)
-                    self._staging.settle(flat)
+                    staging_buffer = self._staging.next_buffer()
+                    self._staging.put(flat, piece, staging_buffer)
+                    self._staging.synchronize(flat)
                     self._arrive(word)
                     for rank in range(self.world_size):
-                        self._staging.take(rows[rank], piece, half, rank)
-                    self._staging.settle(flat)
+                        self._staging.take(rows[rank], piece, staging_buffer, rank)
+                    self._staging.synchronize(flat)
             else:
                 self._arrive(word)
                 for row, theirs in zip(rows, self._views(place, flat), strict=True):
@@ -124,17 +130,17 @@ class SharedMemoryTransport:
             raise ValueError(f"source is {source}, of {self.world_size} members; give a rank of this group")
         with self._lock:
             place, flat = self._place("broadcast", tensor), _flat(tensor)
-            word = calls.encoded("broadcast", source, flat.dtype, flat.numel(), place, layout)
+            word = calls.encode_call("broadcast", source, flat.dtype, flat.numel(), place, layout)
             if place in (ON_HOST, ON_DEVICE):
                 for piece in pieces(flat.numel(), flat.element_size()):
-                    half = self._staging.next_half()
+                    staging_buffer = self._staging.next_buffer()
                     if self.rank == source:
-                        self._staging.put(flat, piece, half)
-                        self._staging.settle(flat)
+                        self._staging.put(flat, piece, staging_buffer)
+                        self._staging.synchronize(flat)
                     self._arrive(word)
                     if self.rank != source:
-                        self._staging.take(flat, piece, half, source)
-                        self._staging.settle(flat)
+                        self._staging.take(flat, piece, staging_buffer, source)
+                        self._staging.synchronize(flat)
             else:
                 self._arrive(word)
                 if self.rank != source:
@@ -144,13 +150,13 @@ class SharedMemoryTransport:
     def barrier(self) -> None:
         """Wait until every member is here."""
         with self._lock:
-            self._arrive(calls.encoded("barrier"))
+            self._arrive(calls.encode_call("barrier"))
 
-    def arrivals(self) -> Arrivals:
+    def barrier_progress(self) -> BarrierProgress:
         """Who has come to an operation of all."""
-        self._barrier.check_open("arrivals")
+        self._barrier.check_open("barrier_progress")
         counts = torch.frombuffer(self._segment.words_memory, dtype=torch.int64)[ARRIVALS::STRIDE]
-        return Arrivals(counts[: self.world_size], self.rank)
+        return BarrierProgress(counts[: self.world_size], self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
@@ -161,13 +167,13 @@ class SharedMemoryTransport:
             CommunicatorError: there is no memory for it, or a member asked for something else.
             ValueError: there are as many buffers already as calls can name.
         """
-        if len(self._regions) == HALVES + _MOST_BUFFERS:
+        if len(self._regions) == NUM_STAGING_BUFFERS + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
         with self._lock:
             region = self._map("buffer", numel, dtype, numel * dtype.itemsize, self.rank)
             self._regions.append(region)
             own = region.views(numel, dtype)[self.rank]
-            self._numbers[own.data_ptr()] = len(self._regions) - HALVES
+            self._numbers[own.data_ptr()] = len(self._regions) - NUM_STAGING_BUFFERS
             return own
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -195,7 +201,7 @@ class SharedMemoryTransport:
             )
         if self._kernel is None:
             return None
-        operation = self._plans.shares_of(tensor.dtype, tensor.numel(), place)
+        operation = self._prepared.mean_shares_operation(tensor.dtype, tensor.numel(), place)
         return CompiledGroup(self._kernel, operation, self._turn)
 
     def close(self) -> None:
@@ -209,11 +215,11 @@ class SharedMemoryTransport:
             self._numbers.clear()
             self._ready.clear()
             self._regions.clear()
-            self._plans.clear()
+            self._prepared.clear()
             self._segment.close()
 
     def _map(
-        self, call: str, numel: int, dtype: torch.dtype, bytes_each: int, handed_out: int | None
+        self, call: str, numel: int, dtype: torch.dtype, bytes_each: int, caller_rank: int | None
     ) -> Region:
         """The next region, of at least so many bytes a member: see ``Segment.map_region``. All members call it alike."""
         if numel < 0:
@@ -223,8 +229,8 @@ class SharedMemoryTransport:
             self._barrier.check_open(call)
             if self.rank == 0:
                 self._segment.reserve(piece_bytes)  # whose failure the others notice by this one's leaving
-            self._arrive(calls.encoded(call, 0, dtype, numel))
-            return self._segment.map_region(piece_bytes, handed_out)
+            self._arrive(calls.encode_call(call, 0, dtype, numel))
+            return self._segment.map_region(piece_bytes, caller_rank)
         except OSError as error:
             self.close()
             size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
@@ -250,7 +256,7 @@ class SharedMemoryTransport:
         self._staging.pin(tensor)
         return ON_DEVICE
 
-    def _reduce(self, call: str, tensor: Tensor, op: ReduceOp, layout: int = 0) -> Plan:
+    def _reduce(self, call: str, tensor: Tensor, op: ReduceOp, layout: int = 0) -> PreparedReduction:
         with self._lock:
             key = (call, op, tensor.data_ptr(), tensor.numel(), tensor.dtype, layout)
             ready = self._ready.get(key)
@@ -258,21 +264,21 @@ class SharedMemoryTransport:
                 self._run(self._kernel, ready.compiled[0])
                 return ready
             place = self._place(call, tensor)
-            plan = self._plans.reduction(call, op, tensor.dtype, tensor.numel(), place, layout)
-            if plan.compiled and not plan.whole:
-                self._ready[key] = plan
-            if self._kernel is not None and plan.compiled:
-                operation = plan.compiled[self._staging.next_half() if plan.whole else 0]
+            prepared = self._prepared.reduction(call, op, tensor.dtype, tensor.numel(), place, layout)
+            if prepared.compiled and not prepared.one_shot:
+                self._ready[key] = prepared
+            if self._kernel is not None and prepared.compiled:
+                operation = prepared.compiled[self._staging.next_buffer() if prepared.one_shot else 0]
                 self._run(self._kernel, operation, tensor.data_ptr())
-            elif plan.whole:
-                self._reduce_whole(plan, _flat(tensor))
+            elif prepared.one_shot:
+                self._reduce_one_shot(prepared, _flat(tensor))
             elif place in (ON_HOST, ON_DEVICE):
-                self._reduce_shares_staged(plan, _flat(tensor))
+                self._reduce_shares_staged(prepared, _flat(tensor))
             else:
-                self._arrive(plan.word)
-                self._reduce_share(plan, region_of(place), tensor.numel())
-                self._arrive(plan.word)
-        return plan
+                self._arrive(prepared.word)
+                self._reduce_share(prepared, region_of(place), tensor.numel())
+                self._arrive(prepared.word)
+        return prepared
 
     def _run(self, kernel: KernelBarrier, operation: Operation, own: int = 0) -> None:
         """A whole operation in one call; closes if it fails."""
@@ -293,44 +299,46 @@ class SharedMemoryTransport:
                 self.close()
                 raise
 
-    def _reduce_whole(self, plan: Plan, flat: Tensor) -> None:
+    def _reduce_one_shot(self, prepared: PreparedReduction, flat: Tensor) -> None:
         """Everyone stages its tensor; those that take the result reduce all of it straight into their tensors."""
-        half = self._staging.next_half()
-        self._staging.put(flat, (0, flat.numel()), half)
-        self._arrive(plan.word)
-        if self.rank in plan.to:
-            plan.reduction(self._plans.whole(flat.dtype, half, flat.numel()), flat)
+        staging_buffer = self._staging.next_buffer()
+        self._staging.put(flat, (0, flat.numel()), staging_buffer)
+        self._arrive(prepared.word)
+        if self.rank in prepared.receivers:
+            prepared.reduction(self._prepared.staged_views(flat.dtype, staging_buffer, flat.numel()), flat)
 
-    def _reduce_shares_staged(self, plan: Plan, flat: Tensor) -> None:
+    def _reduce_shares_staged(self, prepared: PreparedReduction, flat: Tensor) -> None:
         """While a piece is reduced, the one before is copied out and the one after in: they use the other half."""
-        staging, takes = self._staging, self.rank in plan.to
+        staging, takes = self._staging, self.rank in prepared.receivers
         queue = pieces(flat.numel(), flat.element_size())
-        half = staging.next_half()
-        staging.put(flat, queue[0], half)
-        staging.settle(flat)
+        staging_buffer = staging.next_buffer()
+        staging.put(flat, queue[0], staging_buffer)
+        staging.synchronize(flat)
         for index, (begin, end) in enumerate(queue):
-            self._arrive(plan.word)
+            self._arrive(prepared.word)
             if index and takes:
-                staging.take(flat, queue[index - 1], 1 - half, self.rank)
+                staging.take(flat, queue[index - 1], 1 - staging_buffer, self.rank)
             if index + 1 < len(queue):
-                staging.put(flat, queue[index + 1], staging.next_half())
-            self._reduce_share(plan, half, end - begin)
-            staging.settle(flat)
-            half = 1 - half
-        self._arrive(plan.word)
+                staging.put(flat, queue[index + 1], staging.next_buffer())
+            self._reduce_share(prepared, staging_buffer, end - begin)
+            staging.synchronize(flat)
+            staging_buffer = 1 - staging_buffer
+        self._arrive(prepared.word)
         if takes:
-            staging.take(flat, queue[-1], 1 - half, self.rank)
-            staging.settle(flat)
+            staging.take(flat, queue[-1], 1 - staging_buffer, self.rank)
+            staging.synchronize(flat)
 
-    def _reduce_share(self, plan: Plan, region: int, numel: int) -> None:
+    def _reduce_share(self, prepared: PreparedReduction, region: int, numel: int) -> None:
         """This member's share of the first elements of a region, into those of the members that take it."""
         if self._kernel is not None:
-            reduction = plan.reduction
-            operation = self._plans.compiled_share(reduction.op, reduction.dtype, region, numel, plan.to)
+            reduction = prepared.reduction
+            operation = self._prepared.compiled_share(
+                reduction.op, reduction.dtype, region, numel, prepared.receivers
+            )
             self._kernel.reduce_share(operation)
             return
-        for parts, out, copies in self._plans.share(plan.reduction, region, numel, plan.to):
-            plan.reduction(parts, out)
+        for parts, out, copies in self._prepared.share(prepared.reduction, region, numel, prepared.receivers):
+            prepared.reduction(parts, out)
             for copy in copies:
                 copy.copy_(out)
 

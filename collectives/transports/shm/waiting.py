@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from collectives import futex
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.processes import Processes
+from collectives.process_watcher import ProcessWatcher
 from collectives.rendezvous import Member
-from collectives.shared_words import WORD_BYTES, Words
+from collectives.shared_words import WORD_BYTES, SharedWords
 from collectives.transports import calls
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 
@@ -35,7 +35,7 @@ _OFFER_S = 200e-6
 look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
 microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
 _SLEEP_S = 0.05
-_NO_WORDS: Words = memoryview(b"").cast("Q")
+_NO_WORDS: SharedWords = memoryview(b"").cast("Q")
 
 
 class Barrier:
@@ -43,7 +43,7 @@ class Barrier:
 
     def __init__(
         self,
-        words: Words,
+        words: SharedWords,
         address: int,
         members: Sequence[Member],
         rank: int,
@@ -63,7 +63,7 @@ class Barrier:
         self._own = rank * STRIDE
         self._others = [index * STRIDE for index in range(len(members)) if index != rank]
         self._fence = threading.Lock()
-        self._processes = Processes(member.pid for index, member in enumerate(members) if index != rank)
+        self._processes = ProcessWatcher(member.pid for index, member in enumerate(members) if index != rank)
 
     def arrive(self, call: int) -> None:
         """Wait until every member arrived as often as this one, and make sure that it did for the same call.
@@ -73,7 +73,7 @@ class Barrier:
         """
         words = self._words
         if self.broken is not None:
-            self.check_open(calls.name(call))
+            self.check_open(calls.call_name(call))
         self._count = count = self._count + 1
         call_at = CALL + (count & 1)
         words[self._own + call_at] = call
@@ -116,7 +116,7 @@ class Barrier:
     def _me(self) -> Member:
         return self._members[self._rank]
 
-    def _wait(self, words: Words, other: int, count: int, call: int) -> None:
+    def _wait(self, words: SharedWords, other: int, count: int, call: int) -> None:
         """Until the other's counter, at this word, has reached ``count``."""
         for _ in range(_SPINS):
             if words[other] >= count:
@@ -133,7 +133,7 @@ class Barrier:
                 self._check(words, count, call, time.monotonic() - begin)
         words[self._own + ASLEEP] = 0
 
-    def _check(self, words: Words, count: int, call: int, waited_s: float) -> None:
+    def _check(self, words: SharedWords, count: int, call: int, waited_s: float) -> None:
         """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
         gone = self._processes.ended()
         late = [line for line in self._others if words[line] < count]
@@ -144,7 +144,7 @@ class Barrier:
             self._others_lost(waited_s)
 
     def _loss(
-        self, words: Words, gone: set[int], awaited: Sequence[int], waited_s: float
+        self, words: SharedWords, gone: set[int], awaited: Sequence[int], waited_s: float
     ) -> tuple[Member, str] | None:
         """Which of the awaited members, by their words, will never come, and why; None if all of them may yet."""
         for line in awaited:
@@ -160,7 +160,7 @@ class Barrier:
             return first, f"it did not come within {self._timeout_s:.1f} s"
         return None
 
-    def _left(self, words: Words, line: int) -> tuple[Member, str]:
+    def _left(self, words: SharedWords, line: int) -> tuple[Member, str]:
         """Who is behind a member's goodbye, the one that it gave up waiting for or itself; and what happened."""
         member, blamed = self._members[line // STRIDE], words[line + BLAMED] - 1
         if blamed < 0:
@@ -169,13 +169,13 @@ class Barrier:
             return member, "it left the group, since it had waited for this process in vain"
         return self._members[blamed], f"{member} waited for it in vain, and left the group"
 
-    def _blame(self, words: Words, member: Member) -> None:
+    def _blame(self, words: SharedWords, member: Member) -> None:
         """Let the others know who is behind it that this member will leave."""
         words[self._own + BLAMED] = 1 + list(self._members).index(member)
 
     def _refuse(self, call: int, member: Member, other_call: int) -> None:
         """Two members came for different calls: what they would exchange means nothing."""
-        different = calls.mismatch(self._me.rank, call, member.rank, other_call)
+        different = calls.mismatch_message(self._me.rank, call, member.rank, other_call)
         self._fail(call, member, 0.0, different, MismatchedCallError)
 
     def _fail(
@@ -186,8 +186,8 @@ class Barrier:
         detail: str,
         kind: type[CommunicatorError] = CommunicatorError,
     ) -> None:
-        self.broken = self.broken or f"an earlier {calls.name(call)} failed: {member}: {detail}"
+        self.broken = self.broken or f"an earlier {calls.call_name(call)} failed: {member}: {detail}"
         if kind is CommunicatorError and len(self._words):
             self._blame(self._words, member)
         self.leave()
-        raise kind(calls.name(call), self._me.rank, str(member), waited_s, detail)
+        raise kind(calls.call_name(call), self._me.rank, str(member), waited_s, detail)

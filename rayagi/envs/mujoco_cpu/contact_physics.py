@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worlds
@@ -31,7 +31,7 @@ class Work(Protocol):
         """Do at most so many. Returns whether some may be left."""
         ...
 
-    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
         """Who works in this MjData looks for lenders: ``run`` may return when one of these ranks waits for this member."""
         ...
 
@@ -50,7 +50,7 @@ class _Step:
     def run(self, data: mujoco.MjData, most: int) -> bool:
         return self.loop.run(data, self.num_substeps, most)
 
-    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
         """Python looks, every few worlds."""
 
     def abandon(self) -> None:
@@ -90,7 +90,7 @@ class ContactPhysics:
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
         self._lenders: dict[int, _Lender] = {}
-        self._arrivals: Arrivals | None = None
+        self._barrier_progress: BarrierProgress | None = None
         self.restart(
             np.arange(num_worlds),
             np.tile(self.datas[0].qpos, (num_worlds, 1)),
@@ -131,10 +131,10 @@ class ContactPhysics:
         for future in waiting:
             future.result()
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Use cores that are lent: a thread for each lender, made when that first lends."""
         self._lenders = {rank: _Lender(self._model, ids) for rank, ids in cores.items()}
-        self._arrivals = arrivals
+        self._barrier_progress = barrier_progress
         return True
 
     @property
@@ -144,12 +144,12 @@ class ContactPhysics:
 
     def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
         """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""
-        assert self._arrivals is not None
+        assert self._barrier_progress is not None
         away, more = dict(self._lenders), True
         while more:
-            begun = [away.pop(rank) for rank in self._arrivals.waiting() if rank in away]
+            begun = [away.pop(rank) for rank in self._barrier_progress.waiting_ranks() if rank in away]
             waiting += [lender.finish(work) for lender in begun]
-            work.watch(self.datas[0], self._arrivals, away)
+            work.watch(self.datas[0], self._barrier_progress, away)
             more = work.run(self.datas[0], look_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.families import check_saved, log_faults
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
@@ -147,9 +147,9 @@ class MujocoVecEnv:
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""
-        return self._physics.borrow(cores, arrivals)
+        return self._physics.borrow(cores, barrier_progress)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""

@@ -17,7 +17,7 @@ from mujoco.batch import Batch
 from mujoco.batch import SimulationError as BatchError
 from numpy.typing import NDArray
 
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -76,7 +76,7 @@ class Physics(Protocol):
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
         ...
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Use cores that are lent, as ``actors.protocols.BorrowingEnv`` says."""
         ...
 
@@ -140,7 +140,7 @@ class BatchPhysics:
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
 
-    def borrow(self, cores: Mapping[int, Collection[int]], arrivals: Arrivals) -> bool:
+    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
         return False
 

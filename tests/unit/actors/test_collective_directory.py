@@ -5,17 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 
 
 def test_announcements_are_found_by_the_begin_of_their_keys():
-    collective = Collective(1)
-    collective.announce("inbox/experience/1", "b")
-    collective.announce("inbox/experience/0", "a")
+    collective = RendezvousActor(1)
+    collective.announce("consumers/experience/1", "b")
+    collective.announce("consumers/experience/0", "a")
     collective.announce("parameters/0", "c")
-    assert collective.announced("inbox/experience/") == {"inbox/experience/0": "a", "inbox/experience/1": "b"}
-    assert collective.announced("") == {**collective.announced("inbox/"), "parameters/0": "c"}
-    assert collective.announced("inbox/serving/") == {}
+    assert collective.announced("consumers/experience/") == {
+        "consumers/experience/0": "a",
+        "consumers/experience/1": "b",
+    }
+    assert collective.announced("") == {**collective.announced("consumers/"), "parameters/0": "c"}
+    assert collective.announced("consumers/serving/") == {}
 
 
 @given(
@@ -26,7 +29,7 @@ def test_whatever_is_repeated_in_whatever_order_the_latest_incarnation_stands(sa
     values = dict(said)
     repeated = [(incarnation, values[incarnation]) for incarnation in values for _ in range(3)]
     random.shuffle(repeated)
-    collective = Collective(1)
+    collective = RendezvousActor(1)
     for incarnation, value in repeated:
         collective.announce("key", str(value), incarnation)
     assert collective.announced("key") == {"key": str(values[max(values)])}

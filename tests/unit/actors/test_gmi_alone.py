@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from actors.collective import Collective
 from actors.gmi import Gmi, GmiIdentity
 from actors.protocols import EvaluationResult, IterationResult
+from actors.rendezvous_actor import RendezvousActor
 from collectives.errors import CommunicatorError
 from placement.errors import SliceError
 from placement.types import Slice
@@ -72,7 +72,7 @@ def in_threads(*calls):
 
 def joined_pair(factory, other_factory=None):
     pair = [gmi(0, 2), gmi(1, 2)]
-    meeting = Collective(2)
+    meeting = RendezvousActor(2)
     in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))
     pair[0].build(factory)
     pair[1].build(other_factory or factory)
@@ -123,7 +123,7 @@ def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_gmis_that_meet_on_a_gpu_that_is_not_there_fail_with_the_same_message():
     gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
-    meeting = Collective(2)
+    meeting = RendezvousActor(2)
     pair = [
         Gmi(GmiIdentity(index=index, num_gmis=2, slice=gmi_slice, roles=("trainer",), task="Ant-v5"), "mps")
         for index in range(2)

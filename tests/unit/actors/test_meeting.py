@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from actors.collective import Collective
 from actors.meeting import meet
+from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.rendezvous import host_identity
 
@@ -26,7 +26,7 @@ def partner(directory, index, partners, attached, limit_s=20.0):
 
 
 def test_each_attaches_to_its_partners_in_their_order():
-    directory, attached = Collective(3), {}
+    directory, attached = RendezvousActor(3), {}
     threads = [
         threading.Thread(target=partner, args=(directory, index, partners, attached))
         for index, partners in ((0, [2]), (1, [2]), (2, [1, 0]))
@@ -44,7 +44,7 @@ def test_each_attaches_to_its_partners_in_their_order():
 
 
 def test_who_does_not_come_is_named():
-    directory = Collective(3)
+    directory = RendezvousActor(3)
     directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(
         ChannelTimeoutError,
@@ -54,7 +54,7 @@ def test_who_does_not_come_is_named():
 
 
 def test_who_comes_and_does_not_attach_is_named():
-    directory, attached = Collective(3), {}
+    directory, attached = RendezvousActor(3), {}
     directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(ChannelTimeoutError, match=r"GMI 0 \(simulator\) has not attached"):
         partner(directory, 2, [0], attached, limit_s=0.05)
@@ -62,7 +62,7 @@ def test_who_comes_and_does_not_attach_is_named():
 
 
 def test_a_partner_on_another_host_is_refused():
-    directory, attached = Collective(3), {}
+    directory, attached = RendezvousActor(3), {}
     directory.announce("steps/2", "another-host /proc/0/fd/0")
     with pytest.raises(
         ChannelError, match=r"GMI 2 \(agent\) is on another host than GMI 0, and steps are exchanged in"

@@ -131,7 +131,7 @@ def test_steps_reuse_their_memory():
         places.add((result.obs.data_ptr(), result.rewards.data_ptr(), remote.obs.data_ptr()))
     assert len(places) == 1
     assert serving.join() == [None]
-    assert servers[0]._outbox._shape.slots == 2
+    assert servers[0]._ring._shape.slots == 2
 
 
 def test_discrete_actions_travel_as_numbers():

@@ -14,7 +14,7 @@ from placement.types import Slice
 
 def run_gmis(num_gmis, program, *args, run=()):
     """Build the program on every GMI and run it; their answers in order."""
-    group = ThreadGroup.of(num_gmis, timeout_s=30.0)
+    group = ThreadGroup.on_one_device(num_gmis, timeout_s=30.0)
     answers, errors = [None] * num_gmis, []
 
     def member(rank):

@@ -55,7 +55,7 @@ def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
 
 
 @pytest.mark.parametrize(
-    ("template", "impala", "in_step", "paced", "slots", "max_lag"),
+    ("template", "impala", "lockstep", "free_running", "slots", "max_lag"),
     [
         ("ea_t", {}, True, False, 1, 0),
         ("decoupled", {"max_lag": 0}, True, True, 1, 0),
@@ -67,7 +67,12 @@ def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
     ],
 )
 def test_a_bound_on_lag_is_slots_in_step_and_a_limit_out_of_step(
-    template, impala, in_step, paced, slots, max_lag
+    template, impala, lockstep, free_running, slots, max_lag
 ):
     flow = flow_of(template, 2, 1, **impala)
-    assert (flow.in_step, flow.paced, flow.slots, flow.max_lag) == (in_step, paced, slots, max_lag)
+    assert (flow.lockstep, flow.free_running, flow.slots, flow.max_lag) == (
+        lockstep,
+        free_running,
+        slots,
+        max_lag,
+    )

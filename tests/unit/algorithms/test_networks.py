@@ -119,7 +119,7 @@ def test_the_observation_normaliser_is_the_identity_until_it_has_seen_something(
     normaliser = ObservationNormaliser(2, clip=10.0, device=torch.device("cpu"))
     assert normaliser(torch.tensor([[1.0, -20.0]])).tolist() == [[1.0, -10.0]]
     # column 0: mean 2, std 1; column 1: mean 0, std 2
-    normaliser.update(Moments.of(torch.tensor([[1.0, -2.0], [3.0, 2.0]])))
+    normaliser.update(Moments.from_batch(torch.tensor([[1.0, -2.0], [3.0, 2.0]])))
     assert normaliser(torch.tensor([[4.0, 1.0]])).flatten().tolist() == pytest.approx([2.0, 0.5], abs=1e-5)
     again = ObservationNormaliser(2, clip=10.0, device=torch.device("cpu"))
     again.load_state_dict(normaliser.state_dict())

@@ -40,7 +40,7 @@ def build(spec=SPEC, communicator=None, make_env=make_point):
 
 def run_gmis(spec, num_gmis, work):
     """Run ``work(program)`` in one thread per GMI. Returns the results in rank order."""
-    group = ThreadGroup.of(num_gmis, timeout_s=60.0)
+    group = ThreadGroup.on_one_device(num_gmis, timeout_s=60.0)
     results, errors = [None] * num_gmis, []
 
     def member(rank):

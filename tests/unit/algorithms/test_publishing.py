@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from actors.collective import Collective
 from actors.protocols import ActionSpec, EnvInfo
+from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.statistics import Moments
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.publishing import Follower, Publisher, board_key
+from rayagi.algorithms.publishing import ParameterSubscriber, Publisher, parameter_store_key
 from rayagi.config.spec import NetworkSpec, RunSpec
 
 INFO = EnvInfo(
@@ -30,7 +30,7 @@ def learn(teacher, amount):
     with torch.no_grad():
         for parameter in teacher.model.parameters():
             parameter += amount
-    teacher.normaliser.update(Moments.of(torch.full((4, 3), amount) + torch.arange(4).unsqueeze(1)))
+    teacher.normaliser.update(Moments.from_batch(torch.full((4, 3), amount) + torch.arange(4).unsqueeze(1)))
 
 
 def assert_alike(one, other):
@@ -42,8 +42,8 @@ def assert_alike(one, other):
 
 
 def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
-    directory, teacher, pupil = Collective(1), policy(1), policy(2)
-    publisher, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
+    publisher, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     publisher.publish(0)
     assert follower.read(1.0) == 0
     assert_alike(teacher, pupil)
@@ -61,8 +61,8 @@ def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
 
 
 def test_what_a_learner_published_last_stays_until_its_successor_publishes():
-    directory, teacher, pupil = Collective(1), policy(1), policy(2)
-    first, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
+    first, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     first.publish(7)
     assert follower.read(1.0) == 7
     first.close()
@@ -79,8 +79,8 @@ def test_what_a_learner_published_last_stays_until_its_successor_publishes():
 
 
 def test_a_version_that_goes_back_begins_a_new_board():
-    directory, teacher, pupil = Collective(1), policy(1), policy(2)
-    publisher, follower = Publisher(teacher, directory, 0), Follower(pupil, directory, 0)
+    directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
+    publisher, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     publisher.publish(9)
     assert (follower.read(1.0), publisher.version) == (9, 9)
     learn(teacher, 1.0)
@@ -93,14 +93,14 @@ def test_a_version_that_goes_back_begins_a_new_board():
 
 
 def test_before_anything_is_published_a_follower_waits_and_says_for_whom():
-    follower = Follower(policy(1), Collective(1), 3)
+    follower = ParameterSubscriber(policy(1), RendezvousActor(1), 3)
     with pytest.raises(ChannelTimeoutError, match="learner 'parameters/3' has not published any"):
         follower.read(0.05)
     assert follower.state_dict()["iteration"] == 0
 
 
 def test_a_learner_on_another_host_is_refused():
-    directory = Collective(1)
-    directory.announce(board_key(0), json.dumps(("another-host", "its node", "/proc/1/fd/9")))
+    directory = RendezvousActor(1)
+    directory.announce(parameter_store_key(0), json.dumps(("another-host", "its node", "/proc/1/fd/9")))
     with pytest.raises(ChannelError, match="on another host"):
-        Follower(policy(1), directory, 0).read(1.0)
+        ParameterSubscriber(policy(1), directory, 0).read(1.0)

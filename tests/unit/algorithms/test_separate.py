@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.collective import Collective
 from actors.gmi import GmiContext, GmiIdentity
+from actors.rendezvous_actor import RendezvousActor
 from collectives.threads import ThreadGroup
 from placement.role_layout import make_role_layout
 from placement.types import Slice
@@ -49,14 +49,16 @@ def identities(spec, num_collectors, num_learners):
 def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
     """``work(program)`` in a thread per GMI, which meet as GMIs do. Returns the results by index."""
     members = identities(spec, num_collectors, num_learners)
-    group = ThreadGroup.of(len(members[0].members), timeout_s=30.0)
-    directory = Collective(len(members))
+    group = ThreadGroup.on_one_device(len(members[0].members), timeout_s=30.0)
+    directory = RendezvousActor(len(members))
     results, errors = [None] * len(members), []
 
     def member(identity):
         try:
             rank = identity.members.index(identity.index) if identity.index in identity.members else None
-            communicator = ThreadGroup.of(1).communicator(0) if rank is None else group.communicator(rank)
+            communicator = (
+                ThreadGroup.on_one_device(1).communicator(0) if rank is None else group.communicator(rank)
+            )
             context = GmiContext(
                 identity=identity, communicator=communicator, device=torch.device(device), directory=directory
             )
@@ -104,7 +106,9 @@ def dp_only(spec, number):
         roles=("simulator", "agent", "trainer"),
     )  # fmt: skip
     context = GmiContext(
-        identity=identity, communicator=ThreadGroup.of(1).communicator(0), device=torch.device("cpu")
+        identity=identity,
+        communicator=ThreadGroup.on_one_device(1).communicator(0),
+        device=torch.device("cpu"),
     )
     program = DpOnlyFactory(whole, make_point)(context)
     return after(number)(program)
@@ -133,11 +137,11 @@ def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_w
     """A collector that goes without a goodbye, as a killed one does, is replaced under its number."""
     spec = replace(IMPALA, learning=replace(IMPALA.learning, max_lag=2))
     _, successor_of, learner_of = identities(spec, 2, 1)
-    directory = Collective(3)
+    directory = RendezvousActor(3)
 
     def build(identity):
         context = GmiContext(
-            identity=identity, communicator=ThreadGroup.of(1).communicator(0), device=torch.device("cpu"),
+            identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
             directory=directory,
         )  # fmt: skip
         return SeparateFactory(spec, make_point)(context)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.collective import Collective
 from actors.errors import NonFiniteError, PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
+from actors.rendezvous_actor import RendezvousActor
 from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.policy import load_policy
@@ -31,7 +31,7 @@ SPEC = RunSpec(
 
 def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
     """Run ``work(program, index)`` in a thread per GMI. Returns what each returned or raised, by GMI."""
-    group, directory = ThreadGroup.of(len(kinds), timeout_s=30.0), Collective(len(kinds))
+    group, directory = ThreadGroup.on_one_device(len(kinds), timeout_s=30.0), RendezvousActor(len(kinds))
     results = [None] * len(kinds)
 
     def member(index):

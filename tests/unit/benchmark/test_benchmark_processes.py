@@ -9,7 +9,7 @@ import pytest
 from collectives.errors import LayoutError
 from collectives.layout import Layout
 from rayagi.benchmark.errors import MemberEndedError
-from rayagi.benchmark.processes import Processes
+from rayagi.benchmark.processes import MemberProcesses
 
 
 class Counter:
@@ -37,7 +37,7 @@ class Counter:
 
 @pytest.fixture(scope="module")
 def counters():
-    with Processes([partial(Counter, 0), partial(Counter, 10)]) as processes:
+    with MemberProcesses([partial(Counter, 0), partial(Counter, 10)]) as processes:
         yield processes
 
 
@@ -57,11 +57,11 @@ def test_what_a_method_raises_comes_back_as_itself_and_the_processes_go_on(count
 
 def test_what_a_maker_raises_is_raised_at_the_start():
     with pytest.raises(LayoutError, match="nothing to count from"):
-        Processes([partial(Counter, 0), partial(Counter, None)])
+        MemberProcesses([partial(Counter, 0), partial(Counter, None)])
 
 
 def test_a_process_that_is_killed_is_named_and_close_leaves_none_behind():
-    with Processes([partial(Counter, 0), partial(Counter, 1)]) as processes:
+    with MemberProcesses([partial(Counter, 0), partial(Counter, 1)]) as processes:
         pids = processes.pids
         with pytest.raises(MemberEndedError, match=r"rank 1 .* exit code -9"):
             processes.ask("end_if", 1)

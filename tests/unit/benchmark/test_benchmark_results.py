@@ -7,18 +7,18 @@ import torch
 
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.profile import Point, Profile, Shape
+from collectives.profile import Profile, ProfilePoint, StepShape
 from rayagi.benchmark.bench import make_case
 from rayagi.benchmark.errors import WrongResultError
 from rayagi.benchmark.measure import (
-    Measured,
-    Measurement,
-    Pace,
+    CompositionTiming,
+    LayoutMeasurement,
     StoppedError,
+    TimingBudget,
     measure,
     profile_sizes,
 )
-from rayagi.benchmark.member import BenchMember, Checked
+from rayagi.benchmark.member import BenchMember, CheckResult
 from rayagi.benchmark.plots import save_plot
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 
@@ -36,7 +36,7 @@ class PerfectMembers:
         answers = {
             "join": lambda: {"ip", "rp", "net"},
             "open": lambda: f"opened {arguments[0]}",
-            "check": lambda: Checked("same bits", 0),
+            "check": lambda: CheckResult("same bits", 0),
             "time": lambda: self._seconds(arguments[0], arguments[1]),
             "time_step": lambda: 1e-6 + 1e-9 * arguments[1],
             "end_steps": lambda: None,
@@ -51,12 +51,12 @@ class PerfectMembers:
 
 
 def pace(before_each=lambda text: None, sizes=(1000, 8000)):
-    return Pace(sizes=sizes, repeats=3, slice_s=1e-3, before_each=before_each)
+    return TimingBudget(sizes=sizes, repeats=3, slice_s=1e-3, before_each=before_each)
 
 
 def measured(text="2x2", **wanted):
     layout = Layout.parse(text)
-    found = Measurement(case=make_case(layout, (), None))
+    found = LayoutMeasurement(case=make_case(layout, (), None))
     measure(PerfectMembers(layout, **wanted), pace(), found)
     return found
 
@@ -80,7 +80,7 @@ def test_what_was_asked_for_by_name_is_measured_even_if_it_repeats_another():
 def test_compositions_take_turns_in_another_order_each_time_and_what_does_not_work_is_left_out():
     layout = Layout.parse("2x2")
     members = PerfectMembers(layout)
-    found = Measurement(case=make_case(layout, ["ip_only", "rp_only", "device_ip"], None))
+    found = LayoutMeasurement(case=make_case(layout, ["ip_only", "rp_only", "device_ip"], None))
     measure(members, pace(sizes=(1000,)), found)
     assert found.unavailable == [("device_ip", "device does not work here")]
     turns = [asked[1] for asked in members.asked if asked[0] == "time" and asked[3] > 2]
@@ -138,7 +138,7 @@ def test_what_was_measured_before_a_stop_stands(tmp_path):
             raise StoppedError
 
     layout = Layout.parse("2x2")
-    found = Measurement(case=make_case(layout, ("ip_only",), None))
+    found = LayoutMeasurement(case=make_case(layout, ("ip_only",), None))
     with pytest.raises(StoppedError):
         measure(PerfectMembers(layout), pace(before_each, sizes=tuple(range(1000, 9000, 1000))), found)
     assert len(found.points) + sum(map(len, found.repeats.values())) == 49
@@ -152,8 +152,8 @@ def test_what_was_measured_before_a_stop_stands(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ((3, Checked("other bits", 0)), "ranks \\[3\\] ended with other bits than rank 0"),
-        ((0, Checked("same bits", 7)), "7 elements differ from the float64 sum"),
+        ((3, CheckResult("other bits", 0)), "ranks \\[3\\] ended with other bits than rank 0"),
+        ((0, CheckResult("same bits", 7)), "7 elements differ from the float64 sum"),
     ],
 )
 def test_a_composition_that_reduces_wrongly_is_not_timed(wrong, said):
@@ -162,10 +162,10 @@ def test_a_composition_that_reduces_wrongly_is_not_timed(wrong, said):
 
 
 def test_models_are_silent_about_what_was_timed_at_one_size_only():
-    shape = Shape("ip", "all_reduce", 4, 1)
+    shape = StepShape("ip", "all_reduce", 4, 1)
     assert fitted(Profile(machine="m", points=())) is None
-    assert fitted(Profile(machine="m", points=(Point(shape, 1000, 1e-6),))) is None
-    found = Measurement(case=make_case(Layout.parse("2x2"), ("ip_only",), None))
+    assert fitted(Profile(machine="m", points=(ProfilePoint(shape, 1000, 1e-6),))) is None
+    found = LayoutMeasurement(case=make_case(Layout.parse("2x2"), ("ip_only",), None))
     found.repeats["ip_only", 1000] = [2e-6]
     (row,) = rows_of([found], None)
     assert (row.model_s, row.paper_s, row.median_s) == (None, None, 2e-6)
@@ -174,9 +174,9 @@ def test_models_are_silent_about_what_was_timed_at_one_size_only():
 
 def test_medians_and_deciles_are_over_the_repeats():
     # 0, 1, ..., 10: the 10th percentile is 1 and the 90th 9.
-    found = Measured(composition="ip_only", nbytes=4, repeats_s=tuple(map(float, range(11))))
+    found = CompositionTiming(composition="ip_only", nbytes=4, repeats_s=tuple(map(float, range(11))))
     assert (found.median_s, found.spread_s) == (5.0, (1.0, 9.0))
-    assert Measured(composition="ip_only", nbytes=4, repeats_s=(2.0,)).spread_s == (2.0, 2.0)
+    assert CompositionTiming(composition="ip_only", nbytes=4, repeats_s=(2.0,)).spread_s == (2.0, 2.0)
 
 
 def test_a_profile_has_two_sizes_whatever_is_asked_for():

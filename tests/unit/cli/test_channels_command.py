@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 from rayagi.cli import main
 
@@ -20,15 +20,15 @@ SCHEMA = ExperienceSchema(
 
 @pytest.fixture
 def channel():
-    outbox, inbox = Outbox(SCHEMA, rows=2, slots=3, producer=1), Inbox(SCHEMA)
-    outbox.attach(inbox.endpoint)
-    assert inbox.producers == (1,)
+    ring, consumer_endpoint = ProducerRing(SCHEMA, rows=2, slots=3, producer=1), ConsumerEndpoint(SCHEMA)
+    ring.attach(consumer_endpoint.endpoint)
+    assert consumer_endpoint.producers == (1,)
     rows = {"obs": torch.arange(24.0).reshape(2, 4, 3), "done": torch.tensor([[True, False] * 2] * 2)}
-    outbox.put(rows, version=4)
-    outbox.put(rows, version=6)
-    yield outbox, inbox
-    outbox.close()
-    inbox.close()
+    ring.put(rows, version=4)
+    ring.put(rows, version=6)
+    yield ring, consumer_endpoint
+    ring.close()
+    consumer_endpoint.close()
 
 
 def test_a_table_says_what_travels_and_who_holds_it(channel, capsys):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from collectives.profile import Point, Profile, Shape
+from collectives.profile import Profile, ProfilePoint, StepShape
 from rayagi.cli import main
 
 
@@ -53,7 +53,8 @@ def test_json_has_the_steps_to_carry_out(capsys):
 
 def test_a_measured_profile_replaces_the_nominal_rates(capsys, tmp_path):
     points = tuple(
-        Point(Shape("ip", "all_reduce", 4, 1), nbytes, 1e-9 * nbytes) for nbytes in (1_000, 1_000_000)
+        ProfilePoint(StepShape("ip", "all_reduce", 4, 1), nbytes, 1e-9 * nbytes)
+        for nbytes in (1_000, 1_000_000)
     )
     Profile(machine="a bench", points=points).save(tmp_path / "p.json")
     plan = planned(capsys, "--layout", "2x2", "--profile", str(tmp_path / "p.json"), "--size", "1kB")

@@ -16,7 +16,7 @@ static const int64_t SLEEP_NS = 50000000;
 /* Memory as Segment lays it out: a header, the members' words, two staging halves, one registered buffer. */
 static struct {
     struct header header;
-    struct station stations[MOST];
+    struct member_slot slots[MOST];
     _Alignas(LINE) float halves[2][MOST][NUMEL];
     _Alignas(LINE) float buffers[MOST][NUMEL];
 } shared;
@@ -46,22 +46,22 @@ static float sum(int round, int i) {
 
 static void *operate(void *given) {
     const int rank = (int)(intptr_t)given;
-    static const int kinds[] = {ALONE, ALONE, ALONE, MEETING, TOGETHER, TOGETHER};
-    struct member m = {.stations = shared.stations, .rank = rank, .size = size, .limit_ns = SLEEP_NS};
+    static const int kinds[] = {ONE_SHOT, ONE_SHOT, ONE_SHOT, BARRIER_ONLY, TWO_SHOT, TWO_SHOT};
+    struct member m = {.slots = shared.slots, .rank = rank, .size = size, .limit_ns = SLEEP_NS};
     float *own = malloc(NUMEL * sizeof *own);
     m.own = (char *)own;
-    m.crowded = size > 2;
+    m.oversubscribed = size > 2;
     for (int round = 0, half = 0; round < rounds; round++) {
         const int kind = kinds[round % 6], scatters = round % 6 == 5, numel = 1 + round * 37 % NUMEL;
-        float *tensor = kind == ALONE ? own : shared.buffers[rank];
+        float *tensor = kind == ONE_SHOT ? own : shared.buffers[rank];
         struct operation o = {.call = round, .kind = kind, .outputs = scatters ? 0 : size, .element_bytes = 4, .numel = numel};
-        o.pieces = (char *)(kind == ALONE ? shared.halves[half ^= 1] : shared.buffers);
+        o.pieces = (char *)(kind == ONE_SHOT ? shared.halves[half ^= 1] : shared.buffers);
         o.piece_bytes = NUMEL * sizeof(float);
         for (int i = 0; i < numel; i++) tensor[i] = value(rank, round, i);
         int state;
-        while ((state = run(&m, &o)) == LOOK) {}
+        while ((state = run(&m, &o)) == TRY_AGAIN) {}
         expect(state == COMPLETE, "not complete", rank, round);
-        if (kind == MEETING) continue;
+        if (kind == BARRIER_ONLY) continue;
         uint64_t begin = scatters ? share_begin(&o, size, rank) : 0, end = scatters ? share_begin(&o, size, rank + 1) : numel;
         for (uint64_t i = begin; i < end; i++) {
             if (tensor[i] == sum(round, i)) continue;
@@ -82,19 +82,19 @@ static void *give_up_or_come(void *given) {
     const int rank = (int)(intptr_t)given;
     for (int round = 0; round < rounds; round++) {
         pthread_barrier_wait(&both);
-        if (rank == 0) memset(&shared.header, 0, sizeof shared.header), memset(shared.stations, 0, sizeof shared.stations);
+        if (rank == 0) memset(&shared.header, 0, sizeof shared.header), memset(shared.slots, 0, sizeof shared.slots);
         pthread_barrier_wait(&both);
-        struct member m = {.stations = shared.stations, .rank = rank, .size = 2, .crowded = 1, .limit_ns = rank ? SLEEP_NS : 0};
-        struct operation o = {.kind = round % 2 ? TOGETHER : MEETING, .outputs = 2, .element_bytes = 4, .numel = 100};
+        struct member m = {.slots = shared.slots, .rank = rank, .size = 2, .oversubscribed = 1, .limit_ns = rank ? SLEEP_NS : 0};
+        struct operation o = {.kind = round % 2 ? TWO_SHOT : BARRIER_ONLY, .outputs = 2, .element_bytes = 4, .numel = 100};
         o.pieces = (char *)shared.buffers;
         o.piece_bytes = NUMEL * sizeof(float);
         int state;
         if (rank == 0) { /* looks for OFFER_NS, and gives up */
             state = run(&m, &o);
-            if (state == LOOK) state = abort_operation(&m) ? ABORTED : run(&m, &o);
+            if (state == TRY_AGAIN) state = abort_operation(&m) ? ABORTED : run(&m, &o);
         } else {
             for (int64_t begin = now_ns(); now_ns() - begin < OFFER_NS - 20000 + round % 64 * 1000;) {}
-            while ((state = run(&m, &o)) == LOOK) {}
+            while ((state = run(&m, &o)) == TRY_AGAIN) {}
         }
         completed[rank] = state == COMPLETE;
         pthread_barrier_wait(&both);
@@ -149,26 +149,26 @@ static struct {
     _Alignas(LINE) _Atomic uint64_t held[3][8];
     volatile uint64_t copies[3][64];
     _Atomic uint64_t over;
-} board;
+} parameter_store;
 
 /* As parameters.py publishes and reads. */
 static void *publish_or_read(void *given) {
     if (!given) {
         for (uint64_t version = 1; version <= (uint64_t)rounds; version++) {
             const uint64_t copy = version % 3;
-            rayagi_store(board.held[copy], 0);
-            for (int k = 0; k < 64; k++) board.copies[copy][k] = version;
-            rayagi_store(board.held[copy], version);
-            rayagi_store(&board.published, version << 2 | copy);
+            rayagi_store(parameter_store.held[copy], 0);
+            for (int k = 0; k < 64; k++) parameter_store.copies[copy][k] = version;
+            rayagi_store(parameter_store.held[copy], version);
+            rayagi_store(&parameter_store.published, version << 2 | copy);
         }
-        rayagi_store(&board.over, 1);
+        rayagi_store(&parameter_store.over, 1);
         return 0;
     }
-    for (int reads = 0; !rayagi_load(&board.over); reads++) {
-        const uint64_t published = rayagi_load(&board.published), copy = published & 3;
+    for (int reads = 0; !rayagi_load(&parameter_store.over); reads++) {
+        const uint64_t published = rayagi_load(&parameter_store.published), copy = published & 3;
         uint64_t found[64], differ = 0;
-        for (int k = 0; k < 64; k++) found[k] = board.copies[copy][k];
-        if (!published || rayagi_load(board.held[copy]) != published >> 2) continue;
+        for (int k = 0; k < 64; k++) found[k] = parameter_store.copies[copy][k];
+        if (!published || rayagi_load(parameter_store.held[copy]) != published >> 2) continue;
         for (int k = 0; k < 64; k++) differ |= found[k] != published >> 2;
         expect(!differ, "torn parameters", 1, reads);
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.layout import Layout
@@ -34,11 +34,11 @@ class Failed:
     error: Exception
 
 
-class _Meeting(BaseManager):
+class _RendezvousManager(BaseManager):
     """Hosts the collective in a process of its own."""
 
 
-_Meeting.register("Collective", Collective)
+_RendezvousManager.register("RendezvousActor", RendezvousActor)
 
 
 def run_group(
@@ -56,7 +56,7 @@ def run_group(
     With a layout, members say that they are on its nodes and devices, whatever host they run on; ``who`` decides
     for each rank, in its process, what member it is.
     """
-    where = Layout.parse(layout) if layout is not None else Layout.of([[world_size]])
+    where = Layout.parse(layout) if layout is not None else Layout.from_counts([[world_size]])
     if transport == "inprocess":
         return _in_threads(where, composition, task, timeout_s)
     if who is None:
@@ -68,11 +68,11 @@ def run_group(
         "transport": transport,
         "composition": composition,
     }
-    with _Meeting(ctx=context) as meeting:
-        socket = Path(meeting.address)  # a file, since members may be in other network namespaces
+    with _RendezvousManager(ctx=context) as manager:
+        socket = Path(manager.address)  # a file, since members may be in other network namespaces
         socket.parent.chmod(0o755)  # or of other users
         socket.chmod(0o777)
-        rendezvous = meeting.Collective(world_size)
+        rendezvous = manager.RendezvousActor(world_size)
         done = context.Event()
         return answers_of(
             _member, [(rendezvous, rank, who[rank], settings, task, done) for rank in range(world_size)]

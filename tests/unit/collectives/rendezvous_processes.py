@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.unit.collectives.members import Failed, _Meeting, _send, answers_of
+from tests.unit.collectives.members import Failed, _RendezvousManager, _send, answers_of
 from tests.unit.forkserver import context
 
 Task = Callable[[Any, int, Any], Any]
@@ -16,8 +16,8 @@ Task = Callable[[Any, int, Any], Any]
 
 def run_processes(number: int, task: Task, *, world_size: int) -> list[Any]:
     """What each process's task returned, ``Failed`` where it raised, None where the process was killed."""
-    with _Meeting(ctx=context) as meeting:
-        rendezvous = meeting.Collective(world_size)
+    with _RendezvousManager(ctx=context) as manager:
+        rendezvous = manager.RendezvousActor(world_size)
         event = context.Event()
         return answers_of(_live, [(rendezvous, index, task, event) for index in range(number)])
 

@@ -6,42 +6,44 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from collectives import choice
 from collectives.compositions import compose
 from collectives.errors import CompositionError
-from collectives.kept_profiles import kept_or_measured
+from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
-from collectives.liveness import Liveness
-from collectives.profile import Point, Profile, Shape, steps_to_measure
-from collectives.rendezvous import meet, this_member
-from collectives.wires import Meeting, Wires
+from collectives.profile import Profile, ProfilePoint, StepShape, steps_to_measure
+from collectives.profile_cache import load_or_measure_profile
+from collectives.rendezvous import gather_members, this_member
+from collectives.transport_factory import GroupContext, GroupTransportFactory
 
 CPU = torch.device("cpu")
 
 
 def on_all_members(layout, task):
-    """What ``task(wires, rank, control)`` returned on each, in threads."""
+    """What ``task(transport_factory, rank, control)`` returned on each, in threads."""
     world_size = layout.world_size
-    collective = Collective(world_size)
+    collective = RendezvousActor(world_size)
     found = [None] * world_size
 
     def member(rank):
         _, device = layout.places()[rank]
-        with Liveness(this_member(rank, device=f"GPU-{device}")) as liveness:
-            members = meet(collective, liveness, world_size=world_size, generation=0, timeout_s=20)
-            meeting = Meeting(
+        with FailureDetector(this_member(rank, device=f"GPU-{device}")) as failure_detector:
+            members = gather_members(
+                collective, failure_detector, world_size=world_size, generation=0, timeout_s=20
+            )
+            meeting = GroupContext(
                 rendezvous=collective,
                 generation=0,
                 timeout_s=20,
                 transport="auto",
                 composition="auto",
                 device=CPU,
-                liveness=liveness,
+                failure_detector=failure_detector,
             )
-            wires = Wires(meeting, members, rank, "")
-            control = wires.apart("control").transport("ip", tuple(range(world_size)))
-            found[rank] = task(wires, rank, control)
+            transport_factory = GroupTransportFactory(meeting, members, rank, "")
+            control = transport_factory.scoped("control").transport("ip", tuple(range(world_size)))
+            found[rank] = task(transport_factory, rank, control)
             control.barrier()
             control.close()
 
@@ -59,7 +61,9 @@ LAYOUT = Layout.parse("2x2")
 def test_what_works_is_found_by_trying_it():
     found = on_all_members(
         LAYOUT,
-        lambda wires, rank, control: choice.offered(wires, LAYOUT, rank, control, CPU, timeout_s=20),
+        lambda transport_factory, rank, control: choice.supported_primitives(
+            transport_factory, LAYOUT, rank, control, CPU, timeout_s=20
+        ),
     )
     # There is no GPU to share; rings are Gloo's here.
     assert found == [{"ip", "rp", "net"}] * 4
@@ -75,8 +79,8 @@ def profiles(tmp_path, monkeypatch):
 def test_all_members_choose_what_was_cheapest_of_all_that_was_timed():
     plans = on_all_members(
         LAYOUT,
-        lambda wires, rank, control: choice.cheapest(
-            wires, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=3
+        lambda transport_factory, rank, control: choice.plan_cheapest(
+            transport_factory, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=3
         ),
     )
     assert all(plan == plans[0] for plan in plans)
@@ -91,13 +95,13 @@ def chosen(composition, places):
     members = [
         replace(this_member(rank), host_id=host, device=device) for rank, (host, device) in enumerate(places)
     ]
-    return choice.choose(None, members, 0, composition, CPU, timeout_s=1.0)
+    return choice.choose_schedule(None, members, 0, composition, CPU, timeout_s=1.0)
 
 
 def test_without_a_gpu_there_is_nothing_to_choose():
     reason = "the only way without GPUs"
     for places, text in (([("a", None)] * 3, "3"), ([("a", None), ("b", None), ("b", None)], "1|2")):
-        assert chosen("auto", places) == choice.Choice(compose("ip_only", Layout.parse(text)), reason)
+        assert chosen("auto", places) == choice.ScheduleChoice(compose("ip_only", Layout.parse(text)), reason)
 
 
 def test_what_was_asked_for_is_run_or_refused():
@@ -108,9 +112,9 @@ def test_what_was_asked_for_is_run_or_refused():
 
 
 POINTS = [
-    Point(shape, nbytes, 1e-3 if shape.primitive == "ip" else 5e-3)
+    ProfilePoint(shape, nbytes, 1e-3 if shape.primitive == "ip" else 5e-3)
     for shape in dict.fromkeys(
-        Shape.of(step, layout)
+        StepShape.from_step(step, layout)
         for layout in (LAYOUT, Layout.parse("4"))
         for step in steps_to_measure(layout, ("ip", "rp"))
     )
@@ -123,12 +127,12 @@ def profiles_of_all(usable=("ip", "rp"), layout=LAYOUT):
     """What all members get, and who of them measured."""
     measured = []
 
-    def member(wires, rank, control):
+    def member(transport_factory, rank, control):
         def measure():
             measured.append(rank)
             return MEASURED
 
-        return kept_or_measured(control, CPU, layout, set(usable), measure)
+        return load_or_measure_profile(control, CPU, layout, set(usable), measure)
 
     return on_all_members(LAYOUT, member), sorted(measured)
 
@@ -167,8 +171,10 @@ def test_where_profiles_cannot_be_kept_members_go_on(profiles, caplog):
 
 
 def test_what_was_kept_is_planned_by(profiles):
-    def member(wires, rank, control):
-        return choice.cheapest(wires, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=2)
+    def member(transport_factory, rank, control):
+        return choice.plan_cheapest(
+            transport_factory, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=2
+        )
 
     first, second = on_all_members(LAYOUT, member), on_all_members(LAYOUT, member)
     assert first[0].model == second[0].model  # timed anew, no two measurements agree

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from members import Failed
 
 from collectives.buckets import adjacent, views
-from collectives.compositions import compose, names
+from collectives.compositions import compose, composition_names
 from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
 from collectives.queue import OperationQueue
@@ -53,7 +53,7 @@ def run_threads(group: ThreadGroup, task) -> list:
 
 def applicable(layout: Layout) -> list[str]:
     found = []
-    for name in names(layout):
+    for name in composition_names(layout):
         try:
             compose(name, layout)
         except CompositionError:
@@ -64,7 +64,7 @@ def applicable(layout: Layout) -> list[str]:
 
 layouts = st.lists(
     st.lists(st.integers(min_value=1, max_value=10), min_size=1, max_size=8), min_size=1, max_size=4
-).map(Layout.of)
+).map(Layout.from_counts)
 
 
 def check(layout: Layout, composition: str, size: int, dtype: torch.dtype, op: str) -> None:
@@ -164,7 +164,7 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once():
         communicator.all_reduce(tensor)
         return tensor.item()
 
-    assert run_threads(ThreadGroup.of(4), task) == [260.0] * 4
+    assert run_threads(ThreadGroup.on_one_device(4), task) == [260.0] * 4
 
 
 INF, NAN = float("inf"), float("nan")
@@ -199,7 +199,7 @@ def test_a_list_of_tensors_travels_in_one_bucket_that_is_used_again():
 
     # ranks 0, 1, 2: the mean of turn + rank is turn + 1
     expected = [[[turn + 1.0], [turn + 1.0], [], [turn + 1.0]] for turn in range(3)]
-    assert run_threads(ThreadGroup.of(3), task) == [expected] * 3
+    assert run_threads(ThreadGroup.on_one_device(3), task) == [expected] * 3
 
 
 def test_views_of_a_buffer_are_one_bucket_where_they_are():
@@ -231,7 +231,7 @@ def test_a_handle_is_pending_while_the_caller_computes():
         assert (product == 50).all()
         return tensor.unique().tolist()
 
-    assert run_threads(ThreadGroup.of(2), task) == [[3.0], [3.0]]
+    assert run_threads(ThreadGroup.on_one_device(2), task) == [[3.0], [3.0]]
 
 
 def test_operations_run_in_the_order_of_their_calls():
@@ -244,11 +244,11 @@ def test_operations_run_in_the_order_of_their_calls():
         return gathered.view(-1).tolist()
 
     # 0 + 1 + 2 = 3, its mean 3, then 9, then 27, whose mean is 27
-    assert run_threads(ThreadGroup.of(3), task) == [[27.0] * 3] * 3
+    assert run_threads(ThreadGroup.on_one_device(3), task) == [[27.0] * 3] * 3
 
 
 def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after():
-    group = ThreadGroup.of(2, timeout_s=0.2)
+    group = ThreadGroup.on_one_device(2, timeout_s=0.2)
     communicator = group.communicator(0)
     first, second = (communicator.all_reduce_async(torch.ones(3)) for _ in range(2))
     with pytest.raises(
@@ -265,7 +265,7 @@ def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after
 
 
 def test_close_interrupts_what_runs_and_gives_up_what_waits():
-    group = ThreadGroup.of(2, timeout_s=200.0)
+    group = ThreadGroup.on_one_device(2, timeout_s=200.0)
     communicator = group.communicator(0)
     handles = [communicator.all_reduce_async(torch.ones(3)) for _ in range(3)]
     shared = group.transport("ip", (0, 1))
@@ -351,7 +351,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_no_operation_can_take_is_refused_before_anything_travels(message):
-    communicator = ThreadGroup.of(2).communicator(0)
+    communicator = ThreadGroup.on_one_device(2).communicator(0)
     with pytest.raises(ValueError) as caught:
         WRONG[message](communicator)
     assert message in str(caught.value)

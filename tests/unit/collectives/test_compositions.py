@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from collectives.compositions import (
     compose,
+    composition_names,
     device_ip,
     device_rp,
     har,
     hybrid,
     ip_only,
-    is_name,
+    is_composition_name,
     mpr,
     mrr,
-    names,
     rp_only,
     select_preprint,
 )
@@ -24,7 +24,7 @@ from collectives.layout import Layout
 from collectives.reference import execute
 
 layouts = st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=8), min_size=1, max_size=4).map(
-    Layout.of
+    Layout.from_counts
 )
 
 
@@ -41,7 +41,7 @@ def steps(schedule):
 
 
 def applying(layout):
-    for name in (*names(layout), "mpr", "mrr", "hybrid(0)"):
+    for name in (*composition_names(layout), "mpr", "mrr", "hybrid(0)"):
         try:
             yield compose(name, layout)
         except CompositionError:
@@ -106,7 +106,7 @@ def test_rp_only_with_one_gmi_per_device_is_one_ring():
 
 @given(st.integers(1, 8), st.integers(1, 10))
 def test_rp_only_needs_m_at_most_n(n, m):
-    layout = Layout.of([[m] * n])
+    layout = Layout.from_counts([[m] * n])
     if m <= n:
         assert rp_only(layout).primitives <= {"rp"}
     else:
@@ -202,7 +202,7 @@ def test_what_algorithm_1_selects_applies(layout):
 def test_what_algorithm_1_selects_can_be_asked_for(layout, chosen):
     found = compose("preprint", Layout.parse(layout))
     assert found == compose(chosen, Layout.parse(layout))
-    assert is_name("preprint")
+    assert is_composition_name("preprint")
 
 
 def test_the_preprints_names_have_the_steps_of_the_later_paper():
@@ -242,7 +242,7 @@ def test_hosts_of_one_gmi_meet_directly():
     ("layout", "hybrids"), [("4x3", 3), ("3+2", 2), ("1x4", 0), ("5+1", 1), ("1x4|3+2", 2), ("1x1", 0)]
 )
 def test_hybrids_are_tried_as_long_as_there_is_another_ring(layout, hybrids):
-    tried = [name for name in names(Layout.parse(layout)) if name.startswith("hybrid")]
+    tried = [name for name in composition_names(Layout.parse(layout)) if name.startswith("hybrid")]
     assert tried == [f"hybrid({k})" for k in range(1, hybrids + 1)]
 
 

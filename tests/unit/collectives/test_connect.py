@@ -14,22 +14,22 @@ import pytest
 import torch
 from members import run_group
 
-from actors.collective import Collective
-from collectives import wires
+from actors.rendezvous_actor import RendezvousActor
+from collectives import transport_factory
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, CompositionError, RendezvousError
+from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
-from collectives.liveness import Liveness
-from collectives.rendezvous import PROTOCOL, host_identity, meet, this_member
+from collectives.rendezvous import PROTOCOL, gather_members, host_identity, this_member
 from collectives.solo import SoloCommunicator
+from collectives.transport_factory import GroupContext, GroupTransportFactory
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment
-from collectives.wires import Meeting, Wires
 
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):
     """Each member in a thread of its own; communicators, or what was raised instead."""
-    meeting = Collective(len(members))
+    meeting = RendezvousActor(len(members))
 
     def connected(me):
         return connect(
@@ -70,7 +70,7 @@ def sum_of_ranks(communicators):
 
 
 def test_one_member_needs_no_rendezvous():
-    communicator = connect(Collective(1), this_member(0), world_size=1, timeout_s=1.0)
+    communicator = connect(RendezvousActor(1), this_member(0), world_size=1, timeout_s=1.0)
     assert isinstance(communicator, SoloCommunicator)
     tensor = torch.arange(3.0)
     communicator.all_reduce(tensor, "mean")
@@ -201,7 +201,7 @@ def test_a_connection_that_fails_leaves_no_thread():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "shm")
     assert all(isinstance(error, CommunicatorError) for error in found)
     with pytest.raises(RendezvousError):
-        connect(Collective(2), this_member(0), world_size=2, timeout_s=0.1)
+        connect(RendezvousActor(2), this_member(0), world_size=2, timeout_s=0.1)
     assert watching_threads() <= before
 
 
@@ -214,18 +214,18 @@ def test_shared_memory_across_hosts_is_refused_with_the_way_out():
 
 def test_a_missing_member_is_named_with_those_that_came():
     with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] of 3 did not come within 0.1 s.*rank 0"):
-        connect(Collective(3), this_member(0), world_size=3, timeout_s=0.1)
+        connect(RendezvousActor(3), this_member(0), world_size=3, timeout_s=0.1)
 
 
 def test_rank_0_that_publishes_nothing_is_named():
-    meeting = Collective(2)
+    meeting = RendezvousActor(2)
     meeting.register(0, this_member(0))
     with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint 'ip 0 1' within 0.1 s"):
         connect(meeting, this_member(1), world_size=2, timeout_s=0.1)
 
 
 def test_a_rank_that_is_taken_is_refused():
-    meeting = Collective(2)
+    meeting = RendezvousActor(2)
     meeting.register(0, this_member(1))
     meeting.register(0, this_member(1))  # the same member may repeat itself
     with pytest.raises(RendezvousError, match="already taken by rank 1"):
@@ -236,11 +236,11 @@ def test_a_rank_that_is_taken_is_refused():
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_out_of_range_is_refused(rank):
     with pytest.raises(RendezvousError, match="ranks are 0 to 1"):
-        Collective(2).register(0, this_member(rank))
+        RendezvousActor(2).register(0, this_member(rank))
 
 
 def test_an_endpoint_is_published_once_per_key_and_generation():
-    meeting = Collective(2)
+    meeting = RendezvousActor(2)
     assert meeting.endpoint(0, "all") is None
     meeting.publish(0, "all", "a:1")
     assert meeting.endpoint(0, "all") == "a:1"
@@ -252,7 +252,7 @@ def test_an_endpoint_is_published_once_per_key_and_generation():
 
 
 def test_members_are_listed_by_rank():
-    meeting = Collective(3)
+    meeting = RendezvousActor(3)
     meeting.register(0, this_member(2))
     assert [member.rank for member in meeting.register(0, this_member(0)).present] == [0, 2]
     assert [member.rank for member in meeting.register(5, this_member(1)).present] == [1]
@@ -305,14 +305,14 @@ def test_of_those_that_gloo_waits_for_only_who_did_not_come_is_named():
     """Of four members one does not come; another gives up first, which the others see as broken connections."""
     members = [this_member(rank) for rank in range(4)]
     communicators = connect_all(members, "gloo", timeout_s=10.0)
-    communicators[0]._whole._timeout_s = 0.3
+    communicators[0]._group_transport._timeout_s = 0.3
 
     def reduce(communicator):
         communicator.all_reduce(torch.ones(100))
 
     errors = in_threads(*(lambda c=c: reduce(c) for c in (communicators[rank] for rank in (0, 1, 3))))
     for error in errors:
-        assert error.waiting_for == str(communicators[2]._wiring._members[2])
+        assert error.waiting_for == str(communicators[2]._transport_factory._members[2])
         assert "the others gave up, too" in str(error)
     for communicator in communicators:
         communicator.close()
@@ -320,20 +320,20 @@ def test_of_those_that_gloo_waits_for_only_who_did_not_come_is_named():
 
 def test_a_group_that_failed_does_not_end_the_waits_of_the_whole(monkeypatch):
     """Ranks 0 and 1 are a group in which 1 does not come; in the operation of all that follows, 0 and 1 wait for 2."""
-    monkeypatch.setattr(wires, "_ASKING_S", 0.06)
-    monkeypatch.setattr(wires, "_LOSS_NEWS_S", 0.0)
+    monkeypatch.setattr(transport_factory, "_GAVE_UP_POLL_S", 0.06)
+    monkeypatch.setattr(transport_factory, "_LOSS_NOTICE_WAIT_S", 0.0)
     communicators = connect_all([this_member(rank) for rank in range(3)], "gloo")
     groups = in_threads(*(lambda c=c: c.group((0, 1)) for c in communicators))
-    groups[0]._whole._timeout_s = 0.1
+    groups[0]._group_transport._timeout_s = 0.1
     with pytest.raises(CommunicatorError):
         groups[0].all_reduce(torch.ones(3))
-    asked, really_ask = [], Collective.endpoint
+    asked, really_ask = [], RendezvousActor.endpoint
 
     def ask(self, generation, key):
         asked.append(key)
         return really_ask(self, generation, key)
 
-    monkeypatch.setattr(Collective, "endpoint", ask)
+    monkeypatch.setattr(RendezvousActor, "endpoint", ask)
     tensors = [torch.ones(3) for _ in communicators]
 
     def come_late():
@@ -366,36 +366,36 @@ def num_memfds():
 @pytest.mark.parametrize("maps", [False, True], ids=["never maps", "maps and never arrives"])
 def test_a_meeting_that_fails_leaves_no_memory_open(rank, maps):
     """Of two members one meets and goes no further, or a step: the other's memory is closed when it gives up."""
-    meeting, before = Collective(2), num_memfds()
+    meeting, before = RendezvousActor(2), num_memfds()
 
-    def wires_of(me, liveness):
-        members = meet(meeting, liveness, world_size=2, generation=0, timeout_s=10)
-        settings = Meeting(
+    def wires_of(me, failure_detector):
+        members = gather_members(meeting, failure_detector, world_size=2, generation=0, timeout_s=10)
+        settings = GroupContext(
             rendezvous=meeting,
             generation=0,
             timeout_s=0.5,
             transport="shm",
             composition="auto",
             device=torch.device("cpu"),
-            liveness=liveness,
+            failure_detector=failure_detector,
         )
-        return Wires(settings, members, me, "")
+        return GroupTransportFactory(settings, members, me, "")
 
     given_up = threading.Event()
 
     def goes_on():
-        with Liveness(this_member(rank)) as liveness:
+        with FailureDetector(this_member(rank)) as failure_detector:
             try:
-                wires_of(rank, liveness).transport("ip", (0, 1))
+                wires_of(rank, failure_detector).transport("ip", (0, 1))
             finally:
                 given_up.set()
 
     def stops():
         other = 1 - rank
-        with Liveness(this_member(other)) as liveness:
-            found = wires_of(other, liveness)
+        with FailureDetector(this_member(other)) as failure_detector:
+            found = wires_of(other, failure_detector)
             if maps:
-                segment, refusals = found._mapped(found._members, other, "ip 0 1")
+                segment, refusals = found._map_first_members_segment(found._members, other, "ip 0 1")
                 assert refusals == []
                 assert given_up.wait(20)
                 segment.close()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.compositions import compose, hybrid, ip_only, names, rp_only
+from collectives.compositions import compose, composition_names, hybrid, ip_only, rp_only
 from collectives.costs import (
     UnitCost,
     all_reduce_s,
@@ -82,7 +82,7 @@ def test_the_printed_hybrid_estimate_does_not_follow_from_the_formula():
 
 @given(several, gmis, st.floats(1e9, 1e12), st.floats(1e9, 1e12))
 def test_projections_are_the_formulas_with_bandwidths_eliminated(n, m, b1, b2):
-    layout = Layout.of([[m] * n])
+    layout = Layout.from_counts([[m] * n])
     cost_ip, cost_rp = all_reduce_s(n, S, b1), all_reduce_s(n, S, b2)
     for name, expected in {
         "ip_only": ip_only_s(n, m, S, b1),
@@ -133,14 +133,14 @@ def test_where_unit_costs_are_measured(layout, primitive, group):
 
 @given(st.lists(st.lists(gmis, min_size=1, max_size=8), min_size=1, max_size=4))
 def test_whatever_a_schedule_needs_has_a_unit_cost(counts):
-    layout = Layout.of(counts)
+    layout = Layout.from_counts(counts)
     groups = {primitive: unit_group(primitive, layout) for primitive in ("ip", "rp", "device", "net")}
     costs = {
         primitive: UnitCost(members=len(group), seconds=1.0)
         for primitive, group in groups.items()
         if len(group) > 1
     }
-    for name in names(layout):
+    for name in composition_names(layout):
         try:
             schedule = compose(name, layout)
         except CompositionError:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from members import Failed, run_group
 
 from collectives.exchange import exchange
-from collectives.limits import await_completion, run_within
+from collectives.limits import call_with_timeout, poll_until_done
 
 
 class Exchange:
@@ -29,28 +29,28 @@ def test_messages_pass_between_processes():
 
 
 def test_an_answer_within_the_limit_is_returned_and_an_error_raised():
-    assert run_within(5.0, lambda: 7) == 7
+    assert call_with_timeout(5.0, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        run_within(5.0, lambda: 1 // 0)
+        call_with_timeout(5.0, lambda: 1 // 0)
 
 
 def test_a_call_that_hangs_does_not_hang_the_caller():
     end = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
-        run_within(0.1, lambda: end.wait(60))
+        call_with_timeout(0.1, lambda: end.wait(60))
     assert not end.is_set()
     end.set()
 
 
 def test_completion_is_awaited_until_it_is_there():
     looks = iter([False] * 300 + [True])
-    await_completion(lambda: next(looks), 60.0, lambda: None)
+    poll_until_done(lambda: next(looks), 60.0, lambda: None)
     assert next(looks, None) is None
 
 
 def test_what_never_completes_ends_at_the_limit():
     with pytest.raises(TimeoutError, match=r"not done within 0\.1 s"):
-        await_completion(lambda: False, 0.1, lambda: None)
+        poll_until_done(lambda: False, 0.1, lambda: None)
 
 
 def test_a_check_ends_the_wait():
@@ -58,7 +58,7 @@ def test_a_check_ends_the_wait():
         raise ConnectionError("rank 1 is lost")
 
     with pytest.raises(ConnectionError):
-        await_completion(lambda: False, 60.0, lost)
+        poll_until_done(lambda: False, 60.0, lost)
 
 
 def test_a_broken_group_is_not_waited_for():

@@ -47,7 +47,7 @@ def test_text_is_canonical(text, canonical):
 
 @given(counts)
 def test_text_reads_back(nodes):
-    layout = Layout.of(nodes)
+    layout = Layout.from_counts(nodes)
     assert Layout.parse(str(layout)) == layout
 
 
@@ -66,13 +66,13 @@ def test_a_layout_beyond_all_machines_is_refused_at_once(text):
 
 
 def test_members_are_numbered_as_they_came():
-    layout = Layout.placed([("a", "G1"), ("b", "G1"), ("a", "G0"), ("a", "G1"), ("b", None)])
+    layout = Layout.from_placement([("a", "G1"), ("b", "G1"), ("a", "G0"), ("a", "G1"), ("b", None)])
     assert layout.nodes == (((0, 3), (2,)), ((1,), (4,)))  # the same name on two nodes is two devices
     assert str(layout) == "2+1|2x1 with ranks [[0, 3], [2], [1], [4]]"
 
 
 def test_members_without_gpus_share_their_node():
-    assert Layout.placed([("a", None)] * 3) == Layout.parse("1x3")
+    assert Layout.from_placement([("a", None)] * 3) == Layout.parse("1x3")
 
 
 @pytest.mark.parametrize("nodes", [(), ((),), (((0,), ()),), (((0, 0),),), (((1, 2),),)])

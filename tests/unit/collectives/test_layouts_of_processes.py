@@ -12,9 +12,9 @@ from collectives.layout import Layout
 from collectives.reference import execute
 from collectives.rendezvous import poll
 from collectives.shares import shares
-from collectives.transports.shm.memory import HALF_BYTES
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 
-SIZES = (0, 1, 1001, HALF_BYTES // 4 + 4097)
+SIZES = (0, 1, 1001, STAGING_BUFFER_BYTES // 4 + 4097)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 CALLS = [
     (size, dtype, op)
@@ -180,15 +180,17 @@ def see_who_waits(communicator, done):
     if communicator.rank > 0:
         assert done.wait(30)
         communicator.barrier()
-        return communicator.arrivals().waiting()
-    arrivals = communicator.arrivals()
-    before = arrivals.waiting()
+        return communicator.barrier_progress().waiting_ranks()
+    barrier_progress = communicator.barrier_progress()
+    before = barrier_progress.waiting_ranks()
     done.set()
-    found = poll(lambda: arrivals.waiting() if len(arrivals.waiting()) == 3 else None, 30)
+    found = poll(
+        lambda: barrier_progress.waiting_ranks() if len(barrier_progress.waiting_ranks()) == 3 else None, 30
+    )
     communicator.barrier()
-    after = arrivals.waiting()
+    after = barrier_progress.waiting_ranks()
     communicator.close()
-    return before, found, after, arrivals.waiting()
+    return before, found, after, barrier_progress.waiting_ranks()
 
 
 @pytest.mark.parametrize("composition", ["ip_only", "rp_only"])
@@ -199,7 +201,7 @@ def test_who_comes_last_sees_who_waits(composition):
 
 def who_waits(communicator, done):
     communicator.barrier()
-    return communicator.arrivals()
+    return communicator.barrier_progress()
 
 
 def test_over_a_network_nobody_is_seen_waiting():

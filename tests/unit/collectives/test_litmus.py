@@ -59,7 +59,7 @@ def test_what_is_published_is_there(tmp_path, compiler, emulator, rounds, member
 @needs_gcc
 def test_the_sanitizer_finds_a_store_that_publishes_nothing(tmp_path):
     text = (SOURCES / "transports" / "shm" / "kernel.c").read_text()
-    right = "atomic_store(&station->arrivals, m->arrivals);"
+    right = "atomic_store(&slot->arrivals, m->arrivals);"
     assert right in text
     broken = tmp_path / "kernel.c"
     broken.write_text(

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.collective import Collective
+from actors.rendezvous_actor import RendezvousActor
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
-from collectives.liveness import Liveness
+from collectives.failure_detector import FailureDetector
 from collectives.membership import join, rejoin
-from collectives.rendezvous import Attendance, Candidacy, Member, Roster, this_member
+from collectives.rendezvous import JoinRequest, Member, MembershipView, RendezvousStatus, this_member
+from collectives.transport_factory import GroupContext
 from collectives.transports import gloo, gloo_mesh
-from collectives.wires import Meeting
 from tests.unit.collectives.rendezvous_processes import run_processes
 
 FOR_EVER_S = 1e9
@@ -30,8 +30,8 @@ def process(pid, rank=0):
 A, B, C, D, E = (process(pid, rank) for pid, rank in ((1, 0), (2, 1), (3, 2), (4, 0), (5, 0)))
 
 
-def candidacy(member, previous=None, lost=(), survivor_wait_s=FOR_EVER_S, replacement_wait_s=FOR_EVER_S):
-    return Candidacy(
+def join_request(member, previous=None, lost=(), survivor_wait_s=FOR_EVER_S, replacement_wait_s=FOR_EVER_S):
+    return JoinRequest(
         member=member,
         previous=previous,
         lost=lost,
@@ -42,130 +42,137 @@ def candidacy(member, previous=None, lost=(), survivor_wait_s=FOR_EVER_S, replac
 
 def first_generation(collective, *members):
     for member in members:
-        collective.enlist(candidacy(member))
-    roster = collective.enlist(candidacy(members[0]))
-    assert isinstance(roster, Roster)
-    return roster
+        collective.request_join(join_request(member))
+    membership = collective.request_join(join_request(members[0]))
+    assert isinstance(membership, MembershipView)
+    return membership
 
 
-def pids(roster):
-    assert [member.rank for member in roster.members] == list(range(len(roster.members)))
-    return [member.pid for member in roster.members]
+def pids(membership):
+    assert [member.rank for member in membership.members] == list(range(len(membership.members)))
+    return [member.pid for member in membership.members]
 
 
 def test_the_first_generation_forms_when_it_is_full_with_the_wanted_ranks():
-    collective = Collective(3)
-    waiting = collective.enlist(candidacy(process(7, rank=2)))
-    assert waiting == Attendance(present=(process(7, rank=2),), expected=(), lost=())
-    assert isinstance(collective.enlist(candidacy(process(8, rank=0))), Attendance)
-    roster = collective.enlist(candidacy(process(9, rank=0)))  # taken: it gets the first that is free
-    assert (roster.generation, pids(roster)) == (0, [8, 9, 7])
-    assert collective.enlist(candidacy(process(7, rank=2))) == roster
+    collective = RendezvousActor(3)
+    waiting = collective.request_join(join_request(process(7, rank=2)))
+    assert waiting == RendezvousStatus(present=(process(7, rank=2),), expected=(), lost=())
+    assert isinstance(collective.request_join(join_request(process(8, rank=0))), RendezvousStatus)
+    membership = collective.request_join(
+        join_request(process(9, rank=0))
+    )  # taken: it gets the first that is free
+    assert (membership.generation, pids(membership)) == (0, [8, 9, 7])
+    assert collective.request_join(join_request(process(7, rank=2))) == membership
 
 
 def test_a_newcomer_takes_the_place_of_the_lost_one():
-    collective = Collective(3)
-    roster = first_generation(collective, A, B, C)
-    assert isinstance(collective.enlist(candidacy(A, roster, lost=(B,))), Attendance)
-    assert isinstance(collective.enlist(candidacy(C, roster)), Attendance)
-    following = collective.enlist(candidacy(D))
+    collective = RendezvousActor(3)
+    membership = first_generation(collective, A, B, C)
+    assert isinstance(collective.request_join(join_request(A, membership, lost=(B,))), RendezvousStatus)
+    assert isinstance(collective.request_join(join_request(C, membership)), RendezvousStatus)
+    following = collective.request_join(join_request(D))
     assert (following.generation, pids(following)) == (1, [1, 4, 3])
-    assert collective.enlist(candidacy(A, roster, lost=(B,))) == following
-    assert collective.enlist(candidacy(C, roster)) == following
+    assert collective.request_join(join_request(A, membership, lost=(B,))) == following
+    assert collective.request_join(join_request(C, membership)) == following
 
 
 def test_without_a_newcomer_survivors_keep_their_order_and_ranks_become_dense():
-    collective = Collective(3)
-    roster = first_generation(collective, A, B, C)
-    collective.enlist(candidacy(C, roster, replacement_wait_s=0.0))
-    following = collective.enlist(candidacy(B, roster, lost=(A,), replacement_wait_s=0.0))
+    collective = RendezvousActor(3)
+    membership = first_generation(collective, A, B, C)
+    collective.request_join(join_request(C, membership, replacement_wait_s=0.0))
+    following = collective.request_join(join_request(B, membership, lost=(A,), replacement_wait_s=0.0))
     assert (following.generation, pids(following)) == (1, [2, 3])
 
 
 def test_the_longest_told_wait_for_a_newcomer_counts():
-    collective = Collective(3)
-    roster = first_generation(collective, A, B, C)
-    collective.enlist(candidacy(C, roster, lost=(A,), replacement_wait_s=0.0))
-    assert isinstance(collective.enlist(candidacy(B, roster)), Attendance)
+    collective = RendezvousActor(3)
+    membership = first_generation(collective, A, B, C)
+    collective.request_join(join_request(C, membership, lost=(A,), replacement_wait_s=0.0))
+    assert isinstance(collective.request_join(join_request(B, membership)), RendezvousStatus)
 
 
 def test_a_survivor_that_has_not_come_is_waited_for_although_the_group_would_be_full():
-    collective = Collective(3)
-    roster = first_generation(collective, A, B, C)
+    collective = RendezvousActor(3)
+    membership = first_generation(collective, A, B, C)
     for newcomer in (D, E):
-        collective.enlist(candidacy(newcomer))
-    waiting = collective.enlist(candidacy(A, roster, lost=(B,), replacement_wait_s=0.0))
+        collective.request_join(join_request(newcomer))
+    waiting = collective.request_join(join_request(A, membership, lost=(B,), replacement_wait_s=0.0))
     assert [member.pid for member in waiting.expected] == [3]
-    following = collective.enlist(candidacy(C, roster, replacement_wait_s=0.0))
+    following = collective.request_join(join_request(C, membership, replacement_wait_s=0.0))
     assert pids(following) == [1, 4, 3]  # E waits for the next loss
-    following = collective.enlist(candidacy(A, following, lost=(C, D), replacement_wait_s=0.0))
+    following = collective.request_join(join_request(A, following, lost=(C, D), replacement_wait_s=0.0))
     assert pids(following) == [1, 5]
 
 
 def test_a_survivor_that_does_not_come_in_time_is_left_out_and_comes_back_as_a_newcomer():
-    collective = Collective(2)
-    roster = first_generation(collective, A, B)
-    following = collective.enlist(candidacy(A, roster, survivor_wait_s=0.0, replacement_wait_s=0.0))
+    collective = RendezvousActor(2)
+    membership = first_generation(collective, A, B)
+    following = collective.request_join(
+        join_request(A, membership, survivor_wait_s=0.0, replacement_wait_s=0.0)
+    )
     assert pids(following) == [1]
-    assert isinstance(collective.enlist(candidacy(B, roster)), Attendance)
-    assert pids(collective.enlist(candidacy(A, following))) == [1, 2]
+    assert isinstance(collective.request_join(join_request(B, membership)), RendezvousStatus)
+    assert pids(collective.request_join(join_request(A, following))) == [1, 2]
 
 
 def test_a_candidate_that_dies_or_withdraws_is_left_out():
-    collective = Collective(4)
-    roster = first_generation(collective, A, B, C, D)
-    collective.enlist(candidacy(B, roster, lost=(D,), replacement_wait_s=0.0))
-    collective.enlist(candidacy(E))
-    collective.withdraw(E)
-    collective.enlist(candidacy(C, roster, lost=(B,), replacement_wait_s=0.0))
-    assert pids(collective.enlist(candidacy(A, roster, replacement_wait_s=0.0))) == [1, 3]
+    collective = RendezvousActor(4)
+    membership = first_generation(collective, A, B, C, D)
+    collective.request_join(join_request(B, membership, lost=(D,), replacement_wait_s=0.0))
+    collective.request_join(join_request(E))
+    collective.cancel_join(E)
+    collective.request_join(join_request(C, membership, lost=(B,), replacement_wait_s=0.0))
+    assert pids(collective.request_join(join_request(A, membership, replacement_wait_s=0.0))) == [1, 3]
 
 
 def test_newcomers_alone_form_a_group_only_when_it_is_full_and_nobody_is_left_of_the_last():
-    collective = Collective(2)
-    roster = first_generation(collective, A, B)
+    collective = RendezvousActor(2)
+    membership = first_generation(collective, A, B)
     for member in (D, E):
-        answer = collective.enlist(candidacy(member, replacement_wait_s=0.0))
+        answer = collective.request_join(join_request(member, replacement_wait_s=0.0))
     assert [member.pid for member in answer.expected] == [1, 2]
-    following = collective.enlist(candidacy(E, lost=roster.members))
+    following = collective.request_join(join_request(E, lost=membership.members))
     assert (following.generation, pids(following)) == (1, [4, 5])
 
 
 def test_a_restarted_actor_learns_the_generation_from_the_first_who_call():
-    roster = Roster(generation=5, members=(A, B, C))
-    collective = Collective(3)
-    assert isinstance(collective.enlist(candidacy(D)), Attendance)
-    collective.enlist(candidacy(A, roster, lost=(C,)))
-    following = collective.enlist(candidacy(B, roster))
+    membership = MembershipView(generation=5, members=(A, B, C))
+    collective = RendezvousActor(3)
+    assert isinstance(collective.request_join(join_request(D)), RendezvousStatus)
+    collective.request_join(join_request(A, membership, lost=(C,)))
+    following = collective.request_join(join_request(B, membership))
     assert (following.generation, pids(following)) == (6, [1, 2, 4])
 
 
 def test_a_generation_that_only_one_heard_of_before_the_restart_is_told_by_that_one():
-    roster = Roster(generation=5, members=(A, B, C))
-    formed = Roster(generation=6, members=(A, B))
-    collective = Collective(3)
-    assert isinstance(collective.enlist(candidacy(B, roster, lost=(C,), replacement_wait_s=0.0)), Attendance)
-    collective.learn(formed)
-    assert collective.enlist(candidacy(B, roster, lost=(C,), replacement_wait_s=0.0)) == formed
+    membership = MembershipView(generation=5, members=(A, B, C))
+    formed = MembershipView(generation=6, members=(A, B))
+    collective = RendezvousActor(3)
+    assert isinstance(
+        collective.request_join(join_request(B, membership, lost=(C,), replacement_wait_s=0.0)),
+        RendezvousStatus,
+    )
+    collective.adopt_membership(formed)
+    assert collective.request_join(join_request(B, membership, lost=(C,), replacement_wait_s=0.0)) == formed
 
 
 def test_a_generation_that_lost_someone_before_all_heard_of_it_is_not_told_any_more():
-    collective = Collective(3)
-    roster = first_generation(collective, A, B, C)
-    collective.enlist(candidacy(B, roster, replacement_wait_s=0.0, lost=(C,)))
-    following = collective.enlist(candidacy(A, roster, replacement_wait_s=0.0))
-    collective.enlist(candidacy(D))
-    collective.enlist(candidacy(A, following))  # something went wrong with it
-    again = collective.enlist(candidacy(B, roster))  # has not heard of it yet
+    collective = RendezvousActor(3)
+    membership = first_generation(collective, A, B, C)
+    collective.request_join(join_request(B, membership, replacement_wait_s=0.0, lost=(C,)))
+    following = collective.request_join(join_request(A, membership, replacement_wait_s=0.0))
+    collective.request_join(join_request(D))
+    collective.request_join(join_request(A, following))  # something went wrong with it
+    again = collective.request_join(join_request(B, membership))  # has not heard of it yet
     assert (again.generation, pids(again)) == (2, [1, 2, 4])
 
 
 def test_the_meeting_of_a_formed_generation_expects_its_members_and_refuses_others():
-    collective = Collective(2)
+    collective = RendezvousActor(2)
     first_generation(collective, A, B)
-    attendance = collective.register(0, replace(A, port=77))
-    assert attendance.present == (replace(A, port=77),)
-    assert attendance.expected == (B,)
+    status = collective.register(0, replace(A, port=77))
+    assert status.present == (replace(A, port=77),)
+    assert status.expected == (B,)
     with pytest.raises(
         RendezvousError, match=r"does not belong: it was formed of rank 0 .pid 1 on here., rank 1"
     ):
@@ -173,10 +180,10 @@ def test_the_meeting_of_a_formed_generation_expects_its_members_and_refuses_othe
 
 
 def test_a_generation_is_over_when_the_next_was_formed():
-    collective = Collective(2)
-    roster = first_generation(collective, A, B)
+    collective = RendezvousActor(2)
+    membership = first_generation(collective, A, B)
     collective.publish(0, "all", "somewhere")
-    collective.enlist(candidacy(A, roster, lost=(B,), replacement_wait_s=0.0))
+    collective.request_join(join_request(A, membership, lost=(B,), replacement_wait_s=0.0))
     for call in (lambda: collective.register(0, A), lambda: collective.endpoint(0, "all")):
         with pytest.raises(RendezvousError, match="rendezvous 0: it is over: generation 1 was formed"):
             call()
@@ -184,7 +191,7 @@ def test_a_generation_is_over_when_the_next_was_formed():
 
 
 def test_who_comes_to_a_meeting_learns_who_was_lost_in_it():
-    collective = Collective(3)
+    collective = RendezvousActor(3)
     collective.register(0, A)
     collective.register(0, B)
     collective.report(0, (B,))
@@ -196,30 +203,30 @@ def test_who_comes_to_a_meeting_learns_who_was_lost_in_it():
 def test_whatever_dies_and_restarts_survivors_agree_on_one_roster_in_their_old_order(data):
     world_size = data.draw(st.integers(1, 6), label="world_size")
     members = tuple(process(pid, rank) for rank, pid in enumerate(range(10, 10 + world_size)))
-    roster = Roster(generation=3, members=members)
+    membership = MembershipView(generation=3, members=members)
     survivors = data.draw(st.lists(st.sampled_from(members), min_size=1, unique=True), label="survivors")
     dead = tuple(member for member in members if member not in survivors)
     # So many that they alone fill a group would form one where a restarted actor hears of no other.
     most = min(3, world_size - 1)
     newcomers = [process(pid, pid % 3) for pid in range(data.draw(st.integers(0, most), label="newcomers"))]
-    asking = [candidacy(member, roster, dead, replacement_wait_s=0.0) for member in survivors]
-    asking += [candidacy(member) for member in newcomers]
+    asking = [join_request(member, membership, dead, replacement_wait_s=0.0) for member in survivors]
+    asking += [join_request(member) for member in newcomers]
     heard = {}
-    collective = Collective(world_size)
+    collective = RendezvousActor(world_size)
     for _ in range(200):
         if all(member.process in heard for member in survivors):
             break
         if data.draw(st.integers(0, 9), label="restart on 0") == 0:
-            collective = Collective(world_size)
+            collective = RendezvousActor(world_size)
             for known in heard.values():
-                collective.learn(known)
+                collective.adopt_membership(known)
         one = data.draw(st.sampled_from(asking), label="who asks")
         if one.member.process not in heard:
-            answer = collective.enlist(one)
-            if isinstance(answer, Roster):
+            answer = collective.request_join(one)
+            if isinstance(answer, MembershipView):
                 heard[one.member.process] = answer
         elif data.draw(st.booleans(), label="meets"):
-            place = heard[one.member.process].place_of(one.member)
+            place = heard[one.member.process].find_member(one.member)
             collective.register(4, place)
     (agreed,) = set(heard.values()) or {None}
     if agreed is not None:
@@ -240,18 +247,18 @@ def live_through_a_death(rendezvous, rank, event):
     """Rank 1 of the first generation dies in the middle; a replacement of it has rank 3 here."""
     if rank == 3:
         event.wait(60)
-        roster = join(rendezvous, this_member(1), timeout_s=60)
+        membership = join(rendezvous, this_member(1), timeout_s=60)
     else:
-        roster = join(rendezvous, this_member(rank), timeout_s=60)
-    me = roster.place_of(this_member(0))
-    found = [(roster.generation, me.rank)]
+        membership = join(rendezvous, this_member(rank), timeout_s=60)
+    me = membership.find_member(this_member(0))
+    found = [(membership.generation, me.rank)]
     while True:
         try:
             with connect(
-                rendezvous, me, world_size=3, generation=roster.generation, timeout_s=60
+                rendezvous, me, world_size=3, generation=membership.generation, timeout_s=60
             ) as communicator:
                 found.append(reduced(communicator, me.rank))
-                if roster.generation == 1:
+                if membership.generation == 1:
                     return found
                 if me.rank == 1:
                     event.set()
@@ -260,9 +267,9 @@ def live_through_a_death(rendezvous, rank, event):
         except CommunicatorError as error:
             lost = error.lost if isinstance(error, MemberLostError) else ()
             found.append([member.rank for member in lost])
-            roster = rejoin(rendezvous, me, roster, lost=lost, replacement_wait_s=60, timeout_s=60)
-            me = roster.place_of(me)
-            found.append((roster.generation, me.rank))
+            membership = rejoin(rendezvous, me, membership, lost=lost, replacement_wait_s=60, timeout_s=60)
+            me = membership.find_member(me)
+            found.append((membership.generation, me.rank))
 
 
 def test_survivors_and_a_replacement_reduce_in_the_next_generation():
@@ -291,13 +298,13 @@ def test_a_death_inside_the_meeting_ends_it_for_all_who_are_and_come_there():
 
 
 def test_a_group_that_does_not_form_says_who_was_awaited_and_withdraws():
-    collective = Collective(3)
-    collective.enlist(candidacy(process(os.getppid(), rank=1)))
+    collective = RendezvousActor(3)
+    collective.request_join(join_request(process(os.getppid(), rank=1)))
     with pytest.raises(
         RendezvousError, match=r"waited 0\.\d s for it to form; here are .*awaited are newcomers"
     ):
         join(collective, this_member(0), timeout_s=0.1)
-    assert [other.pid for other in collective.enlist(candidacy(C)).present] == [os.getppid(), 3]
+    assert [other.pid for other in collective.request_join(join_request(C)).present] == [os.getppid(), 3]
 
 
 def die():
@@ -332,9 +339,9 @@ def die_when_all_have_addresses(rendezvous, rank, event):
 def hear_of_it_after_connections_broke(rendezvous, rank, event):
     """What the kernel tells of an ended process may come after what it tells of its connections."""
     asked = threading.Event()
-    hear, explained = Liveness._handle, Meeting.explained
-    Liveness._handle = lambda *arguments: (asked.wait(60), hear(*arguments))
-    Meeting.explained = lambda *arguments: (asked.set(), explained(*arguments))[1]
+    hear, with_root_cause = FailureDetector._handle, GroupContext.with_root_cause
+    FailureDetector._handle = lambda *arguments: (asked.wait(60), hear(*arguments))
+    GroupContext.with_root_cause = lambda *arguments: (asked.set(), with_root_cause(*arguments))[1]
     return die_when_all_have_addresses(rendezvous, rank, event)
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from members import Failed, run_group
 from test_composed import run_threads
 
-from collectives import channels
-from collectives.channels import MESSAGE_DTYPES
 from collectives.errors import CommunicatorError, MemberLostError
+from collectives.point_to_point import MESSAGE_DTYPES
 from collectives.solo import SoloCommunicator
 from collectives.threads import ThreadGroup
 
@@ -44,7 +43,7 @@ def test_what_arrives_has_the_type_shape_and_bits_that_were_sent(dtype, shape, s
             return None
         return communicator.recv(source=0)
 
-    came = run_threads(ThreadGroup.of(2, timeout_s=20.0), task)[1]
+    came = run_threads(ThreadGroup.on_one_device(2, timeout_s=20.0), task)[1]
     assert (came.dtype, came.shape) == (dtype, torch.Size(shape))
     assert bits(came) == bits(sent)
 
@@ -191,6 +190,6 @@ def test_what_cannot_be_sent_is_refused_before_anything_travels():
             return None
         return communicator.recv(0).item()
 
-    assert run_threads(ThreadGroup.of(2, timeout_s=20.0), task)[1] == 1.0
+    assert run_threads(ThreadGroup.on_one_device(2, timeout_s=20.0), task)[1] == 1.0
     with pytest.raises(ValueError, match="alone"):
         SoloCommunicator().send(torch.zeros(1), 1)

@@ -36,7 +36,7 @@ OPERATIONS: dict[str, Callable[[Communicator], Any]] = {
     "common": lambda c: c.common(9, torch.float32),
     "group": lambda c: c.group([0, 1]),
 }
-LOCAL = {"arrivals", "compiled", "close"}
+LOCAL = {"barrier_progress", "compiled", "close"}
 """They wait for nobody. ``compiled`` gives a program whose operations are guarded."""
 OF_SHARED_MEMORY = {"buffer", "common"}
 """Elsewhere they are local, too."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.processes import Processes
+from collectives.process_watcher import Processes
 from collectives.rendezvous import this_member
 from collectives.transports.device_memory import remove_leftovers
 

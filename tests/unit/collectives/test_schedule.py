@@ -21,8 +21,8 @@ def schedule(*steps, layout=TWO_BY_TWO):
 def test_a_right_schedule_is_built():
     made = schedule(IN_DEVICES, ACROSS, BACK)
     assert made.primitives == {"ip", "rp"}
-    assert list(made.of(2)) == [(0, IN_DEVICES, (2, 3)), (1, ACROSS, (0, 2)), (2, BACK, (2, 3))]
-    assert [number for number, _, _ in made.of(3)] == [0, 2]
+    assert list(made.steps_of(2)) == [(0, IN_DEVICES, (2, 3)), (1, ACROSS, (0, 2)), (2, BACK, (2, 3))]
+    assert [number for number, _, _ in made.steps_of(3)] == [0, 2]
 
 
 def test_its_table_shows_steps_primitives_and_groups():

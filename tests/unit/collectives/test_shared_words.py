@@ -10,10 +10,10 @@ from test_shm_waiting import in_threads
 
 from collectives import kernels
 from collectives import shared_words as module
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelError
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
-from collectives.experience.parameters import ParameterBoard
+from collectives.experience.parameters import ParameterStore
+from collectives.experience.producer_ring import ProducerRing
 from collectives.shared_words import AtomicWords, FencedWords, atomic_words, fenced_words, unsupported_reason
 from collectives.transports.shm import is_supported, kernel
 
@@ -26,7 +26,7 @@ def ordered(request, monkeypatch):
     made = atomic_words() if request.param is AtomicWords else fenced_words()
     if made is None:
         pytest.skip("NOT TESTED: this system forbids membarrier")
-    monkeypatch.setattr(module, "_way", lambda: made)
+    monkeypatch.setattr(module, "_select_access", lambda: made)
     return request.param
 
 
@@ -40,25 +40,25 @@ def test_words_hold_what_is_stored(ordered):
 
 
 def test_channels_start_and_carry_batches(ordered):
-    inbox, outbox = Inbox(SCHEMA), Outbox(SCHEMA, rows=8, slots=2)
-    outbox.attach(inbox.endpoint)
+    consumer_endpoint, ring = ConsumerEndpoint(SCHEMA), ProducerRing(SCHEMA, rows=8, slots=2)
+    ring.attach(consumer_endpoint.endpoint)
     for version in range(5):
         rows = random_rows(SCHEMA, 8, version)
-        outbox.put(rows, version, timeout_s=LIMIT_S)
-        with inbox.take(LIMIT_S) as batch:
+        ring.put(rows, version, timeout_s=LIMIT_S)
+        with consumer_endpoint.take(LIMIT_S) as batch:
             assert batch.version == version
             for name, tensor in rows.items():
                 torch.testing.assert_close(batch[name], tensor, rtol=0, atol=0, equal_nan=True)
-    outbox.close()
-    inbox.close()
+    ring.close()
+    consumer_endpoint.close()
 
 
 def test_parameters_are_published_and_read(ordered):
     with (
-        ParameterBoard.host({"flat": torch.zeros(100)}) as board,
-        ParameterBoard.attach(board.endpoint) as reader,
+        ParameterStore.host({"flat": torch.zeros(100)}) as parameter_store,
+        ParameterStore.attach(parameter_store.endpoint) as reader,
     ):
-        board.publish({"flat": torch.arange(100.0)}, version=3)
+        parameter_store.publish({"flat": torch.arange(100.0)}, version=3)
         found = {"flat": torch.zeros(100)}
         assert reader.wait(3, LIMIT_S) == reader.read_into(found) == 3
         assert torch.equal(found["flat"], torch.arange(100.0))
@@ -67,8 +67,8 @@ def test_parameters_are_published_and_read(ordered):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_members_reduce(ordered, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(kernel, "offer", lambda *arguments: None)
-        monkeypatch.setattr("collectives.transports.shm.transport.offer", lambda *arguments: None)
+        monkeypatch.setattr(kernel, "announce_kernel", lambda *arguments: None)
+        monkeypatch.setattr("collectives.transports.shm.transport.announce_kernel", lambda *arguments: None)
     transports = group(3)
     assert [transport._kernel is not None for transport in transports] == [compiled] * 3
     tensors = [torch.full((50_000,), float(rank)) for rank in range(3)]
@@ -86,10 +86,10 @@ def test_members_reduce(ordered, compiled, monkeypatch):
 @pytest.fixture
 def on_arm(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    module._way.cache_clear()
+    module._select_access.cache_clear()
     kernels._log_once.cache_clear()
     yield
-    module._way.cache_clear()
+    module._select_access.cache_clear()
 
 
 def words_here():
@@ -111,7 +111,7 @@ def test_arm_without_a_compiler_takes_the_other_and_says_so(on_arm, monkeypatch,
 
 def test_with_neither_a_channel_says_what_to_install(on_arm, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(module, "NUMBERS", None)
+    monkeypatch.setattr(module, "SYSCALL_NUMBERS", None)
     assert "shared memory on aarch64 needs a C compiler" in unsupported_reason()
     with pytest.raises(ChannelError, match="install a compiler or set CC"):
-        Outbox(SCHEMA, rows=8)
+        ProducerRing(SCHEMA, rows=8)

@@ -139,7 +139,7 @@ def test_who_stopped_inside_a_chunk_is_named_by_all(given_up):
     transports[0]._barrier._timeout_s, transports[1]._barrier._timeout_s = 0.1, given_up
     words, stopped = transports[2]._segment.words, 2 * waiting.STRIDE
     arrivals = words[stopped + waiting.ARRIVALS] + 1
-    claimed = stopped + 2 * CACHE_LINE_BYTES // WORD_BYTES + (transports[2]._kernel._side.reductions + 1 & 1)
+    claimed = stopped + 2 * CACHE_LINE_BYTES // WORD_BYTES + (transports[2]._kernel._state.reductions + 1 & 1)
 
     def stop_inside():
         # After the others have come: it says that it has, too, with what they came for, and claims a chunk of its share.
@@ -222,9 +222,9 @@ def test_without_a_compiler_one_line_says_so_whatever_number_of_groups_there_is(
     segment = Segment.host(2)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            kernel.offer(segment.words, 0)
+            kernel.announce_kernel(segment.words, 0)
     kernel.library.cache_clear()
     assert len(caplog.messages) == 1
     assert "no C compiler (looked for no-such-compiler)" in caplog.messages[0]
-    assert not kernel.agreed(segment.words, 2)
+    assert not kernel.all_members_have_kernel(segment.words, 2)
     segment.close()

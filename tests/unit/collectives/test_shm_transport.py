@@ -13,10 +13,10 @@ from shm_members import run_members
 
 from collectives.errors import CommunicatorError
 from collectives.shares import shares
-from collectives.transports.shm.memory import HALF_BYTES
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 from collectives.transports.shm.reduction import REDUCIBLE
 
-PIECES_3 = 2 * HALF_BYTES // 4 + 4099
+PIECES_3 = 2 * STAGING_BUFFER_BYTES // 4 + 4099
 """float32 elements that pass the staging memory in three pieces, the last an odd one."""
 SIZES = (0, 1, 1001, 8209, PIECES_3)
 
@@ -157,7 +157,7 @@ def dawdle_and_mix(transport):
         small = torch.full((1000,), float(turn + transport.rank))
         large = torch.full((PIECES_3,), float(turn + transport.rank))
         registered.fill_(turn + transport.rank)
-        message = torch.full((HALF_BYTES // 2,), float(1000 * turn + transport.rank))
+        message = torch.full((STAGING_BUFFER_BYTES // 2,), float(1000 * turn + transport.rank))
         transport.all_reduce(small)
         transport.all_reduce(large)
         transport.broadcast(message, source=turn % world_size)

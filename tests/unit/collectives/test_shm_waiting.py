@@ -11,7 +11,7 @@ from collectives.transports.shm import waiting
 from collectives.transports.shm.memory import Segment
 from collectives.transports.shm.waiting import Barrier
 
-BARRIER = calls.encoded("barrier")
+BARRIER = calls.encode_call("barrier")
 LIMIT_S = 30
 
 

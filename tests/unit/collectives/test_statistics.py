@@ -19,7 +19,7 @@ def assert_close(a: Moments, b: Moments, scale: float = 1.0) -> None:
 
 
 def test_moments_by_hand():
-    moments = Moments.of(torch.tensor([[1.0, 10.0], [2.0, 10.0], [6.0, 10.0]]))
+    moments = Moments.from_batch(torch.tensor([[1.0, 10.0], [2.0, 10.0], [6.0, 10.0]]))
     assert moments.count == 3
     assert moments.mean.tolist() == [3.0, 10.0]
     assert moments.m2.tolist() == [14.0, 0.0]  # 4 + 1 + 9
@@ -28,17 +28,17 @@ def test_moments_by_hand():
 
 
 def test_two_parts_merged_by_hand():
-    union = merged(Moments.of(torch.tensor([1.0, 3.0])), Moments.of(torch.tensor([8.0])))
+    union = merged(Moments.from_batch(torch.tensor([1.0, 3.0])), Moments.from_batch(torch.tensor([8.0])))
     # mean 4; deviations -3, -1, 4
     assert (union.count, union.mean, union.m2) == (3, 4.0, 26.0)
 
 
 def test_nothing_is_neutral_on_both_sides():
-    some = Moments.of(torch.tensor([[1.5, -2.0], [4.0, 8.0]]))
+    some = Moments.from_batch(torch.tensor([[1.5, -2.0], [4.0, 8.0]]))
     nothing = Moments.empty((2,))
     assert_close(merged(nothing, some), some)
     assert_close(merged(some, nothing), some)
-    assert Moments.of(torch.empty((0, 2))).mean.shape == (2,)
+    assert Moments.from_batch(torch.empty((0, 2))).mean.shape == (2,)
     assert merged(nothing, nothing).variance().tolist() == [0.0, 0.0]
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_neutral_on_both_sides():
 def test_variance_is_that_of_torch_in_float64(values):
     batch = torch.tensor(values, dtype=torch.float64)
     torch.testing.assert_close(
-        Moments.of(batch).variance(), batch.var(correction=0), rtol=1e-9, atol=1e-9 * 1e6
+        Moments.from_batch(batch).variance(), batch.var(correction=0), rtol=1e-9, atol=1e-9 * 1e6
     )
 
 
@@ -58,38 +58,38 @@ def test_any_split_merges_to_the_whole(values, data):
     batch = torch.tensor(values, dtype=torch.float64)
     union = Moments.empty()
     for begin, end in zip([0, *cuts], [*cuts, len(values)], strict=True):
-        union = merged(union, Moments.of(batch[begin:end]))
-    assert_close(union, Moments.of(batch), scale=1e6)
+        union = merged(union, Moments.from_batch(batch[begin:end]))
+    assert_close(union, Moments.from_batch(batch), scale=1e6)
 
 
 def test_a_large_mean_does_not_swallow_a_small_variance():
     batch = 1e8 + torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
-    union = merged(Moments.of(batch[:2]), Moments.of(batch[2:]))
+    union = merged(Moments.from_batch(batch[:2]), Moments.from_batch(batch[2:]))
     assert union.variance().item() == pytest.approx(1.25, rel=1e-6)
 
 
 def test_all_members_get_bitwise_the_same_union():
     batch = torch.randn(30, 5, generator=torch.Generator().manual_seed(3))
-    group = ThreadGroup.of(3)
+    group = ThreadGroup.on_one_device(3)
     results: dict[int, Moments] = {}
 
     def member(rank: int) -> None:
         with group.communicator(rank) as communicator:
-            results[rank] = all_merge(Moments.of(batch[10 * rank : 10 * rank + 10]), communicator)
+            results[rank] = all_merge(Moments.from_batch(batch[10 * rank : 10 * rank + 10]), communicator)
 
     threads = [threading.Thread(target=member, args=(rank,)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert_close(results[0], Moments.of(batch))
+    assert_close(results[0], Moments.from_batch(batch))
     for rank in (1, 2):
         assert torch.equal(results[rank].mean, results[0].mean)
         assert torch.equal(results[rank].m2, results[0].m2)
 
 
 def test_alone_all_merge_changes_nothing():
-    moments = Moments.of(torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)))
+    moments = Moments.from_batch(torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)))
     union = all_merge(moments, SoloCommunicator())
     assert union.mean.shape == (2, 3)
     assert torch.equal(union.m2, moments.m2)

@@ -47,13 +47,13 @@ def test_what_gloo_completes_after_it_was_given_up_reaches_no_tensor(kind):
 
     assert in_threads([lambda: connect(0), lambda: connect(1)]) == [None, None]
     tensors = [torch.full((200_000,), rank + 1.0) for rank in range(2)]
-    given_up, really_agree = threading.Event(), made[1]._agree
+    given_up, really_agree = threading.Event(), made[1]._check_same_call
 
     def agree_and_stop(*call, **details):
         really_agree(*call, **details)
         assert given_up.wait(20)
 
-    made[1]._agree = agree_and_stop
+    made[1]._check_same_call = agree_and_stop
 
     def operate(rank):
         operation = getattr(made[rank], kind)
@@ -130,20 +130,20 @@ def test_an_operation_is_completed_by_all_or_by_none(gives_up_first, kind):
         operation_of(transport, kind, tensor) for transport, tensor in zip(transports, tensors, strict=True)
     ]
     for member, tensor in zip(kernels, tensors, strict=True):
-        member._side.limit_ns, member._side.own = 0, tensor.data_ptr()
+        member._state.limit_ns, member._state.own = 0, tensor.data_ptr()
 
     def run_once(rank):
-        return kernels[rank]._run(kernels[rank]._side_at, operations[rank].at)
+        return kernels[rank]._run(kernels[rank]._state_pointer, operations[rank].at)
 
-    assert run_once(0) == kernel._LOOK
+    assert run_once(0) == kernel._TRY_AGAIN
     if gives_up_first:
-        assert kernels[0]._abort_operation(kernels[0]._side_at)
+        assert kernels[0]._abort_operation(kernels[0]._state_pointer)
         assert [run_once(1), run_once(1)] == [kernel._ABORTED] * 2
-        assert kernels[1]._abort_operation(kernels[1]._side_at)
+        assert kernels[1]._abort_operation(kernels[1]._state_pointer)
         assert all(tensor.eq(1.0).all() for tensor in tensors)
     else:
         assert run_once(1) == kernel._COMPLETE
-        assert not kernels[0]._abort_operation(kernels[0]._side_at)
+        assert not kernels[0]._abort_operation(kernels[0]._state_pointer)
         assert run_once(0) == kernel._COMPLETE
         assert all(tensor.eq(1.0 if kind == "barrier" else 2.0).all() for tensor in tensors)
     close(transports)
@@ -155,9 +155,9 @@ def ones_in(transport):
 
 def operation_of(transport, kind, tensor):
     if kind == "barrier":
-        return transport._kernel.meeting(calls.encoded("barrier"))
+        return transport._kernel.barrier_operation(calls.encode_call("barrier"))
     place = transport._place("all_reduce", tensor)
-    return transport._plans.reduction("all_reduce", "sum", tensor.dtype, tensor.numel(), place).compiled[0]
+    return transport._prepared.reduction("all_reduce", "sum", tensor.dtype, tensor.numel(), place).compiled[0]
 
 
 def test_threads_do_not_complete_what_another_gave_up():

@@ -11,9 +11,9 @@ import torch
 from members import Failed, run_group
 
 from collectives.errors import CommunicatorError
-from collectives.transports.shm.memory import HALF_BYTES
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 
-LARGER_THAN_A_HALF = HALF_BYTES // 4 + 4097
+LARGER_THAN_A_HALF = STAGING_BUFFER_BYTES // 4 + 4097
 SIZES = (0, 1, 7, 1001, LARGER_THAN_A_HALF)
 FLOATS = (torch.float32, torch.float64)
 
@@ -266,7 +266,7 @@ class Reduce:
     ("task", "named"),
     [
         (Reduce((7, 8)), "all_reduce(sum) of 8 float32"),
-        (Reduce((HALF_BYTES // 4, LARGER_THAN_A_HALF)), f"of {LARGER_THAN_A_HALF} float32"),
+        (Reduce((STAGING_BUFFER_BYTES // 4, LARGER_THAN_A_HALF)), f"of {LARGER_THAN_A_HALF} float32"),
         (Reduce((7, 7), ("sum", "max")), "all_reduce(max) of 7 float32"),
     ],
 )

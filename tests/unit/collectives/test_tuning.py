@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives import composed
-from collectives.alphabeta import ASSUMED, AlphaBeta, Line
+from collectives.alphabeta import NOMINAL_MODEL, AlphaBetaModel, CostCoefficients
 from collectives.composed import ComposedCommunicator
 from collectives.layout import Layout
-from collectives.planner import make_plan
-from collectives.tuning import SEEN, TIMED, Tuner
+from collectives.planner import plan_composition
+from collectives.tuning import COUNTED_REDUCTIONS, TIMED_REDUCTIONS, ScheduleTuner
 from tests.unit.collectives.test_choice import LAYOUT, on_all_members
 
 MS = 1e-3
@@ -22,11 +22,11 @@ OPS = ("all_reduce", "reduce", "broadcast")
 def costs(**by_primitive):
     """A model: latency, or latency and seconds per byte, of every operation of a primitive."""
     lines = {
-        (primitive, op): Line(*(line if isinstance(line, tuple) else (line, 0, 0)), 0)
+        (primitive, op): CostCoefficients(*(line if isinstance(line, tuple) else (line, 0, 0)), 0)
         for primitive, line in by_primitive.items()
         for op in OPS
     }
-    return AlphaBeta(origin="made up", lines=lines)
+    return AlphaBetaModel(origin="made up", coefficients=lines)
 
 
 class Group:
@@ -34,7 +34,7 @@ class Group:
 
     def __init__(self, plan, cost, others=None):
         self.now, self.cost, self.others = 0.0, cost, others
-        self.tuner = Tuner(plan, clock=lambda: self.now)
+        self.tuner = ScheduleTuner(plan, clock=lambda: self.now)
         self.running = plan.chosen
         self.changes = []
 
@@ -56,10 +56,13 @@ class Group:
 def test_the_plan_is_for_the_bucket_that_carries_most_bytes():
     # For few bytes memory costs least, for many a ring: 3 steps of 1 ms + 1 ns a byte against 4 ms + 10 ns a byte.
     model = costs(ip=(4 * MS, 0, 10e-9), rp=(2 * MS, 0, 1e-9))
-    plan = make_plan(Layout.parse("3x2"), 40_000, model)
-    assert (plan.chosen, make_plan(Layout.parse("3x2"), 4_000_000, model).chosen) == ("ip_only", "rp_only")
+    plan = plan_composition(Layout.parse("3x2"), 40_000, model)
+    assert (plan.chosen, plan_composition(Layout.parse("3x2"), 4_000_000, model).chosen) == (
+        "ip_only",
+        "rp_only",
+    )
     group = Group(plan, lambda name: 1.0)
-    group.reduce(100, times=SEEN - 1)  # counters, say: more of them, but few bytes
+    group.reduce(100, times=COUNTED_REDUCTIONS - 1)  # counters, say: more of them, but few bytes
     assert group.changes == []
     group.reduce(1_000_000)
     assert group.changes == ["rp_only"]
@@ -67,9 +70,9 @@ def test_the_plan_is_for_the_bucket_that_carries_most_bytes():
 
 
 def test_a_schedule_that_costs_more_in_training_than_another_should_is_left():
-    plan = make_plan(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
+    plan = plan_composition(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
     group = Group(plan, {"rp_only": 9 * MS, "ip_only": 5 * MS}.__getitem__)
-    group.reduce(100, times=SEEN + TIMED - 1)
+    group.reduce(100, times=COUNTED_REDUCTIONS + TIMED_REDUCTIONS - 1)
     assert group.changes == []
     group.reduce(100)
     assert group.changes == ["ip_only"]
@@ -80,10 +83,10 @@ def test_a_schedule_that_costs_more_in_training_than_another_should_is_left():
 
 def test_what_was_measured_before_training_is_expected_and_not_compared_with():
     # Alone, one after another, the ring costs 3 ms; in training 5, more than memory is expected to cost.
-    plan = make_plan(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS)).confront(3 * MS)
-    restarted = plan.restarted()
-    assert restarted.measured == {}
-    assert {c.name: restarted.expected_s(c.name) for c in plan.candidates} == pytest.approx(
+    plan = plan_composition(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS)).record_measurement(3 * MS)
+    without_measurements = plan.without_measurements()
+    assert without_measurements.measured == {}
+    assert {c.name: without_measurements.expected_s(c.name) for c in plan.candidates} == pytest.approx(
         {c.name: plan.expected_s(c.name) for c in plan.candidates}
     )
     group = Group(plan, {"rp_only": 5 * MS, "ip_only": 4.5 * MS}.__getitem__)
@@ -93,15 +96,15 @@ def test_what_was_measured_before_training_is_expected_and_not_compared_with():
 
 def test_who_comes_early_waits_and_does_not_count():
     # This member waits a second for the last, which finds that the reduction itself costs what was expected.
-    plan = make_plan(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
-    group = Group(plan, lambda name: 1.0, others=lambda name: torch.full((TIMED,), 3.1 * MS))
+    plan = plan_composition(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
+    group = Group(plan, lambda name: 1.0, others=lambda name: torch.full((TIMED_REDUCTIONS,), 3.1 * MS))
     group.reduce(100, times=1000)
     assert group.changes == []
     assert group.tuner.plan.measured["rp_only"].measured_s == pytest.approx(3.1 * MS)
 
 
 def test_rounds_become_rare_once_the_choice_stays():
-    plan = make_plan(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
+    plan = plan_composition(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
     group = Group(plan, lambda name: 3 * MS)
     rounds = []
     largest = group.largest
@@ -115,10 +118,10 @@ def test_rounds_become_rare_once_the_choice_stays():
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(["2x2", "3x2", "4x3", "2x2|2x2"]), st.sampled_from([4_096, 440_000]), st.data())
 def test_training_comes_to_rest_on_the_best_that_it_has_run(layout, nbytes, data):
-    plan = make_plan(Layout.parse(layout), nbytes, ASSUMED)
+    plan = plan_composition(Layout.parse(layout), nbytes, NOMINAL_MODEL)
     truth = {c.name: c.model_s * data.draw(st.floats(0.1, 10)) for c in plan.candidates}
     group = Group(plan, truth.__getitem__)
-    group.reduce(nbytes // 4, times=(SEEN + TIMED) * (2 * len(truth) + 2))
+    group.reduce(nbytes // 4, times=(COUNTED_REDUCTIONS + TIMED_REDUCTIONS) * (2 * len(truth) + 2))
     before = list(group.changes)
     assert truth[group.running] == min(truth[name] for name in group.tuner.plan.measured)
     group.reduce(nbytes // 4, times=2000)
@@ -128,22 +131,24 @@ def test_training_comes_to_rest_on_the_best_that_it_has_run(layout, nbytes, data
 def test_members_change_their_schedule_at_one_reduction_and_sums_stay_right(monkeypatch):
     """Four members on two devices; each thread has its own clock, on which a ring takes longer than the model says."""
     mine = threading.local()
-    really_perform = composed.perform
+    really_perform = composed.run_step
 
-    def perform(step, *given):
+    def run_step(step, *given):
         really_perform(step, *given)
         mine.now = getattr(mine, "now", 0.0) + {"rp": 1.0, "ip": 2 * MS}[step.primitive]
 
-    monkeypatch.setattr(composed, "perform", perform)
+    monkeypatch.setattr(composed, "run_step", run_step)
     model = costs(ip=4 * MS, rp=1 * MS)
 
-    def member(wires, rank, control):
-        plan = make_plan(LAYOUT, 4_000, model, {"ip", "rp"})
-        tuner = Tuner(plan, clock=lambda: getattr(mine, "now", 0.0))
-        with ComposedCommunicator(rank, plan.schedule, wires.apart("trained"), tuner=tuner) as communicator:
+    def member(transport_factory, rank, control):
+        plan = plan_composition(LAYOUT, 4_000, model, {"ip", "rp"})
+        tuner = ScheduleTuner(plan, clock=lambda: getattr(mine, "now", 0.0))
+        with ComposedCommunicator(
+            rank, plan.schedule, transport_factory.scoped("trained"), tuner=tuner
+        ) as communicator:
             names = []
             gradients = communicator.buffer(1_000, torch.float32)
-            for turn in range(2 * (SEEN + TIMED)):
+            for turn in range(2 * (COUNTED_REDUCTIONS + TIMED_REDUCTIONS)):
                 gradients.copy_(torch.arange(1_000) + 1_000.0 * rank + turn)
                 names.append(communicator.schedule.composition)
                 communicator.all_reduce(gradients, "mean")
@@ -155,17 +160,26 @@ def test_members_change_their_schedule_at_one_reduction_and_sums_stay_right(monk
             return names
 
     names = on_all_members(LAYOUT, member)
-    assert names == [["rp_only"] * (SEEN + TIMED) + ["ip_only"] * (SEEN + TIMED)] * 4
+    assert (
+        names
+        == [
+            ["rp_only"] * (COUNTED_REDUCTIONS + TIMED_REDUCTIONS)
+            + ["ip_only"] * (COUNTED_REDUCTIONS + TIMED_REDUCTIONS)
+        ]
+        * 4
+    )
 
 
 def test_a_schedule_stays_once_its_shared_memory_was_given_out():
-    def member(wires, rank, control):
-        plan = make_plan(LAYOUT, 4_000, costs(ip=1 * MS, rp=4 * MS), {"ip", "rp"})
+    def member(transport_factory, rank, control):
+        plan = plan_composition(LAYOUT, 4_000, costs(ip=1 * MS, rp=4 * MS), {"ip", "rp"})
         now = iter(range(10**6))
-        tuner = Tuner(plan, clock=lambda: float(next(now)))  # each reduction seems to cost a second
-        with ComposedCommunicator(rank, plan.schedule, wires.apart("trained"), tuner=tuner) as communicator:
+        tuner = ScheduleTuner(plan, clock=lambda: float(next(now)))  # each reduction seems to cost a second
+        with ComposedCommunicator(
+            rank, plan.schedule, transport_factory.scoped("trained"), tuner=tuner
+        ) as communicator:
             given_out = communicator.common(8, torch.float32)
-            for _ in range(SEEN + 2 * TIMED):
+            for _ in range(COUNTED_REDUCTIONS + 2 * TIMED_REDUCTIONS):
                 communicator.all_reduce(torch.ones(1_000))
             control.barrier()
             return given_out is not None, communicator.schedule.composition, next(now)

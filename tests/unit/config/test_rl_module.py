@@ -30,7 +30,7 @@ def policy_of(action, network, batch, clip=10.0):
     normaliser = None
     if batch is not None:
         normaliser = ObservationNormaliser(6, clip, CPU)
-        normaliser.update(Moments.of(batch))
+        normaliser.update(Moments.from_batch(batch))
     return NetworkPolicy(model, info(action), normaliser, CPU)
 
 

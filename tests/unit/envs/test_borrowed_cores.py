@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.idle_cores import borrow_idle_cores
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from collectives.solo import SoloCommunicator
 from rayagi.envs import make_env_factory
 from rayagi.envs.mujoco_cpu import contact_physics
@@ -39,9 +39,9 @@ def course(env, num_steps=8):
     return [(step.obs, step.rewards) for step in steps]
 
 
-def arrivals(*counts):
+def barrier_progress(*counts):
     """As many operations as each rank has come to; this one is the first that has come to the fewest."""
-    return Arrivals(torch.tensor(counts), counts.index(min(counts)))
+    return BarrierProgress(torch.tensor(counts), counts.index(min(counts)))
 
 
 class Borrowed:
@@ -82,7 +82,7 @@ def test_worlds_stepped_on_lent_cores_go_the_same_course(loop, first):
 
 def test_threads_of_ones_own_and_borrowed_ones_share_the_worlds(loop):
     alone, crowd = ants(), ants(num_threads=3)
-    crowd.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, arrivals(2, 1, 2))
+    crowd.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, barrier_progress(2, 1, 2))
     for found, same in zip(course(crowd), course(alone), strict=True):
         assert all(map(torch.equal, found, same))
     alone.close()
@@ -100,7 +100,7 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
         return run(*arguments)
 
     env._physics.loop.run = noted
-    env.borrow({1: own[-1:]}, arrivals(1, 2))
+    env.borrow({1: own[-1:]}, barrier_progress(1, 2))
     course(env, num_steps=2)
     env.close()
     assert dict(where) == {"MainThread": own, "borrowed_0": own[-1:]}
@@ -108,7 +108,7 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
 
 def test_an_unstable_world_is_counted_whoever_steps_it(loop):
     env = ants()
-    env.borrow({1: os.sched_getaffinity(0)}, arrivals(1, 2))
+    env.borrow({1: os.sched_getaffinity(0)}, barrier_progress(1, 2))
     env.reset()
     env._physics.fields["qpos"][4, 0] = np.nan
     assert env.step(torch.zeros(NUM_ENVS, 8)).terminated.nonzero().flatten().tolist() == [4]
@@ -126,14 +126,14 @@ class Group:
         others[0][[4, 5]] = 1
         return torch.stack([others[0], own, others[1]])
 
-    def arrivals(self):
-        return arrivals(8, 7, 7)
+    def barrier_progress(self):
+        return barrier_progress(8, 7, 7)
 
 
 def test_a_gmi_borrows_what_the_others_have():
     asked = []
     env = ants()
-    env.borrow = lambda cores, seen: not asked.append((cores, seen.waiting()))
+    env.borrow = lambda cores, seen: not asked.append((cores, seen.waiting_ranks()))
     context = SimpleNamespace(
         communicator=Group(), identity=SimpleNamespace(slice=SimpleNamespace(cores=(0, 2)))
     )
@@ -147,5 +147,5 @@ def test_a_gmi_borrows_what_the_others_have():
 
 def test_what_is_stepped_by_a_batch_has_no_use_for_cores():
     env = make_env_factory("HalfCheetah-v5")(num_envs=2, first_env_index=0, seed=3, num_threads=1)
-    assert not env.borrow({1: [0]}, arrivals(1, 2))
+    assert not env.borrow({1: [0]}, barrier_progress(1, 2))
     env.close()

@@ -15,7 +15,7 @@ from actors.collecting import collect
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from collectives import kernels
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from rayagi.algorithms.policy import new_policy
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
@@ -148,7 +148,9 @@ def test_a_saved_state_goes_on_to_the_last_bit():
 
 def test_who_takes_which_world_changes_nothing():
     alone, crowd = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37, num_threads=3)
-    crowd.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, Arrivals(torch.tensor([2, 1, 2]), 1))
+    crowd.env.borrow(
+        {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(torch.tensor([2, 1, 2]), 1)
+    )
     for iteration in range(2):
         one, other = alone.filled(iteration), crowd.filled(iteration)
         assert_same(one, other)
@@ -159,11 +161,11 @@ def test_who_takes_which_world_changes_nothing():
 def lend_in_the_middle(course, monkeypatch):
     """Ranks 0 and 2 come to their next operation while this one's thread is in its loop. Returns how its calls ended."""
     counts, ends = torch.tensor([1, 1, 1]), []
-    course.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, Arrivals(counts, 1))
+    course.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1))
     watch, roll = RollLoop.watch, CompiledLoop.roll
 
-    def watched(self, data, arrivals, away):
-        watch(self, data, arrivals, away)
+    def watched(self, data, barrier_progress, away):
+        watch(self, data, barrier_progress, away)
         if away:  # after Python's look, before C's
             counts[max(away)] = 2
 

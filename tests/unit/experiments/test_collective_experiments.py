@@ -2,9 +2,9 @@
 
 import pytest
 
-from collectives.alphabeta import AlphaBeta, Line
+from collectives.alphabeta import AlphaBetaModel, CostCoefficients
 from collectives.layout import Layout
-from collectives.planner import make_plan
+from collectives.planner import plan_composition
 from experiments.collectives.projection import (
     Trained,
     Work,
@@ -81,27 +81,31 @@ def test_throughput_follows_from_what_a_reduction_costs():
 
 
 def model(ip_s, rp_s):
-    lines = {("ip", op): Line(ip_s, 0.0, 0.0, 0.0) for op in ("all_reduce", "reduce", "broadcast")}
-    lines |= {("rp", op): Line(rp_s, 0.0, 0.0, 0.0) for op in ("all_reduce", "reduce", "broadcast")}
-    return AlphaBeta(origin="by hand", lines=lines)
+    lines = {
+        ("ip", op): CostCoefficients(ip_s, 0.0, 0.0, 0.0) for op in ("all_reduce", "reduce", "broadcast")
+    }
+    lines |= {
+        ("rp", op): CostCoefficients(rp_s, 0.0, 0.0, 0.0) for op in ("all_reduce", "reduce", "broadcast")
+    }
+    return AlphaBetaModel(origin="by hand", coefficients=lines)
 
 
 def test_the_baseline_trains_beside_the_choice_or_else_the_next_best():
     # On 2x2, ip_only is one step by ip; hybrid(2) and har are three, two of them or one by rp.
-    rings_cheap = make_plan(Layout.parse("2x2"), 1000, model(0.1, 0.01))
+    rings_cheap = plan_composition(Layout.parse("2x2"), 1000, model(0.1, 0.01))
     assert arms(rings_cheap) == {"ip_only": "baseline", "rp_only": "chosen"}
-    rings_dear = make_plan(Layout.parse("2x2"), 1000, model(0.01, 0.1))
+    rings_dear = plan_composition(Layout.parse("2x2"), 1000, model(0.01, 0.1))
     assert arms(rings_dear) == {"ip_only": "baseline, chosen", "har": "runner-up"}
 
 
 def test_rows_say_what_was_measured_and_what_was_projected():
-    plan = make_plan(Layout.parse("2x2"), 1000, model(0.1, 0.01))
+    plan = plan_composition(Layout.parse("2x2"), 1000, model(0.1, 0.01))
     trained = Trained(plan=plan, work=WORK, rates={"ip_only": [400.0, 500.0, 600.0], "rp_only": [900.0]})
     rows = measured_rows("2G2T", "AT", trained)
     assert [row.basis for row in rows] == ["measured, devices are labels"] * 2
     # 2 s an iteration, of which 10 x 0.1 s; rp_only's three steps take 0.03 s: 1 s + 0.3 s.
     assert rows[1].projected_steps_per_s == pytest.approx(1000 / 1.3)
-    larger = make_plan(Layout.parse("4x4"), 1000, model(0.1, 0.01))
+    larger = plan_composition(Layout.parse("4x4"), 1000, model(0.1, 0.01))
     rows += projected_rows("4G4T", "AT", larger, trained)
     assert rows[2].basis == "projected from 2x2"
     # Four times the computing, 4 x 1 s, and 10 x 0.1 s for 4000 steps.

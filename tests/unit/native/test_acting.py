@@ -35,7 +35,7 @@ def policy_of(info, hidden=(64, 33), activation="elu", *, normalised=True, seed=
     normaliser = None
     if normalised:
         normaliser = ObservationNormaliser(info.obs_dim, 2.0, HOST)
-        normaliser.update(Moments.of(3 + 2 * torch.randn(50, info.obs_dim, generator=generator)))
+        normaliser.update(Moments.from_batch(3 + 2 * torch.randn(50, info.obs_dim, generator=generator)))
     return NetworkPolicy(model, info, normaliser, HOST)
 
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from actors.collective import Collective
 from actors.errors import PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
+from actors.rendezvous_actor import RendezvousActor
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.policy import new_policy
@@ -73,7 +73,7 @@ def sinks(monkeypatch):
 
 def serve(kinds, template, requests, job):
     """Every GMI's answers to requests for so many steps, or what it raised."""
-    directory = Collective(len(kinds))
+    directory = RendezvousActor(len(kinds))
     answers = [None] * len(kinds)
 
     def member(index):

@@ -149,7 +149,7 @@ def test_what_a_killed_gmi_had_posted_is_written(tmp_path):
         import test_recording as module
         own = module.sink(pathlib.Path(sys.argv[2]))
         module.feed(own, range(module.STEPS))
-        assert own._outbox.drain(60.0) == 0                # the writer has found it
+        assert own._ring.drain(60.0) == 0                # the writer has found it
         module.feed(own, range(module.STEPS, 3 * module.STEPS + 2))   # two more blocks, and one that is not full
         os.kill(os.getpid(), signal.SIGKILL)
     """

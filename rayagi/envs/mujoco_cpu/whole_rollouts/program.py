@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.rollout import Rollout
-from collectives.arrivals import Arrivals
+from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
@@ -120,11 +120,14 @@ class RollLoop:
         self.num_unstable = 0
         """Times that a world became unstable; its episode ended there."""
 
-    def watch(self, data: mujoco.MjData, arrivals: Arrivals, away: Collection[int]) -> None:
+    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
         """Let ``run`` with this MjData return when one of these ranks waits for this member."""
         turn = self._turn(data)
-        self._watched = arrivals, (_ADDRESS * len(away))(*map(arrivals.address, away))
-        turn.own, turn.others = arrivals.address(arrivals.rank), ctypes.addressof(self._watched[1])
+        self._watched = barrier_progress, (_ADDRESS * len(away))(*map(barrier_progress.address, away))
+        turn.own, turn.others = (
+            barrier_progress.address(barrier_progress.rank),
+            ctypes.addressof(self._watched[1]),
+        )
         turn.num_others = len(away)
 
     def run(self, data: mujoco.MjData, most: int) -> bool:

@@ -4,9 +4,9 @@ import hashlib
 
 import torch
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 LIMIT_S = 30.0
@@ -65,17 +65,17 @@ def same(found, rows):
 
 def pair(schema=SCHEMA, rows=4, **numbers):
     """An outbox and an inbox of this process, connected."""
-    outbox, inbox = Outbox(schema, rows=rows, **numbers), Inbox(schema)
-    outbox.attach(inbox.endpoint)
-    assert inbox.producers == (outbox.producer,)
-    return outbox, inbox
+    ring, consumer_endpoint = ProducerRing(schema, rows=rows, **numbers), ConsumerEndpoint(schema)
+    ring.attach(consumer_endpoint.endpoint)
+    assert consumer_endpoint.producers == (ring.producer,)
+    return ring, consumer_endpoint
 
 
-def take_all(inbox):
+def take_all(consumer_endpoint):
     """The batches that are there now."""
     taken = []
     while True:
         try:
-            taken.append(inbox.take(timeout_s=0.0))
+            taken.append(consumer_endpoint.take(timeout_s=0.0))
         except ChannelTimeoutError:
             return taken

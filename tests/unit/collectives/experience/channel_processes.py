@@ -20,9 +20,9 @@ import torch
 from channel_cases import LIMIT_S, digest, random_rows
 
 from collectives import experience
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema
 from tests.unit.forkserver import context
 
@@ -60,10 +60,10 @@ class Work:
 class End:
     """A producer or a consumer in another process."""
 
-    def __init__(self, role: Any, work: Work, inboxes: Sequence[str] = ()) -> None:
+    def __init__(self, role: Any, work: Work, consumer_endpoints: Sequence[str] = ()) -> None:
         self.work, self.said = work, []
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=role, args=(work, inboxes, theirs), daemon=True)
+        self.process = context.Process(target=role, args=(work, consumer_endpoints, theirs), daemon=True)
         self.process.start()
         theirs.close()
         self.over = False
@@ -147,12 +147,12 @@ class Teller:
         return found
 
 
-def produce(work: Work, inboxes: Sequence[str], pipe: Connection) -> None:
+def produce(work: Work, consumer_endpoints: Sequence[str], pipe: Connection) -> None:
     """Put batches whose rows say whose they are, attach to whom it is told to, and leave once all are released."""
     torch.set_num_threads(1)
     teller = Teller(pipe, work.kill)
     pace = random.Random(work.seed)
-    outbox = Outbox(
+    ring = ProducerRing(
         work.schema,
         rows=work.rows,
         slots=work.slots,
@@ -160,51 +160,51 @@ def produce(work: Work, inboxes: Sequence[str], pipe: Connection) -> None:
         producer=work.producer,
         origin=work.origin,
     )
-    for endpoint in inboxes:
-        attach(outbox, endpoint)
-    teller.say("endpoint", outbox.endpoint)
+    for endpoint in consumer_endpoints:
+        attach(ring, endpoint)
+    teller.say("endpoint", ring.endpoint)
     teller.wait_for("go")
     for number in range(1, work.batches + 1):
-        attach_told(teller, outbox)
+        attach_told(teller, ring)
         rows = random_rows(work.schema, pace.randint(0, work.rows), seed=work.origin * 10_000 + number)
         order = [field.name for field in work.schema.fields]
         count = len(rows[order[0]])
-        claim = claim_patiently(teller, outbox, count)
+        reservation = claim_patiently(teller, ring, count)
         teller.passing("claimed")
         for name in order[: len(order) // 2]:
-            claim[name].copy_(rows[name])
+            reservation[name].copy_(rows[name])
         teller.passing("half written")
         for name in order[len(order) // 2 :]:
-            claim[name].copy_(rows[name])
+            reservation[name].copy_(rows[name])
         teller.say("commits", (number, count, digest(rows, order)))
-        claim.commit(version=number)
+        reservation.commit(version=number)
         teller.passing("committed")
         teller.say("committed", number)
         time.sleep(pace.random() * work.pause_s)
-    while outbox.drain(0.02):
-        attach_told(teller, outbox)
+    while ring.drain(0.02):
+        attach_told(teller, ring)
     teller.say("drained")
-    outbox.close()
+    ring.close()
 
 
-def attach_told(teller: Teller, outbox: Outbox) -> None:
+def attach_told(teller: Teller, ring: ProducerRing) -> None:
     for word, *values in teller.heard():
         if word == "attach":
-            attach(outbox, values[0])
+            attach(ring, values[0])
 
 
-def attach(outbox: Outbox, endpoint: str) -> None:
+def attach(ring: ProducerRing, endpoint: str) -> None:
     with contextlib.suppress(ChannelError):  # it may have ended meanwhile
-        outbox.attach(endpoint)
+        ring.attach(endpoint)
 
 
-def claim_patiently(teller: Teller, outbox: Outbox, rows: int) -> Any:
+def claim_patiently(teller: Teller, ring: ProducerRing, rows: int) -> Any:
     """Wait for a slot, and go on attaching to new consumers meanwhile."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ChannelTimeoutError):
-            return outbox.claim(rows, timeout_s=0.02)
-        attach_told(teller, outbox)
+            return ring.reserve(rows, timeout_s=0.02)
+        attach_told(teller, ring)
     raise TimeoutError("no slot came free")
 
 
@@ -213,26 +213,26 @@ def consume(work: Work, _: Sequence[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     teller = Teller(pipe, work.kill)
     pace = random.Random(work.seed)
-    inbox = Inbox(work.schema)
-    teller.say("endpoint", inbox.endpoint)
+    consumer_endpoint = ConsumerEndpoint(work.schema)
+    teller.say("endpoint", consumer_endpoint.endpoint)
     order = [field.name for field in work.schema.fields]
     held, last = [], False
     while True:
         last = last or any(word == "last" for word, *_ in teller.heard())
         try:
-            batch = inbox.take(timeout_s=0.02)
+            batch = consumer_endpoint.take(timeout_s=0.02)
         except ChannelTimeoutError:
             batch = None
         if batch is not None:
             teller.passing("taken")
             held.append(batch)
-        elif last and not held and not inbox.producers:
+        elif last and not held and not consumer_endpoint.producers:
             break
         if held and (batch is None or len(held) > work.keep):
             time.sleep(pace.random() * work.pause_s)
             give_back(teller, held.pop(pace.randrange(len(held))), order)
-    teller.say("left", (inbox.lost, inbox.leaks))
-    inbox.close()
+    teller.say("left", (consumer_endpoint.lost, consumer_endpoint.leaks))
+    consumer_endpoint.close()
 
 
 def give_back(teller: Teller, batch: Any, order: list[str]) -> None:

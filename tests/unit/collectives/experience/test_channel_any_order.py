@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 SCHEMA = ExperienceSchema("numbers", (Field(name="number", dtype=torch.int64),))
@@ -22,38 +22,38 @@ class OneProducer(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 5), credit=st.integers(1, 4))
     def begin(self, slots, credit):
-        self.outbox = Outbox(SCHEMA, rows=3, slots=slots, credit=credit)
-        self.open, self.claims, self.held = [], [], []
+        self.ring = ProducerRing(SCHEMA, rows=3, slots=slots, credit=credit)
+        self.open, self.reservations, self.held = [], [], []
         self.made, self.committed, self.released = [], [], []
 
     @precondition(lambda self: len(self.made) < MOST_CONSUMERS)
     @rule()
     def attach(self):
-        inbox = Inbox(SCHEMA)
-        self.outbox.attach(inbox.endpoint)
-        self.open.append(inbox)
-        self.made.append(inbox)
+        consumer_endpoint = ConsumerEndpoint(SCHEMA)
+        self.ring.attach(consumer_endpoint.endpoint)
+        self.open.append(consumer_endpoint)
+        self.made.append(consumer_endpoint)
 
     @rule(rows=st.integers(0, 3))
-    def claim(self, rows):
-        in_use = len(self.claims) + len(self.committed) - len(self.released)
-        if in_use == self.outbox.slots:
+    def reservation(self, rows):
+        in_use = len(self.reservations) + len(self.committed) - len(self.released)
+        if in_use == self.ring.slots:
             with pytest.raises(ChannelTimeoutError):
-                self.outbox.claim(rows, timeout_s=0.0)
+                self.ring.reserve(rows, timeout_s=0.0)
         else:
-            self.claims.append(self.outbox.claim(rows, timeout_s=0.0))
+            self.reservations.append(self.ring.reserve(rows, timeout_s=0.0))
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.reservations)
     @rule(place=places, wish=st.none() | st.integers(0, MOST_CONSUMERS))
     def commit(self, place, wish):
-        claim = self.claims.pop(place % len(self.claims))
-        claim["number"].fill_(len(self.committed) + 1)
-        self.committed.append((claim.commit(version=0, to=wish), claim.num_rows))
+        reservation = self.reservations.pop(place % len(self.reservations))
+        reservation["number"].fill_(len(self.committed) + 1)
+        self.committed.append((reservation.commit(version=0, to=wish), reservation.num_rows))
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.reservations)
     @rule(place=places)
     def cancel(self, place):
-        self.claims.pop(place % len(self.claims)).cancel()
+        self.reservations.pop(place % len(self.reservations)).cancel()
 
     @precondition(lambda self: self.open)
     @rule(place=places)
@@ -81,23 +81,23 @@ class OneProducer(RuleBasedStateMachine):
             assert batch["number"].tolist() == [batch.sequence] * batch.num_rows
 
     def teardown(self):
-        if not hasattr(self, "outbox"):
+        if not hasattr(self, "ring"):
             return
-        while self.claims:
-            self.claims.pop().cancel()
-        last = Inbox(SCHEMA)
+        while self.reservations:
+            self.reservations.pop().cancel()
+        last = ConsumerEndpoint(SCHEMA)
         if len(self.made) < MOST_CONSUMERS or not self.open:
-            self.outbox.attach(last.endpoint)
+            self.ring.attach(last.endpoint)
             self.open.append(last)
-        for _ in range(2 * self.outbox.slots):
-            self.outbox.drain(0.0)
-            self.held += [batch for inbox in self.open for batch in take_all(inbox)]
+        for _ in range(2 * self.ring.slots):
+            self.ring.drain(0.0)
+            self.held += [batch for consumer_endpoint in self.open for batch in take_all(consumer_endpoint)]
             self.what_is_held_is_what_was_committed()
             while self.held:
                 self.release(0)
-        assert self.outbox.drain(0.0) == 0
+        assert self.ring.drain(0.0) == 0
         assert sorted(self.released) == self.committed
-        assert sum(inbox.leaks for inbox in self.made) == 0
+        assert sum(consumer_endpoint.leaks for consumer_endpoint in self.made) == 0
 
 
 OneProducer.TestCase.settings = settings(

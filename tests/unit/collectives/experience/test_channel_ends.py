@@ -3,198 +3,200 @@
 import pytest
 from channel_cases import LIMIT_S, SCHEMA, pair, random_rows, same, take_all
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelClosedError, ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 
 # Credit and routes
 
 
 def test_a_consumer_gets_no_more_than_its_credit_and_the_rest_waits_in_order():
-    outbox, inbox = pair(slots=4, credit=2)
+    ring, consumer_endpoint = pair(slots=4, credit=2)
     for number in range(4):
-        outbox.put(random_rows(SCHEMA, 1, number), version=number)
-    assert [state.backlog for state in outbox.consumers()] == [2]
-    assert outbox.waiting() == [3, 4]
-    first = inbox.take(LIMIT_S)
-    assert inbox.take(LIMIT_S).sequence == 2  # dropped unreleased: given back by the collector
-    assert [state.backlog for state in outbox.consumers()] == [2]
-    assert outbox.waiting() == [4]
+        ring.put(random_rows(SCHEMA, 1, number), version=number)
+    assert [state.backlog for state in ring.consumers()] == [2]
+    assert ring.waiting() == [3, 4]
+    first = consumer_endpoint.take(LIMIT_S)
+    assert consumer_endpoint.take(LIMIT_S).sequence == 2  # dropped unreleased: given back by the collector
+    assert [state.backlog for state in ring.consumers()] == [2]
+    assert ring.waiting() == [4]
     first.release()
-    outbox.look()
-    assert [inbox.take(LIMIT_S).sequence for _ in range(2)] == [3, 4]
+    ring.update()
+    assert [consumer_endpoint.take(LIMIT_S).sequence for _ in range(2)] == [3, 4]
 
 
 def test_batches_go_to_the_consumer_with_the_least_backlog_unless_told_otherwise():
-    outbox, first = pair(slots=6)
-    second = Inbox(SCHEMA)
-    line = outbox.attach(second.endpoint)
-    assert outbox.attach(second.endpoint) == line
+    ring, first = pair(slots=6)
+    second = ConsumerEndpoint(SCHEMA)
+    line = ring.attach(second.endpoint)
+    assert ring.attach(second.endpoint) == line
     for number in range(4):
-        outbox.put(random_rows(SCHEMA, 1, number), version=number)
-    outbox.put(random_rows(SCHEMA, 1, 4), version=4, to=line)
-    assert [state.backlog for state in outbox.consumers()] == [2, 3]
-    assert [outbox.backlog(line), outbox.backlog(99)] == [3, 0]
+        ring.put(random_rows(SCHEMA, 1, number), version=number)
+    ring.put(random_rows(SCHEMA, 1, 4), version=4, to=line)
+    assert [state.backlog for state in ring.consumers()] == [2, 3]
+    assert [ring.backlog(line), ring.backlog(99)] == [3, 0]
     assert second.producers == (0,)
-    sequences = [[batch.sequence for batch in take_all(inbox)] for inbox in (first, second)]
+    sequences = [
+        [batch.sequence for batch in take_all(consumer_endpoint)] for consumer_endpoint in (first, second)
+    ]
     assert sequences == [[1, 3], [2, 4, 5]]
 
 
 def test_a_consumer_that_comes_late_gets_what_waited_for_it():
-    outbox = Outbox(SCHEMA, rows=2, slots=2)
+    ring = ProducerRing(SCHEMA, rows=2, slots=2)
     rows = [random_rows(SCHEMA, 2, number) for number in range(2)]
     for number in range(2):
-        outbox.put(rows[number], version=number)
+        ring.put(rows[number], version=number)
     with pytest.raises(ChannelTimeoutError, match="no consumer is attached; 2 wait for a consumer"):
-        outbox.claim(timeout_s=0.0)
-    inbox = Inbox(SCHEMA)
+        ring.reserve(timeout_s=0.0)
+    consumer_endpoint = ConsumerEndpoint(SCHEMA)
     with pytest.raises(ChannelTimeoutError, match="no producer has come"):
-        inbox.take(timeout_s=0.0)
-    outbox.attach(inbox.endpoint)
-    assert all(same(inbox.take(LIMIT_S), rows[number]) for number in range(2))
+        consumer_endpoint.take(timeout_s=0.0)
+    ring.attach(consumer_endpoint.endpoint)
+    assert all(same(consumer_endpoint.take(LIMIT_S), rows[number]) for number in range(2))
 
 
 def test_an_owner_that_routes_decides_where_each_batch_goes():
-    outbox = Outbox(SCHEMA, rows=1, slots=3, routed=True)
-    inbox = Inbox(SCHEMA)
-    line = outbox.attach(inbox.endpoint)
+    ring = ProducerRing(SCHEMA, rows=1, slots=3, routed=True)
+    consumer_endpoint = ConsumerEndpoint(SCHEMA)
+    line = ring.attach(consumer_endpoint.endpoint)
     rows = [random_rows(SCHEMA, 1, number) for number in range(3)]
     for number in range(3):
-        claim = outbox.claim(1)
+        reservation = ring.reserve(1)
         for name, tensor in rows[number].items():
-            claim[name].copy_(tensor)
-        claim.commit(version=number, sequence=10 + number)
-    assert outbox.waiting() == [10, 11, 12]
-    assert outbox.unreleased() == {10, 11, 12}
-    outbox.post(11, line)
-    parcel = outbox.parcel(12)
-    assert (parcel.sequence, parcel.version, parcel.rows) == (12, 2, 1)
-    other = Outbox(SCHEMA, rows=1, slots=1, producer=1)
-    copied = other.claim(1)
-    copied.message[:] = parcel.message
-    copied.commit(version=parcel.version, sequence=parcel.sequence)
-    outbox.drop(12)
-    with inbox.take(LIMIT_S) as batch:
+            reservation[name].copy_(tensor)
+        reservation.commit(version=number, sequence=10 + number)
+    assert ring.waiting() == [10, 11, 12]
+    assert ring.unreleased() == {10, 11, 12}
+    ring.post(11, line)
+    encoded_batch = ring.encoded_batch(12)
+    assert (encoded_batch.sequence, encoded_batch.version, encoded_batch.rows) == (12, 2, 1)
+    other = ProducerRing(SCHEMA, rows=1, slots=1, producer=1)
+    copied = other.reserve(1)
+    copied.message[:] = encoded_batch.message
+    copied.commit(version=encoded_batch.version, sequence=encoded_batch.sequence)
+    ring.drop(12)
+    with consumer_endpoint.take(LIMIT_S) as batch:
         assert batch.sequence == 11
         assert same(batch, rows[1])
-    outbox.look()
-    assert outbox.unreleased() == {10}
-    other.attach(inbox.endpoint)
-    with inbox.take(LIMIT_S) as batch:
+    ring.update()
+    assert ring.unreleased() == {10}
+    other.attach(consumer_endpoint.endpoint)
+    with consumer_endpoint.take(LIMIT_S) as batch:
         assert (batch.sequence, batch.producer) == (12, 1)
         assert same(batch, rows[2])
 
 
 def test_a_number_that_comes_again_in_the_same_slot_is_another_batch():
-    outbox, inbox = pair(slots=1)
-    outbox.claim(1).commit(version=0, sequence=5)
-    inbox.take(LIMIT_S).release()
-    outbox.claim(1, timeout_s=0.0).commit(version=1, sequence=5)
-    outbox.look()
-    assert outbox.unreleased() == {5}
-    assert inbox.take(LIMIT_S).version == 1
+    ring, consumer_endpoint = pair(slots=1)
+    ring.reserve(1).commit(version=0, sequence=5)
+    consumer_endpoint.take(LIMIT_S).release()
+    ring.reserve(1, timeout_s=0.0).commit(version=1, sequence=5)
+    ring.update()
+    assert ring.unreleased() == {5}
+    assert consumer_endpoint.take(LIMIT_S).version == 1
 
 
 # Leaving
 
 
 def test_what_a_closed_inbox_had_not_taken_goes_to_others_at_once_and_the_rest_when_released():
-    outbox, inbox = pair(slots=4)
+    ring, consumer_endpoint = pair(slots=4)
     for number in range(3):
-        outbox.put(random_rows(SCHEMA, 1, number), version=number)
-    taken = inbox.take(LIMIT_S)
-    inbox.close()
-    inbox.close()
+        ring.put(random_rows(SCHEMA, 1, number), version=number)
+    taken = consumer_endpoint.take(LIMIT_S)
+    consumer_endpoint.close()
+    consumer_endpoint.close()
     with pytest.raises(ChannelClosedError):
-        inbox.take(timeout_s=0.0)
-    other = Inbox(SCHEMA)
-    outbox.attach(other.endpoint)
-    assert [state.backlog for state in outbox.consumers()] == [1, 2]
+        consumer_endpoint.take(timeout_s=0.0)
+    other = ConsumerEndpoint(SCHEMA)
+    ring.attach(other.endpoint)
+    assert [state.backlog for state in ring.consumers()] == [1, 2]
     assert same(taken, random_rows(SCHEMA, 1, 0))
     assert [batch.sequence for batch in take_all(other)] == [2, 3]
     taken.release()
-    assert len(outbox.consumers()) == 1
-    assert outbox.drain(LIMIT_S) == 0
+    assert len(ring.consumers()) == 1
+    assert ring.drain(LIMIT_S) == 0
 
 
 def test_a_batch_for_a_consumer_that_is_closed_goes_to_another():
-    outbox, first = pair()
-    second = Inbox(SCHEMA)
-    outbox.attach(second.endpoint)
-    assert outbox.takes(0, first.endpoint)
-    assert not outbox.takes(0, second.endpoint)
+    ring, first = pair()
+    second = ConsumerEndpoint(SCHEMA)
+    ring.attach(second.endpoint)
+    assert ring.is_attached_to(0, first.endpoint)
+    assert not ring.is_attached_to(0, second.endpoint)
     first.close()
-    assert not outbox.takes(0, first.endpoint)
-    outbox.put(random_rows(SCHEMA, 1, 0), version=0, to=0)
+    assert not ring.is_attached_to(0, first.endpoint)
+    ring.put(random_rows(SCHEMA, 1, 0), version=0, to=0)
     assert second.take(LIMIT_S).sequence == 1
 
 
 def test_a_closed_producer_is_drained_and_then_take_returns_none():
-    outbox, inbox = pair()
+    ring, consumer_endpoint = pair()
     rows = random_rows(SCHEMA, 2, 3)
-    outbox.put(rows, version=0)
-    outbox.close()
-    outbox.close()
+    ring.put(rows, version=0)
+    ring.close()
+    ring.close()
     with pytest.raises(ChannelClosedError, match="producer 0 is closed"):
-        outbox.claim()
-    batch = inbox.take(LIMIT_S)
-    assert inbox.take(LIMIT_S) is None
-    assert inbox.take(LIMIT_S) is None
+        ring.reserve()
+    batch = consumer_endpoint.take(LIMIT_S)
+    assert consumer_endpoint.take(LIMIT_S) is None
+    assert consumer_endpoint.take(LIMIT_S) is None
     assert same(batch, rows)
     batch.release()
-    assert inbox.lost == []
+    assert consumer_endpoint.lost == []
 
 
 def test_who_closes_before_anyone_came_for_its_batches_says_so(caplog):
-    outbox = Outbox(SCHEMA, rows=1)
-    outbox.put(random_rows(SCHEMA, 1, 0), version=0)
-    outbox.close(timeout_s=0.0)
+    ring = ProducerRing(SCHEMA, rows=1)
+    ring.put(random_rows(SCHEMA, 1, 0), version=0)
+    ring.close(timeout_s=0.0)
     assert "closes with 1 batches that no consumer has come for" in caplog.text
 
 
 def test_a_producer_that_knocks_and_leaves_before_it_is_heard_is_not_lost():
-    inbox = Inbox(SCHEMA)
-    first = Outbox(SCHEMA, rows=1)
-    first.attach(inbox.endpoint)
+    consumer_endpoint = ConsumerEndpoint(SCHEMA)
+    first = ProducerRing(SCHEMA, rows=1)
+    first.attach(consumer_endpoint.endpoint)
     first.close(timeout_s=0.0)
-    assert inbox.producers == ()
-    assert inbox.lost == []
-    second = Outbox(SCHEMA, rows=1)  # the same producer, begun anew
-    second.attach(inbox.endpoint)
-    assert inbox.producers == (0,)
+    assert consumer_endpoint.producers == ()
+    assert consumer_endpoint.lost == []
+    second = ProducerRing(SCHEMA, rows=1)  # the same producer, begun anew
+    second.attach(consumer_endpoint.endpoint)
+    assert consumer_endpoint.producers == (0,)
 
 
 def test_a_producer_with_the_number_of_one_that_has_left_is_told_apart():
-    first, inbox = pair(slots=1)
+    first, consumer_endpoint = pair(slots=1)
     first.put(random_rows(SCHEMA, 1, 0), version=0)
     first.close()
-    second = Outbox(SCHEMA, rows=4, slots=1)  # gets the descriptor's number, too
-    second.attach(inbox.endpoint)
+    second = ProducerRing(SCHEMA, rows=4, slots=1)  # gets the descriptor's number, too
+    second.attach(consumer_endpoint.endpoint)
     second.put(random_rows(SCHEMA, 1, 1), version=1)
     for seed in (0, 1):
-        with inbox.take(LIMIT_S) as batch:
+        with consumer_endpoint.take(LIMIT_S) as batch:
             assert same(batch, random_rows(SCHEMA, 1, seed))
-    assert inbox.producers == (0,)
+    assert consumer_endpoint.producers == (0,)
 
 
 def test_an_inbox_with_the_descriptor_of_one_that_was_closed_is_told_apart():
-    outbox, first = pair(slots=2)
-    outbox.put(random_rows(SCHEMA, 1, 0), version=0)
+    ring, first = pair(slots=2)
+    ring.put(random_rows(SCHEMA, 1, 0), version=0)
     held = first.take(LIMIT_S)
     first.close()
-    second = Inbox(SCHEMA)
+    second = ConsumerEndpoint(SCHEMA)
     assert second.endpoint.split("#")[0] == first.endpoint.split("#")[0]
-    line = outbox.attach(second.endpoint)
+    line = ring.attach(second.endpoint)
     assert line != 0
-    outbox.put(random_rows(SCHEMA, 1, 1), version=0)
+    ring.put(random_rows(SCHEMA, 1, 1), version=0)
     assert same(second.take(LIMIT_S), random_rows(SCHEMA, 1, 1))
     held.release()
 
 
 def test_an_end_that_is_dropped_is_closed():
-    outbox, inbox = pair()
-    del outbox
-    assert inbox.take(LIMIT_S) is None
-    outbox, inbox = pair()
-    del inbox
-    assert outbox.consumers() == ()
+    ring, consumer_endpoint = pair()
+    del ring
+    assert consumer_endpoint.take(LIMIT_S) is None
+    ring, consumer_endpoint = pair()
+    del consumer_endpoint
+    assert ring.consumers() == ()

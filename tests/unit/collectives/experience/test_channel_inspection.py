@@ -8,10 +8,10 @@ import torch
 from channel_cases import LIMIT_S, bits, pair, random_rows
 from channel_processes import End, Kill, Work, consume, produce
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import NoChannelError
-from collectives.experience.inbox import Inbox
-from collectives.experience.inspection import newest_of, outboxes
-from collectives.experience.outbox import Outbox
+from collectives.experience.inspection import list_producer_rings, newest_batch
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 FIELDS = (
@@ -26,51 +26,51 @@ def schema(name):
 
 
 def looks(name):
-    return [outbox.look() for outbox in outboxes() if outbox.schema.name == name]
+    return [ring.stats() for ring in list_producer_rings() if ring.schema.name == name]
 
 
 def test_each_outbox_is_shown_with_what_happened_in_it():
-    outbox, inbox = pair(schema("counted"), rows=4, slots=3, producer=2)
-    other = Inbox(schema("counted"))
-    outbox.attach(other.endpoint)
+    ring, consumer_endpoint = pair(schema("counted"), rows=4, slots=3, producer=2)
+    other = ConsumerEndpoint(schema("counted"))
+    ring.attach(other.endpoint)
     for version, rows in enumerate((4, 3, 2)):
-        outbox.put(random_rows(outbox.schema, rows, version), version=10 * version, to=0)
-    taken = inbox.take(LIMIT_S)
+        ring.put(random_rows(ring.schema, rows, version), version=10 * version, to=0)
+    taken = consumer_endpoint.take(LIMIT_S)
     before_s = time.monotonic()
-    (look,) = looks("counted")
-    assert before_s <= look.at_s <= time.monotonic()
-    assert look.schema == outbox.schema
-    assert (look.producer, look.alive, look.rows, look.slots) == (2, True, 4, 3)
-    assert (look.committed, look.committed_rows, look.committed_bytes) == (3, 9, 9 * (12 + 1 + 2))
-    assert (look.version, look.in_use, look.reposted) == (20, 3, 0)
-    first, second = look.consumers
+    (stats,) = looks("counted")
+    assert before_s <= stats.at_s <= time.monotonic()
+    assert stats.schema == ring.schema
+    assert (stats.producer, stats.alive, stats.rows, stats.slots) == (2, True, 4, 3)
+    assert (stats.committed, stats.committed_rows, stats.committed_bytes) == (3, 9, 9 * (12 + 1 + 2))
+    assert (stats.version, stats.in_use, stats.reposted) == (20, 3, 0)
+    first, second = stats.consumers
     assert (first.found, first.backlog, first.untaken, first.lag) == (True, 3, 2, 20)
     assert (second.found, second.backlog, second.untaken, second.lag) == (False, 0, 0, 0)
 
     taken.release()  # seen at once, though the producer does nothing
-    (look,) = looks("counted")
-    assert (look.in_use, look.consumers[0].backlog, look.consumers[0].lag) == (2, 2, 10)
-    inbox.close()
-    outbox.look()
-    (look,) = looks("counted")
-    assert look.reposted == 2
-    assert [consumer.backlog for consumer in look.consumers] == [2]
+    (stats,) = looks("counted")
+    assert (stats.in_use, stats.consumers[0].backlog, stats.consumers[0].lag) == (2, 2, 10)
+    consumer_endpoint.close()
+    ring.update()
+    (stats,) = looks("counted")
+    assert stats.reposted == 2
+    assert [consumer.backlog for consumer in stats.consumers] == [2]
 
 
 def test_a_claim_and_what_waits_are_in_use():
-    outbox = Outbox(schema("waiting"), rows=1, slots=3)
-    claim = outbox.claim()
-    outbox.claim().commit(version=0)
+    ring = ProducerRing(schema("waiting"), rows=1, slots=3)
+    reservation = ring.reserve()
+    ring.reserve().commit(version=0)
     assert looks("waiting")[0].in_use == 2
-    claim.cancel()
+    reservation.cancel()
     assert looks("waiting")[0].in_use == 1
 
 
 def test_time_spent_waiting_for_a_slot_is_counted_while_it_passes():
-    outbox, inbox = pair(schema("blocked"), rows=1, slots=1)
-    outbox.claim().commit(version=0)
-    batch = inbox.take(LIMIT_S)
-    thread = threading.Thread(target=lambda: outbox.claim(timeout_s=LIMIT_S).cancel())
+    ring, consumer_endpoint = pair(schema("blocked"), rows=1, slots=1)
+    ring.reserve().commit(version=0)
+    batch = consumer_endpoint.take(LIMIT_S)
+    thread = threading.Thread(target=lambda: ring.reserve(timeout_s=LIMIT_S).cancel())
     thread.start()
     deadline = time.monotonic() + LIMIT_S
     while looks("blocked")[0].blocked_s < 0.05:
@@ -83,16 +83,16 @@ def test_time_spent_waiting_for_a_slot_is_counted_while_it_passes():
 
 def test_a_producer_that_has_ended_is_shown_while_a_consumer_has_its_file():
     work = Work(schema("ended"), slots=4, batches=9, kill=Kill("committed", 3))
-    inbox = Inbox(work.schema)
-    producer = End(produce, work, [inbox.endpoint])
+    consumer_endpoint = ConsumerEndpoint(work.schema)
+    producer = End(produce, work, [consumer_endpoint.endpoint])
     producer.tell("go")
-    held = [inbox.take(LIMIT_S) for _ in range(3)]
+    held = [consumer_endpoint.take(LIMIT_S) for _ in range(3)]
     while not producer.over:
         producer.hear(LIMIT_S)
-    (look,) = looks("ended")
-    assert (look.alive, look.committed, look.in_use) == (False, 3, 3)
+    (stats,) = looks("ended")
+    assert (stats.alive, stats.committed, stats.in_use) == (False, 3, 3)
     held.clear()
-    assert inbox.take(LIMIT_S) is None
+    assert consumer_endpoint.take(LIMIT_S) is None
     assert looks("ended") == []
     producer.end()
 
@@ -102,10 +102,10 @@ def test_the_newest_batch_is_dumped_as_it_was_committed():
     second, _ = pair(schema("dumped"), rows=4, producer=5)
     rows = random_rows(first.schema, 3, 1)
     first.put(random_rows(first.schema, 4, 0), version=1)
-    second.claim(2).commit(version=1)
+    second.reserve(2).commit(version=1)
     second.put(rows, version=7)
-    first.claim().cancel()
-    dump = newest_of("dumped")
+    first.reserve().cancel()
+    dump = newest_batch("dumped")
     assert (dump.producer, dump.sequence, dump.version, dump.batch.num_rows) == (5, 2, 7, 3)
     for name in ("producer", "sequence", "version"):
         assert dump.batch.schema.metadata[f"rayagi.{name}".encode()] == str(getattr(dump, name)).encode()
@@ -115,31 +115,31 @@ def test_the_newest_batch_is_dumped_as_it_was_committed():
 
 
 def test_a_batch_that_is_being_overwritten_is_not_dumped():
-    outbox, inbox = pair(schema("overwritten"), rows=1, slots=1)
-    outbox.put(random_rows(outbox.schema, 1, 0), version=0)
-    inbox.take(LIMIT_S).release()
-    assert newest_of("overwritten").sequence == 1
-    claim = outbox.claim()
+    ring, consumer_endpoint = pair(schema("overwritten"), rows=1, slots=1)
+    ring.put(random_rows(ring.schema, 1, 0), version=0)
+    consumer_endpoint.take(LIMIT_S).release()
+    assert newest_batch("overwritten").sequence == 1
+    reservation = ring.reserve()
     with pytest.raises(NoChannelError, match="no slot of it holds a batch now"):
-        newest_of("overwritten")
-    claim.commit(version=1)
-    assert newest_of("overwritten").sequence == 2
+        newest_batch("overwritten")
+    reservation.commit(version=1)
+    assert newest_batch("overwritten").sequence == 2
 
 
 def test_dumps_of_a_channel_in_full_use_are_never_torn():
     numbers = ExperienceSchema("torn", (Field(name="number", dtype=torch.int64, shape=(512,)),))
-    outbox, inbox = pair(numbers, rows=16, slots=2)
+    ring, consumer_endpoint = pair(numbers, rows=16, slots=2)
     over = threading.Event()
 
     def exchange():
         while not over.is_set():
-            claim = outbox.claim(timeout_s=LIMIT_S)
-            claim["number"].fill_(len(done) + 1)
-            done.append(claim.commit(version=len(done)))
-            inbox.take(LIMIT_S).release()
+            reservation = ring.reserve(timeout_s=LIMIT_S)
+            reservation["number"].fill_(len(done) + 1)
+            done.append(reservation.commit(version=len(done)))
+            consumer_endpoint.take(LIMIT_S).release()
 
     done, found = [], []
-    (file,) = [one for one in outboxes() if one.schema.name == "torn"]
+    (file,) = [one for one in list_producer_rings() if one.schema.name == "torn"]
     thread = threading.Thread(target=exchange)
     thread.start()
     try:
@@ -153,22 +153,22 @@ def test_dumps_of_a_channel_in_full_use_are_never_torn():
 
 
 def test_what_is_not_there_is_said_with_what_is():
-    outbox = Outbox(schema("empty"), rows=1)
+    ring = ProducerRing(schema("empty"), rows=1)
     with pytest.raises(NoChannelError, match=r"'nothing': there is none: live channels of yours are .*empty"):
-        newest_of("nothing")
+        newest_batch("nothing")
     with pytest.raises(NoChannelError, match="no slot of it holds a batch now"):
-        newest_of("empty")
-    outbox.close()
+        newest_batch("empty")
+    ring.close()
 
 
 def test_consumers_of_other_processes_are_shown_by_their_process():
     work = Work(schema("apart"))
     consumer = End(consume, work)
-    outbox = Outbox(work.schema, rows=1)
-    outbox.attach(consumer.wait_for("endpoint"))
+    ring = ProducerRing(work.schema, rows=1)
+    ring.attach(consumer.wait_for("endpoint"))
     deadline = time.monotonic() + LIMIT_S
     while not looks("apart")[0].consumers[0].found:
         assert time.monotonic() < deadline
-    (look,) = looks("apart")
-    assert look.consumers[0].pid == consumer.process.pid
+    (stats,) = looks("apart")
+    assert stats.consumers[0].pid == consumer.process.pid
     consumer.end()

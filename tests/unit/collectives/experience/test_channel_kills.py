@@ -18,16 +18,18 @@ from channel_processes import End, Kill, Work, consume, produce
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from collectives.experience import memory as at
+from collectives.experience import file_layout
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelError
-from collectives.experience.inbox import Inbox
-from collectives.experience.memory import OutboxShape, SharedFile
-from collectives.experience.outbox import Outbox
+from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 PRODUCER_PLACES = ("claimed", "half written", "committed")
 CONSUMER_PLACES = ("taken", "looked", "released")
-NUMBERS = ExperienceSchema("numbers", (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,))))
+SYSCALL_NUMBERS = ExperienceSchema(
+    "numbers", (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,)))
+)
 
 
 @dataclass
@@ -47,13 +49,13 @@ class Group:
 
     def producer(self, work):
         work = replace(work, origin=len(self.producers) + 1)
-        inboxes = [end.wait_for("endpoint") for end in self.consumers]
-        end = End(produce, work, [endpoint for endpoint in inboxes if endpoint])
+        consumer_endpoints = [end.wait_for("endpoint") for end in self.consumers]
+        end = End(produce, work, [endpoint for endpoint in consumer_endpoints if endpoint])
         self.producers.append(end)
         endpoint = end.wait_for("endpoint")
         with suppress(ChannelError):  # it may be killed before it is told to begin
             if endpoint:
-                self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, at.OUTBOX_MAGIC)
+                self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, file_layout.RING_MAGIC)
         end.tell("go")
 
     def run(self, consumers, producers):
@@ -129,19 +131,23 @@ class Group:
     def in_dead_hands(self, producer):
         """Batches in a dead producer's file that no consumer has which lives, or had found the file."""
         words = self.files[producer.work.origin].words
-        shape = OutboxShape(
-            slots=words[at.SLOTS], slot_stride=words[at.STRIDE], schema_bytes=words[at.SCHEMA_BYTES]
+        shape = RingLayout(
+            slots=words[file_layout.SLOTS],
+            slot_stride=words[file_layout.STRIDE],
+            schema_bytes=words[file_layout.SCHEMA_BYTES],
         )
-        alive = {at.word_of(end.all_of("endpoint")[0]) for end in self.consumers if end.all_of("left")}
+        alive = {
+            file_layout.word_of(end.all_of("endpoint")[0]) for end in self.consumers if end.all_of("left")
+        }
         found = set()
         for slot in range(shape.slots):
             header = shape.slot_word(slot)
-            line = words[header + at.SLOT_STATE] - at.STATE_POSTED
+            line = words[header + file_layout.SLOT_STATE] - file_layout.STATE_POSTED
             if line >= 0:
-                begin = shape.line(line)
-                if words[begin + at.CONSUMER_INBOX] in alive and words[begin + at.FOUND]:
+                begin = shape.queue_word(line)
+                if words[begin + file_layout.QUEUE_OWNER] in alive and words[begin + file_layout.ATTACH_ACK]:
                     continue
-            found.add(words[header + at.SLOT_SEQUENCE])
+            found.add(words[header + file_layout.SLOT_SEQUENCE])
         return found
 
 
@@ -154,7 +160,7 @@ def check_run(consumers, producers):
 
 @pytest.mark.parametrize("place", PRODUCER_PLACES)
 def test_a_producer_killed_at_a_place_loses_nothing_that_it_committed(place):
-    work = Work(NUMBERS, batches=12)
+    work = Work(SYSCALL_NUMBERS, batches=12)
     group = check_run([work], [replace(work, kill=Kill(place, 5))])
     first, second = group.producers
     begun = [number for number, *_ in first.all_of("commits")]
@@ -167,36 +173,36 @@ def test_a_producer_killed_at_a_place_loses_nothing_that_it_committed(place):
 
 @pytest.mark.parametrize("place", CONSUMER_PLACES)
 def test_what_a_consumer_had_that_is_killed_at_a_place_is_posted_again_unless_it_was_released(place):
-    work = Work(NUMBERS, batches=12, slots=3)
+    work = Work(SYSCALL_NUMBERS, batches=12, slots=3)
     group = check_run([replace(work, kill=Kill(place, 4))], [work])
     first, second = group.consumers
     done = [number for _, number in first.all_of("released")]
     done += [first.all_of("releases")[-1][0][1]] if place == "released" else []
     again = [number for _, number in second.all_of("released")]
     assert sorted(done + again) == list(range(1, 13))
-    assert group.files[1].words[at.REPOSTED] >= 1
+    assert group.files[1].words[file_layout.REPOSTED] >= 1
 
 
 def test_what_was_released_just_before_its_consumer_died_is_not_posted_again():
-    outbox = Outbox(NUMBERS, rows=1, slots=4)
-    consumer = End(consume, Work(NUMBERS, keep=0, kill=Kill("released", 2)))
-    outbox.attach(consumer.wait_for("endpoint"))
+    ring = ProducerRing(SYSCALL_NUMBERS, rows=1, slots=4)
+    consumer = End(consume, Work(SYSCALL_NUMBERS, keep=0, kill=Kill("released", 2)))
+    ring.attach(consumer.wait_for("endpoint"))
     for number in range(4):
-        outbox.claim().commit(version=number)
+        ring.reserve().commit(version=number)
     while not consumer.over:  # the producer does nothing meanwhile
         consumer.hear(LIMIT_S)
-    successor = Inbox(NUMBERS)
-    outbox.attach(successor.endpoint)
+    successor = ConsumerEndpoint(SYSCALL_NUMBERS)
+    ring.attach(successor.endpoint)
     assert [batch.sequence for batch in take_all(successor)] == [3, 4]
     consumer.end()
 
 
 EXITS = """
 import torch
-from collectives.experience.inbox import Inbox
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.schema import ExperienceSchema, Field
 fields = (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,)))
-inbox = Inbox(ExperienceSchema("numbers", fields))
+inbox = ConsumerEndpoint(ExperienceSchema("numbers", fields))
 print(inbox.endpoint, flush=True)
 held = inbox.take(30.0)
 leaked = inbox.take(30.0)
@@ -206,34 +212,34 @@ leaked.release()
 
 
 def test_what_an_interpreter_holds_when_it_exits_is_posted_again():
-    outbox = Outbox(NUMBERS, rows=1, slots=4)
+    ring = ProducerRing(SYSCALL_NUMBERS, rows=1, slots=4)
     command = [sys.executable, "-c", EXITS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        outbox.attach(process.stdout.readline().strip())
+        ring.attach(process.stdout.readline().strip())
         for number in range(2):
-            outbox.claim().commit(version=number)
+            ring.reserve().commit(version=number)
         _, errors = process.communicate(timeout=LIMIT_S)
     assert "Traceback" not in errors
-    outbox.look()
-    assert outbox.waiting() == [1, 2]
+    ring.update()
+    assert ring.waiting() == [1, 2]
 
 
 @pytest.mark.parametrize("line", range(40, 400, 45))
 def test_a_producer_is_killed_at_any_line_of_its_code(line):
-    work = Work(NUMBERS, batches=8)
+    work = Work(SYSCALL_NUMBERS, batches=8)
     check_run([work], [replace(work, kill=Kill("line", line))])
 
 
 @pytest.mark.parametrize("line", range(40, 400, 45))
 def test_a_consumer_is_killed_at_any_line_of_its_code(line):
-    work = Work(NUMBERS, batches=8)
+    work = Work(SYSCALL_NUMBERS, batches=8)
     check_run([replace(work, kill=Kill("line", line))], [work])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [range(begin, begin + 100) for begin in range(1, 600, 100)], ids=str)
 def test_an_end_is_killed_at_each_line_of_its_code(lines):
-    work = Work(NUMBERS, batches=8)
+    work = Work(SYSCALL_NUMBERS, batches=8)
     for line in lines:
         check_run([work], [replace(work, kill=Kill("line", line))])
         check_run([replace(work, kill=Kill("line", line))], [work])

@@ -39,45 +39,45 @@ HOLDERS = (held_tensor, held_slice, held_numpy, held_record_batch, held_column, 
 
 @pytest.mark.parametrize("hold", HOLDERS)
 def test_a_slot_is_withheld_while_anything_refers_to_it_and_that_is_reported(hold, caplog):
-    outbox, inbox = pair(slots=1)
-    outbox.put(random_rows(SCHEMA, 4, 0), version=0)
-    batch = inbox.take(LIMIT_S)
+    ring, consumer_endpoint = pair(slots=1)
+    ring.put(random_rows(SCHEMA, 4, 0), version=0)
+    batch = consumer_endpoint.take(LIMIT_S)
     held = hold(batch)
     batch.release()
-    assert inbox.leaks == 1
+    assert consumer_endpoint.leaks == 1
     assert "batch 1 of producer 0 was released while tensors of it are in use" in caplog.text
     with pytest.raises(ChannelTimeoutError):
-        outbox.claim(timeout_s=0.0)
+        ring.reserve(timeout_s=0.0)
     del held
-    outbox.claim(timeout_s=0.0).cancel()
-    assert inbox.leaks == 1
+    ring.reserve(timeout_s=0.0).cancel()
+    assert consumer_endpoint.leaks == 1
 
 
 @pytest.mark.parametrize("hold", HOLDERS)
 def test_what_is_gone_before_the_release_is_no_leak(hold, caplog):
-    outbox, inbox = pair(slots=1)
+    ring, consumer_endpoint = pair(slots=1)
     for number in range(3):
-        outbox.put(random_rows(SCHEMA, 4, number), version=0, timeout_s=0.0)
-        with inbox.take(LIMIT_S) as batch:
+        ring.put(random_rows(SCHEMA, 4, number), version=0, timeout_s=0.0)
+        with consumer_endpoint.take(LIMIT_S) as batch:
             hold(batch)
-    assert (inbox.leaks, caplog.text) == (0, "")
+    assert (consumer_endpoint.leaks, caplog.text) == (0, "")
 
 
 def test_a_batch_that_is_never_released_is_reported_and_its_slot_comes_back(caplog):
-    outbox, inbox = pair(slots=1)
-    outbox.put(random_rows(SCHEMA, 4, 0), version=0)
-    held = inbox.take(LIMIT_S)["obs"]
+    ring, consumer_endpoint = pair(slots=1)
+    ring.put(random_rows(SCHEMA, 4, 0), version=0)
+    held = consumer_endpoint.take(LIMIT_S)["obs"]
     assert "was never released" in caplog.text
     with pytest.raises(ChannelTimeoutError):
-        outbox.claim(timeout_s=0.0)
+        ring.reserve(timeout_s=0.0)
     del held
-    outbox.claim(timeout_s=0.0).cancel()
+    ring.reserve(timeout_s=0.0).cancel()
 
 
 def test_a_released_batch_is_not_read():
-    outbox, inbox = pair()
-    outbox.put(random_rows(SCHEMA, 4, 0), version=0)
-    batch = inbox.take(LIMIT_S)
+    ring, consumer_endpoint = pair()
+    ring.put(random_rows(SCHEMA, 4, 0), version=0)
+    batch = consumer_endpoint.take(LIMIT_S)
     batch.release()
     batch.release()
     for read in (lambda: batch["obs"], lambda: batch.record_batch()):
@@ -86,19 +86,19 @@ def test_a_released_batch_is_not_read():
 
 
 def test_leaks_are_counted_after_their_producer_has_left():
-    outbox, inbox = pair()
-    outbox.put(random_rows(SCHEMA, 1, 0), version=0)
-    batch = inbox.take(LIMIT_S)
+    ring, consumer_endpoint = pair()
+    ring.put(random_rows(SCHEMA, 1, 0), version=0)
+    batch = consumer_endpoint.take(LIMIT_S)
     held = batch["env"]
     batch.release()
-    outbox.close()
-    assert inbox.take(LIMIT_S) is None
-    assert inbox.leaks == 1
+    ring.close()
+    assert consumer_endpoint.take(LIMIT_S) is None
+    assert consumer_endpoint.leaks == 1
     assert np.array_equal(held.numpy(), random_rows(SCHEMA, 1, 0)["env"].numpy())
 
 
 def test_batches_are_released_by_any_thread():
-    outbox, inbox = pair(slots=8)
+    ring, consumer_endpoint = pair(slots=8)
     count, taken, errors = 400, threading.Semaphore(0), []
     batches = []
 
@@ -113,10 +113,10 @@ def test_batches_are_released_by_any_thread():
     for thread in threads:
         thread.start()
     for number in range(count):
-        outbox.put(random_rows(SCHEMA, 1, number), version=number, timeout_s=LIMIT_S)
-        batches.append(inbox.take(LIMIT_S))
+        ring.put(random_rows(SCHEMA, 1, number), version=number, timeout_s=LIMIT_S)
+        batches.append(consumer_endpoint.take(LIMIT_S))
         assert batches[-1:] == [] or batches[-1].sequence <= number + 1
         taken.release()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert (errors, inbox.leaks, outbox.drain(LIMIT_S)) == ([], 0, 0)
+    assert (errors, consumer_endpoint.leaks, ring.drain(LIMIT_S)) == ([], 0, 0)

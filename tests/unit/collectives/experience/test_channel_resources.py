@@ -9,11 +9,11 @@ import pytest
 from channel_cases import LIMIT_S, SCHEMA, pair, random_rows
 
 from collectives import futex
-from collectives.experience import inbox as inbox_module
+from collectives.experience import consumer_endpoint as inbox_module
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Inbox
-from collectives.experience.memory import FILE_PREFIX
-from collectives.experience.outbox import Outbox
+from collectives.experience.file_layout import FILE_PREFIX
+from collectives.experience.producer_ring import ProducerRing
 
 
 def held():
@@ -27,37 +27,37 @@ def held():
 
 def test_nothing_is_left_after_many_ends_came_and_went():
     before = held()
-    inbox = Inbox(SCHEMA)
+    consumer_endpoint = ConsumerEndpoint(SCHEMA)
     for number in range(30):
-        with Outbox(SCHEMA, rows=2, producer=number % 3) as outbox:
-            outbox.attach(inbox.endpoint)
-            outbox.put(random_rows(SCHEMA, 2, number), version=0)
-            inbox.take(LIMIT_S).release()
-    assert inbox.take(LIMIT_S) is None
+        with ProducerRing(SCHEMA, rows=2, producer=number % 3) as ring:
+            ring.attach(consumer_endpoint.endpoint)
+            ring.put(random_rows(SCHEMA, 2, number), version=0)
+            consumer_endpoint.take(LIMIT_S).release()
+    assert consumer_endpoint.take(LIMIT_S) is None
     assert held()[1] == before[1] + 2  # the inbox, and the last outbox, which has a name here
-    inbox.close()
-    del inbox, outbox
+    consumer_endpoint.close()
+    del consumer_endpoint, ring
     assert held() == before
 
-    outbox = Outbox(SCHEMA, rows=2)
+    ring = ProducerRing(SCHEMA, rows=2)
     for number in range(30):
-        with Inbox(SCHEMA) as inbox:
-            outbox.attach(inbox.endpoint)
-            outbox.put(random_rows(SCHEMA, 2, number), version=0)
-            inbox.take(LIMIT_S).release()
-    outbox.close()
-    del inbox, outbox
+        with ConsumerEndpoint(SCHEMA) as consumer_endpoint:
+            ring.attach(consumer_endpoint.endpoint)
+            ring.put(random_rows(SCHEMA, 2, number), version=0)
+            consumer_endpoint.take(LIMIT_S).release()
+    ring.close()
+    del consumer_endpoint, ring
     assert held() == before
 
 
 def test_refused_connections_leave_nothing():
-    outbox, inbox = pair()
+    ring, consumer_endpoint = pair()
     before = held()
     for _ in range(10):
         with pytest.raises(Exception, match="already"):
-            Outbox(SCHEMA, rows=1).attach(inbox.endpoint)
+            ProducerRing(SCHEMA, rows=1).attach(consumer_endpoint.endpoint)
     assert held() == before
-    assert len(outbox.consumers()) == 1
+    assert len(ring.consumers()) == 1
 
 
 def test_who_waits_sleeps(monkeypatch):
@@ -66,10 +66,10 @@ def test_who_waits_sleeps(monkeypatch):
     sleep = futex.sleep
     monkeypatch.setattr(futex, "sleep", lambda *arguments: (looks.append(arguments), sleep(*arguments)))
     monkeypatch.setattr(inbox_module, "_OFFER_S", 0.0)
-    outbox, inbox = pair(slots=1)
-    outbox.claim().commit(version=0)
-    batch = inbox.take(LIMIT_S)
-    for wait in (lambda: inbox.take(timeout_s=0.5), lambda: outbox.claim(timeout_s=0.5)):
+    ring, consumer_endpoint = pair(slots=1)
+    ring.reserve().commit(version=0)
+    batch = consumer_endpoint.take(LIMIT_S)
+    for wait in (lambda: consumer_endpoint.take(timeout_s=0.5), lambda: ring.reserve(timeout_s=0.5)):
         looks.clear()
         begin = time.process_time()
         with pytest.raises(ChannelTimeoutError):
@@ -80,13 +80,13 @@ def test_who_waits_sleeps(monkeypatch):
 
 
 def test_the_steady_state_keeps_no_memory():
-    outbox, inbox = pair(rows=512, slots=2)
+    ring, consumer_endpoint = pair(rows=512, slots=2)
     rows = random_rows(SCHEMA, 512, 0)
 
     def exchange(count):
         for version in range(count):
-            outbox.put(rows, version, timeout_s=LIMIT_S)
-            with inbox.take(LIMIT_S) as batch:
+            ring.put(rows, version, timeout_s=LIMIT_S)
+            with consumer_endpoint.take(LIMIT_S) as batch:
                 assert batch.num_rows == 512
 
     exchange(4)

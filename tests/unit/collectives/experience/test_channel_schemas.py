@@ -7,10 +7,10 @@ from channel_cases import DTYPES, LIMIT_S, SCHEMA, bits, pair, random_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelError, SchemaError
-from collectives.experience.inbox import Inbox
-from collectives.experience.messages import Layouts
-from collectives.experience.outbox import Outbox
+from collectives.experience.messages import MessageLayouts
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
@@ -37,8 +37,8 @@ def test_arrow_gives_a_schema_back_as_it_was(columns):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(fields, st.integers(0, 9), st.integers(0, 2**31))
 def test_tensors_lie_where_arrow_reads_them_and_do_not_overlap(columns, rows, seed):
-    layouts = Layouts(made(columns))
-    layout = layouts.of(rows)
+    layouts = MessageLayouts(made(columns))
+    layout = layouts.for_rows(rows)
     memory = memoryview(bytearray(layout.size))
     memory[: len(layout.metadata)] = layout.metadata
     tensors = layout.tensors(memory, 0)
@@ -68,11 +68,11 @@ def test_pyarrow_opens_schema_and_slot_as_a_stream_with_the_values_that_were_wri
     )
     flat = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
     grid = torch.arange(20).reshape(5, 2, 2).remainder(2).to(dtype)
-    outbox, inbox = pair(schema, rows=5)
-    outbox.put({"flat": flat, "grid": grid}, version=0)
-    with inbox.take(LIMIT_S) as batch:
-        parcel = bytes(Layouts(schema).schema_message()) + bytes(batch._base)
-    table = pa.ipc.open_stream(parcel).read_all()
+    ring, consumer_endpoint = pair(schema, rows=5)
+    ring.put({"flat": flat, "grid": grid}, version=0)
+    with consumer_endpoint.take(LIMIT_S) as batch:
+        encoded_batch = bytes(MessageLayouts(schema).schema_message()) + bytes(batch._base)
+    table = pa.ipc.open_stream(encoded_batch).read_all()
     assert table.schema.metadata[b"rayagi.channel"] == b"values"
     one = 0x3F80 if dtype == torch.bfloat16 else 1  # bfloat16 travels as the bits of its numbers
     assert table["flat"].to_pylist() == [one * int(value) for value in flat.tolist()]
@@ -120,17 +120,17 @@ def test_ends_of_different_schemas_do_not_connect(columns, why):
     other = ExperienceSchema(
         "trajectory", tuple(Field(name=name, dtype=dtype, shape=shape) for name, dtype, shape in columns)
     )
-    outbox, inbox = Outbox(SCHEMA, rows=1), Inbox(other)
+    ring, consumer_endpoint = ProducerRing(SCHEMA, rows=1), ConsumerEndpoint(other)
     with pytest.raises(SchemaError, match=why) as caught:
-        outbox.attach(inbox.endpoint)
+        ring.attach(consumer_endpoint.endpoint)
     assert "use one version of the code on both sides" in str(caught.value) or "fields" in why
-    assert outbox.consumers() == ()
+    assert ring.consumers() == ()
 
 
 def test_ends_of_different_channels_do_not_connect():
-    inbox = Inbox(ExperienceSchema("finals", SCHEMA.fields))
+    consumer_endpoint = ConsumerEndpoint(ExperienceSchema("finals", SCHEMA.fields))
     with pytest.raises(SchemaError, match="is of channel 'finals'"):
-        Outbox(SCHEMA, rows=1).attach(inbox.endpoint)
+        ProducerRing(SCHEMA, rows=1).attach(consumer_endpoint.endpoint)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +144,18 @@ def test_ends_of_different_channels_do_not_connect():
     ],
 )
 def test_rows_of_other_shapes_or_types_are_refused(changed, why):
-    outbox, _ = pair()
+    ring, _ = pair()
     with pytest.raises(SchemaError, match=why):
-        outbox.put({**random_rows(SCHEMA, 2, 0), **changed}, version=0)
+        ring.put({**random_rows(SCHEMA, 2, 0), **changed}, version=0)
 
 
 def test_a_batch_that_no_slot_holds_is_refused():
-    outbox, _ = pair(rows=4)
+    ring, _ = pair(rows=4)
     for rows in (5, -1):
         with pytest.raises(SchemaError, match=f"a batch of {rows} rows: this ring's slots hold 4"):
-            outbox.claim(rows)
+            ring.reserve(rows)
     with pytest.raises(SchemaError, match="slots hold 4"):
-        outbox.put(random_rows(SCHEMA, 5, 0), version=0)
+        ring.put(random_rows(SCHEMA, 5, 0), version=0)
 
 
 @pytest.mark.parametrize(
@@ -163,44 +163,44 @@ def test_a_batch_that_no_slot_holds_is_refused():
 )
 def test_rings_that_cannot_be_are_refused(numbers):
     with pytest.raises(ValueError, match="must be at least 1"):
-        Outbox(SCHEMA, **{"rows": 1, **numbers})
+        ProducerRing(SCHEMA, **{"rows": 1, **numbers})
 
 
 def test_a_ring_larger_than_memory_is_refused_in_terms_of_its_size():
     with pytest.raises(ChannelError, match=r"no \d+\.\d MiB for it .*: use fewer slots or smaller batches"):
-        Outbox(SCHEMA, rows=2**20, slots=2**20)
+        ProducerRing(SCHEMA, rows=2**20, slots=2**20)
 
 
 def test_two_producers_of_one_number_are_refused():
-    _, inbox = pair(producer=3)
-    twin = Outbox(SCHEMA, rows=1, producer=3)
+    _, consumer_endpoint = pair(producer=3)
+    twin = ProducerRing(SCHEMA, rows=1, producer=3)
     with pytest.raises(ChannelError, match="is its producer 3 already: give each a number of its own"):
-        twin.attach(inbox.endpoint)
+        twin.attach(consumer_endpoint.endpoint)
 
 
 def test_an_endpoint_that_is_no_inbox_is_refused(tmp_path):
-    outbox, inbox = pair()
+    ring, consumer_endpoint = pair()
     (tmp_path / "file").touch()
     with (tmp_path / "file").open("r+b") as file:
         other = f"/proc/self/fd/{file.fileno()}#1"
         for endpoint, why in (
-            (outbox.endpoint, "is no channel of this version"),
+            (ring.endpoint, "is no channel of this version"),
             (other, "is not there any more"),
             ("/proc/self/fd/9999#1", "cannot open"),
             ("nonsense", "cannot open"),
-            (inbox.endpoint.split("#")[0], "cannot map"),
-            (f"{inbox.endpoint}1", "is not there any more"),
+            (consumer_endpoint.endpoint.split("#")[0], "cannot map"),
+            (f"{consumer_endpoint.endpoint}1", "is not there any more"),
         ):
             with pytest.raises(ChannelError, match=why):
-                Outbox(SCHEMA, rows=1, producer=9).attach(endpoint)
+                ProducerRing(SCHEMA, rows=1, producer=9).attach(endpoint)
 
 
 def test_at_most_sixteen_consumers_are_attached():
-    outbox = Outbox(SCHEMA, rows=1)
-    inboxes = [Inbox(SCHEMA) for _ in range(17)]
-    for inbox in inboxes[:16]:
-        outbox.attach(inbox.endpoint)
+    ring = ProducerRing(SCHEMA, rows=1)
+    consumer_endpoints = [ConsumerEndpoint(SCHEMA) for _ in range(17)]
+    for consumer_endpoint in consumer_endpoints[:16]:
+        ring.attach(consumer_endpoint.endpoint)
     with pytest.raises(ChannelError, match="16 consumers are attached already"):
-        outbox.attach(inboxes[16].endpoint)
-    inboxes[5].close()
-    assert outbox.attach(inboxes[16].endpoint) == 5
+        ring.attach(consumer_endpoints[16].endpoint)
+    consumer_endpoints[5].close()
+    assert ring.attach(consumer_endpoints[16].endpoint) == 5

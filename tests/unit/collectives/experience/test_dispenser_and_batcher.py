@@ -74,7 +74,7 @@ def test_a_transfer_of_the_wanted_rows_is_read_in_place(pair):
         assert experience.ragged["finals"]["env"].tolist() == [1, 3]
         assert experience.versions.tolist() == [7] * 4
         assert experience.producers.tolist() == [0] * 4
-        assert [outbox.unreleased() for outbox in dispenser.outboxes] == [{1}] * 3
+        assert [ring.unreleased() for ring in dispenser.rings] == [{1}] * 3
     assert dispenser.drain(LIMIT_S) == 0
 
 
@@ -98,8 +98,8 @@ def test_slices_hold_their_transfer_until_the_last_is_released(pair):
     assert slices[2].versions.tolist() == [1, 2]
     for one, left in zip(slices, [{1, 2}, {1, 2}, {2}, {2}, set()], strict=True):
         one.release()
-        dispenser.pump()
-        assert dispenser.outboxes[0].unreleased() == left
+        dispenser.progress()
+        assert dispenser.rings[0].unreleased() == left
 
 
 def test_stacks_are_in_memory_that_is_used_again(pair):
@@ -168,7 +168,7 @@ def test_a_round_of_one_producer_is_read_in_place(pair):
     send(dispenser, 0, version=0)
     with batcher.round([0], LIMIT_S) as experience:
         assert check(experience) == [0, 1]
-        assert dispenser.outboxes[0].unreleased() == {1}
+        assert dispenser.rings[0].unreleased() == {1}
 
 
 def test_what_is_stale_when_its_turn_comes_is_dropped_and_counted(pair):
@@ -230,7 +230,7 @@ def test_what_a_trainer_that_closed_had_not_taken_goes_to_another_whole(pair):
         for count in (1, 2):
             with successor.next(LIMIT_S) as experience:
                 assert check(experience) == [count]
-    assert dispenser.torn == 0
+    assert dispenser.incomplete == 0
 
 
 def test_nothing_open_is_refused(pair):

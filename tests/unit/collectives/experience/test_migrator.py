@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from collectives.experience.batcher import Batcher
-from collectives.experience.directory import Consumer, FileDirectory, inbox_key
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
+from collectives.experience.directory import ConsumerAnnouncement, FileDirectory, consumer_key
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
-from collectives.experience.inbox import Inbox
 from collectives.experience.migrator import Migrator
-from collectives.experience.outbox import Outbox
 from collectives.experience.packer import ChannelPlan
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 from collectives.rendezvous import host_identity
 from tests.unit.forkserver import context
@@ -73,7 +73,7 @@ def pump_until(dispenser, is_so):
     deadline = time.monotonic() + LIMIT_S
     while not is_so():
         assert time.monotonic() < deadline
-        dispenser.pump()
+        dispenser.progress()
 
 
 def start(target, *arguments):
@@ -94,16 +94,16 @@ def counts_in(record):
 
 def test_everyone_can_see_what_was_announced_last(tmp_path):
     one, other = FileDirectory(tmp_path / "d"), FileDirectory(tmp_path / "d")
-    assert other.announced("inbox/") == {}
-    one.announce("inbox/a/0", "first")
-    one.announce("inbox/a/0", "second")
+    assert other.announced("consumers/") == {}
+    one.announce("consumers/a/0", "first")
+    one.announce("consumers/a/0", "second")
     one.announce("board", "else")
-    assert other.announced("inbox/") == {"inbox/a/0": "second"}
+    assert other.announced("consumers/") == {"consumers/a/0": "second"}
 
 
 def test_a_consumer_is_announced_as_text():
-    consumer = Consumer("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"), "a1", node="b2")
-    assert Consumer.from_text(consumer.text()) == consumer
+    consumer = ConsumerAnnouncement("host/1", ("/proc/1/fd/3", "/proc/1/fd/4"), "a1", node="b2")
+    assert ConsumerAnnouncement.from_text(consumer.text()) == consumer
 
 
 def test_consumers_are_found_when_they_come(directory):
@@ -140,7 +140,7 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
         Migrator(dispenser, directory, NAME)
         directory.announce(
-            inbox_key(NAME, 0), Consumer(host_identity(), ("/proc/1/fd/999",) * 2, "a1").text()
+            consumer_key(NAME, 0), ConsumerAnnouncement(host_identity(), ("/proc/1/fd/999",) * 2, "a1").text()
         )
         send(dispenser, 1)
         batcher.announce(directory, NAME, 0)
@@ -149,18 +149,18 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
 
 
 def knock_and_die(endpoint):
-    outbox = Outbox(PLAN.groups[0], rows=1)
-    outbox.attach(endpoint)
+    ring = ProducerRing(PLAN.groups[0], rows=1)
+    ring.attach(endpoint)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_producer_that_knocks_and_dies_before_it_is_heard_is_lost():
-    with Inbox(PLAN.groups[0]) as inbox:
-        process = start(knock_and_die, inbox.endpoint)
+    with ConsumerEndpoint(PLAN.groups[0]) as consumer_endpoint:
+        process = start(knock_and_die, consumer_endpoint.endpoint)
         process.join(LIMIT_S)
         assert process.exitcode == -signal.SIGKILL
-        assert inbox.producers == ()
-        assert inbox.lost == [0]
+        assert consumer_endpoint.producers == ()
+        assert consumer_endpoint.lost == [0]
 
 
 def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
@@ -182,7 +182,7 @@ def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
 def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser:
         Migrator(dispenser, directory, NAME)
-        directory.announce(inbox_key(NAME, 0), Consumer("elsewhere", ("a", "b"), "a1").text())
+        directory.announce(consumer_key(NAME, 0), ConsumerAnnouncement("elsewhere", ("a", "b"), "a1").text())
         with pytest.raises(SchemaError, match="consumer 0 is on another host"):
             dispenser.open(LIMIT_S)
 
@@ -201,7 +201,7 @@ def test_a_killed_trainers_experience_goes_to_its_successor_whole_and_once(direc
         for count in range(6, 20):
             send(dispenser, count)
         assert dispenser.drain(LIMIT_S) == 0
-        assert dispenser.torn == half
+        assert dispenser.incomplete == half
     finish(heir)
     assert sorted(counts_in(record)) == list(range(20))
 
@@ -237,7 +237,7 @@ def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_ta
             for count in range(10, 15):  # sequence numbers from 1 again: 3 was half there
                 send(successor, count)
                 assert take(batcher) == count
-        assert (batcher.torn, batcher.repeated) == (1, 0)
+        assert (batcher.incomplete, batcher.repeated) == (1, 0)
 
 
 @pytest.mark.slow
@@ -288,6 +288,6 @@ def die_between_commits(endpoints):
     # What nobody had found yet would die with it.
     pump_until(dispenser, lambda: dispenser.consumers() == {0: 0})
     dispenser.open(LIMIT_S)
-    dispenser._claims["counts"].commit(version=0)
-    dispenser.outboxes[0].post(3, line=0)
+    dispenser._reservations["counts"].commit(version=0)
+    dispenser.rings[0].post(3, queue=0)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import (
     ChannelClosedError,
     ChannelError,
     ChannelTimeoutError,
     SchemaError,
 )
-from collectives.experience.inbox import Inbox
-from collectives.experience.parameters import ParameterBoard
+from collectives.experience.parameters import ParameterStore
 from collectives.experience.schema import ExperienceSchema, Field
 from tests.unit.forkserver import context
 
@@ -29,7 +29,7 @@ def tensors(value=0.0, size=1000):
 
 
 class Owner:
-    """A process that hosts a board and does ``work(board, pipe)``."""
+    """A process that hosts a board and does ``work(parameter_store, pipe)``."""
 
     def __init__(self, work, *args):
         self.pipe, theirs = context.Pipe()
@@ -62,24 +62,24 @@ def _own(work, pipe, args):
 
 def publish_what_is_told(pipe):
     """Publish each number that comes; None: close; an exhausted pipe ends the process."""
-    board = ParameterBoard.host(tensors())
-    pipe.send(board.endpoint)
+    parameter_store = ParameterStore.host(tensors())
+    pipe.send(parameter_store.endpoint)
     while (version := pipe.recv()) is not None:
-        board.publish(tensors(version), version)
+        parameter_store.publish(tensors(version), version)
         pipe.send(version)
-    board.close()
+    parameter_store.close()
     pipe.send("closed")
     pipe.recv()
 
 
 def publish_without_end(pipe, size):
-    board = ParameterBoard.host(tensors(size=size))
-    board.publish(tensors(0, size), 0)
-    pipe.send(board.endpoint)
+    parameter_store = ParameterStore.host(tensors(size=size))
+    parameter_store.publish(tensors(0, size), 0)
+    pipe.send(parameter_store.endpoint)
     version = 0
     while True:
         version += 1
-        board.publish(tensors(version, size), version)
+        parameter_store.publish(tensors(version, size), version)
 
 
 class Dying(torch.Tensor):
@@ -94,32 +94,34 @@ class Dying(torch.Tensor):
 
 def die_while_publishing(pipe, publications):
     """The first tensor of the last version is copied, the second never is."""
-    board = ParameterBoard.host(tensors())
-    pipe.send(board.endpoint)
+    parameter_store = ParameterStore.host(tensors())
+    pipe.send(parameter_store.endpoint)
     for version in range(publications):
-        board.publish(tensors(version), version)
+        parameter_store.publish(tensors(version), version)
     pipe.send(publications)
     pipe.recv()
     last = tensors(publications)
-    board.publish({"weights": last["weights"], "count": last["count"].as_subclass(Dying)}, publications)
+    parameter_store.publish(
+        {"weights": last["weights"], "count": last["count"].as_subclass(Dying)}, publications
+    )
 
 
-def read(board, size=1000):
+def read(parameter_store, size=1000):
     own = tensors(-1, size)
-    return board.read_into(own), own
+    return parameter_store.read_into(own), own
 
 
 def test_what_is_published_is_read_whole_with_its_version():
     with Owner(publish_what_is_told) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
-        assert board.version == -1
+        parameter_store = ParameterStore.attach(owner.endpoint)
+        assert parameter_store.version == -1
         with pytest.raises(ChannelError, match="nothing was published yet"):
-            read(board)
+            read(parameter_store)
         for version in (0, 1, 2, 3, 10):
             owner.pipe.send(version)
-            assert board.wait(version, LIMIT_S) == version
+            assert parameter_store.wait(version, LIMIT_S) == version
             assert owner.said() == version
-            found, own = read(board)
+            found, own = read(parameter_store)
             assert found == version
             assert own["weights"].eq(version).all()
             assert own["count"] == version
@@ -127,66 +129,66 @@ def test_what_is_published_is_read_whole_with_its_version():
 
 def test_waiting_has_a_limit_and_says_for_what():
     with Owner(publish_what_is_told) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
+        parameter_store = ParameterStore.attach(owner.endpoint)
         owner.pipe.send(4)
-        assert board.wait(2, LIMIT_S) == 4  # newer will do
+        assert parameter_store.wait(2, LIMIT_S) == 4  # newer will do
         with pytest.raises(
             ChannelTimeoutError, match=rf"process {owner.process.pid}, is at version 4; version 5"
         ):
-            board.wait(5, 0.1)
+            parameter_store.wait(5, 0.1)
 
 
 def test_an_owner_that_closes_or_dies_ends_the_wait_and_leaves_the_last_version():
     with Owner(publish_what_is_told) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
+        parameter_store = ParameterStore.attach(owner.endpoint)
         owner.pipe.send(0)
         owner.pipe.send(None)
         assert (owner.said(), owner.said()) == (0, "closed")
         with pytest.raises(ChannelClosedError, match=r"has closed it at version 0; version 1 was awaited"):
-            board.wait(1, LIMIT_S)
+            parameter_store.wait(1, LIMIT_S)
         owner.kill()
-        assert board.wait(0, LIMIT_S) == 0
-        assert read(board)[0] == 0
+        assert parameter_store.wait(0, LIMIT_S) == 0
+        assert read(parameter_store)[0] == 0
     with Owner(publish_what_is_told) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
+        parameter_store = ParameterStore.attach(owner.endpoint)
         owner.kill()
         with pytest.raises(ChannelClosedError, match=r"has ended at version -1"):
-            board.wait(0, LIMIT_S)
+            parameter_store.wait(0, LIMIT_S)
         with pytest.raises(ChannelError, match="cannot open"):
-            ParameterBoard.attach(owner.endpoint)
+            ParameterStore.attach(owner.endpoint)
 
 
 @pytest.mark.parametrize("publications", [1, 2, 3, 7])
 def test_an_owner_killed_while_it_publishes_leaves_the_version_before(publications):
     with Owner(die_while_publishing, publications) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
+        parameter_store = ParameterStore.attach(owner.endpoint)
         assert owner.said() == publications
         owner.pipe.send("die")
         owner.process.join(LIMIT_S)
         assert owner.process.exitcode == -signal.SIGKILL
-        found, own = read(board)
+        found, own = read(parameter_store)
         assert found == publications - 1
         assert own["weights"].eq(found).all()
         assert own["count"] == found
         with pytest.raises(ChannelClosedError, match=f"at version {found}"):
-            board.wait(publications, LIMIT_S)
+            parameter_store.wait(publications, LIMIT_S)
 
 
 def test_readers_never_see_two_versions_in_one_and_never_go_back():
     size = 200_000  # copying takes long enough that publications fall into it
     with Owner(publish_without_end, size) as owner:
-        board = ParameterBoard.attach(owner.endpoint)
+        parameter_store = ParameterStore.attach(owner.endpoint)
         own, seen = tensors(-1, size), [-1]
         deadline = time.monotonic() + LIMIT_S
         while len(seen) < 300 or len(set(seen)) <= 10:
             assert time.monotonic() < deadline
-            seen.append(board.read_into(own))
+            seen.append(parameter_store.read_into(own))
             assert own["weights"][0] == seen[-1]
             assert own["weights"].min() == own["weights"].max()
             assert own["count"] == seen[-1]
         assert seen == sorted(seen)
         owner.kill()  # at any moment: what is published stays whole
-        last = board.read_into(own)
+        last = parameter_store.read_into(own)
         assert last >= seen[-1]
         assert own["weights"].eq(last).all()
 
@@ -208,9 +210,9 @@ def test_any_set_of_tensors_comes_back_as_it_was(kinds):
         f"t{i}": (torch.randn(shape, generator=generator) * 9).to(dtype)
         for i, (dtype, shape) in enumerate(kinds)
     }
-    with ParameterBoard.host(given_) as board:
-        board.publish(given_, 0)
-        reader = ParameterBoard.attach(board.endpoint)
+    with ParameterStore.host(given_) as parameter_store:
+        parameter_store.publish(given_, 0)
+        reader = ParameterStore.attach(parameter_store.endpoint)
         own = {name: torch.zeros_like(tensor) for name, tensor in given_.items()}
         assert reader.read_into(own) == 0
         assert all(torch.equal(own[name], given_[name]) for name in given_)
@@ -219,34 +221,34 @@ def test_any_set_of_tensors_comes_back_as_it_was(kinds):
 
 def test_parameters_that_require_gradients_are_published_and_read_as_they_are():
     weights = torch.nn.Parameter(torch.arange(4.0))
-    with ParameterBoard.host({"weights": weights}) as board:
-        board.publish({"weights": weights}, 0)
+    with ParameterStore.host({"weights": weights}) as parameter_store:
+        parameter_store.publish({"weights": weights}, 0)
         own = torch.nn.Parameter(torch.zeros(4))
-        assert board.read_into({"weights": own}) == 0
+        assert parameter_store.read_into({"weights": own}) == 0
         assert torch.equal(own, weights)
 
 
 def test_bad_input_is_refused_with_the_difference():
-    with ParameterBoard.host(tensors()) as board:
-        board.publish(tensors(), 3)
+    with ParameterStore.host(tensors()) as parameter_store:
+        parameter_store.publish(tensors(), 3)
         with pytest.raises(ValueError, match="version 3 is published after version 3"):
-            board.publish(tensors(), 3)
+            parameter_store.publish(tensors(), 3)
         with pytest.raises(SchemaError, match=r"fields \['weights'\] came where"):
-            board.publish({"weights": torch.zeros(1000)}, 4)
+            parameter_store.publish({"weights": torch.zeros(1000)}, 4)
         with pytest.raises(SchemaError, match=r"weights came as .*\[1, 999\]"):
-            board.read_into(tensors(size=999))
-        reader = ParameterBoard.attach(board.endpoint)
+            parameter_store.read_into(tensors(size=999))
+        reader = ParameterStore.attach(parameter_store.endpoint)
         with pytest.raises(ChannelError, match="only its owner"):
             reader.publish(tensors(), 4)
         reader.close()
         with pytest.raises(ChannelClosedError):
             reader.read_into(tensors())
-        assert board.wait(3, 0.0) == 3  # a reader that closes closes nothing for others
+        assert parameter_store.wait(3, 0.0) == 3  # a reader that closes closes nothing for others
     with pytest.raises(ChannelClosedError, match="this board is closed"):
-        board.publish(tensors(), 4)
+        parameter_store.publish(tensors(), 4)
     with pytest.raises(SchemaError, match="a type that channels do not carry"):
-        ParameterBoard.host({"complex": torch.zeros(2, dtype=torch.complex64)})
-    inbox = Inbox(ExperienceSchema("obs", (Field(name="obs"),)))
+        ParameterStore.host({"complex": torch.zeros(2, dtype=torch.complex64)})
+    consumer_endpoint = ConsumerEndpoint(ExperienceSchema("obs", (Field(name="obs"),)))
     with pytest.raises(ChannelError, match="is no channel of this version"):
-        ParameterBoard.attach(inbox.endpoint)
-    inbox.close()
+        ParameterStore.attach(consumer_endpoint.endpoint)
+    consumer_endpoint.close()

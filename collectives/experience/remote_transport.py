@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from collectives.experience.directory import Consumer
+from collectives.experience.directory import ConsumerAnnouncement
 from collectives.experience.dispenser import Dispenser
-from collectives.experience.parameters import ReadableBoard
-from collectives.experience.ways import Way
+from collectives.experience.parameters import ReadableParameterStore
+from collectives.experience.routes import Route
 
 
-class Abroad(Protocol):
+class RemoteTransport(Protocol):
     """One process's ways to other hosts."""
 
-    def __call__(self, dispenser: Dispenser, consumer: Consumer) -> Way:
-        """To a consumer: what a ``Migrator`` takes as ``far_way``."""
+    def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> Route:
+        """To a consumer: what a ``Migrator`` takes as ``remote_route``."""
         ...
 
-    def board(self, node: str, endpoint: str) -> ReadableBoard:
+    def parameter_store(self, node: str, endpoint: str) -> ReadableParameterStore:
         """A board that a process of this node hosts there."""
         ...
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, RendezvousError
-from collectives.queue import Handle, OperationQueue
+from collectives.queue import OperationQueue, QueuedOperation
 from collectives.transports.base import Transport
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ _HEADER = 2 + MOST_DIMS
 """int64: type, number of dimensions, their sizes."""
 
 
-class Channels:
+class PointToPointChannels:
     """One member's channels; each is connected when it is first used, by both of its members."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Channels:
         self._released = False
         self._lock = threading.Lock()
 
-    def send(self, tensor: Tensor, to: int) -> Handle:
+    def send(self, tensor: Tensor, to: int) -> QueuedOperation:
         """Start to send and return; the tensor belongs to the message until the handle's ``wait``.
 
         Raises:

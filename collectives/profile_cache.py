@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from collectives.alphabeta import AlphaBeta
+from collectives.alphabeta import AlphaBetaModel
 from collectives.compiler import machine
 from collectives.errors import ProfileError
 from collectives.layout import Layout
-from collectives.profile import Profile, Shape, steps_to_measure
+from collectives.profile import Profile, StepShape, steps_to_measure
 from collectives.rendezvous import PROTOCOL
 from collectives.schedule import Primitive
 from collectives.transports.base import Transport
@@ -22,7 +22,7 @@ from collectives.transports.base import Transport
 _logger = logging.getLogger(__name__)
 
 
-def kept_or_measured(
+def load_or_measure_profile(
     control: Transport,
     device: torch.device,
     layout: Layout,
@@ -88,8 +88,8 @@ def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
         return ""
     try:
         profile = Profile.load(path)
-        AlphaBeta.fit(profile)
-        needed = {Shape.of(step, layout) for step in steps_to_measure(layout, usable)}
+        AlphaBetaModel.fit(profile)
+        needed = {StepShape.from_step(step, layout) for step in steps_to_measure(layout, usable)}
         if not needed <= {point.shape for point in profile.points}:
             raise ProfileError(str(path), "it lacks steps that are needed here")
         return profile.to_json()

@@ -15,9 +15,13 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.door import NEWS, Door, door
 from collectives.errors import MemberLostError
-from collectives.liveness import Liveness
+from collectives.failure_detector import FailureDetector
+from collectives.failure_detector_server import (
+    DEATH_NOTICE,
+    FailureDetectorServer,
+    get_failure_detector_server,
+)
 from collectives.rendezvous import this_member
 from tests.unit.forkserver import context
 
@@ -35,9 +39,9 @@ def member(rank, host=None):
 
 def live(pipe, rank, host):
     """A member's process: says who it is, hears who the others are, and waits to be ended."""
-    with Liveness(member(rank, host)) as liveness:
-        pipe.send(liveness.me)
-        liveness.watch(pipe.recv())
+    with FailureDetector(member(rank, host)) as failure_detector:
+        pipe.send(failure_detector.me)
+        failure_detector.watch(pipe.recv())
         pipe.send("watching")
         while (asked := pipe.recv()) in ("who?", "fork"):
             if asked == "fork":
@@ -46,7 +50,7 @@ def live(pipe, rank, host):
                     signal.pause()
                 pipe.send(child)
             else:
-                pipe.send(liveness.lost())
+                pipe.send(failure_detector.lost())
     pipe.send("closed")
     pipe.recv()
 
@@ -84,8 +88,8 @@ def live_in_a_namespace(pipe):
     assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     pipe.send(os.getpid())
     address = pipe.recv()
-    with Liveness(replace(member(1, "another"), address=address)) as liveness:
-        pipe.send(liveness.me)
+    with FailureDetector(replace(member(1, "another"), address=address)) as failure_detector:
+        pipe.send(failure_detector.me)
         pipe.recv()
 
 
@@ -144,28 +148,28 @@ def test_a_host_that_falls_silent_is_noticed(other_network):
     losses = Losses()
     pipe.send("10.213.77.2")
     far = pipe.recv()
-    with Liveness(replace(member(0), address="10.213.77.1"), losses) as liveness:
-        liveness.watch([liveness.me, far])
-        liveness.check("barrier")
+    with FailureDetector(replace(member(0), address="10.213.77.1"), losses) as failure_detector:
+        failure_detector.watch([failure_detector.me, far])
+        failure_detector.check("barrier")
         ip("link", "set", "far", "down", inside=pid)  # its process lives, and nothing says goodbye
         losses.wait()
         with pytest.raises(MemberLostError, match="its host is silent"):
-            liveness.check("barrier")
+            failure_detector.check("barrier")
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
 def test_the_end_of_a_process_is_noticed_and_told(host):
     losses = Losses()
-    with Other(1, host) as other, Liveness(member(0), losses) as liveness:
-        liveness.watch([liveness.me, other.member])
-        liveness.check("all_reduce")
-        assert liveness.lost() == ()
+    with Other(1, host) as other, FailureDetector(member(0), losses) as failure_detector:
+        failure_detector.watch([failure_detector.me, other.member])
+        failure_detector.check("all_reduce")
+        assert failure_detector.lost() == ()
         other.kill()
         losses.wait()
         assert losses.told == [other.member]
-        assert liveness.lost() == (other.member,)
+        assert failure_detector.lost() == (other.member,)
         with pytest.raises(MemberLostError) as caught:
-            liveness.check("all_reduce", "step 2 of 3", 0.25)
+            failure_detector.check("all_reduce", "step 2 of 3", 0.25)
     assert (caught.value.operation, caught.value.rank, caught.value.step) == ("all_reduce", 0, "step 2 of 3")
     assert caught.value.lost == (other.member,)
     assert str(caught.value) == (
@@ -178,19 +182,19 @@ def test_the_end_of_a_process_is_noticed_and_told(host):
 def test_a_member_that_was_gone_before_is_lost_at_once(host):
     with Other(1, host) as other:
         other.kill()
-        with Liveness(member(0)) as liveness:
-            liveness.watch([other.member])
-            assert liveness.lost() == (other.member,)
+        with FailureDetector(member(0)) as failure_detector:
+            failure_detector.watch([other.member])
+            assert failure_detector.lost() == (other.member,)
 
 
 def test_a_member_of_another_host_can_be_watched_between_its_generations():
     losses = Losses()
-    with Other(1, "another") as other, Liveness(member(0), losses) as liveness:
+    with Other(1, "another") as other, FailureDetector(member(0), losses) as failure_detector:
         other.pipe.send([])
         assert other.ask() == "watching"
         assert other.ask("close") == "closed"
-        liveness.watch([other.member])
-        assert liveness.lost() == ()
+        failure_detector.watch([other.member])
+        assert failure_detector.lost() == ()
         other.kill()
         losses.wait()
 
@@ -198,9 +202,9 @@ def test_a_member_of_another_host_can_be_watched_between_its_generations():
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
 def test_a_member_that_leaves_in_order_is_not_lost(host):
     losses = Losses()
-    with Other(1, host) as leaver, Other(2) as dier, Liveness(member(0), losses) as liveness:
-        liveness.watch([leaver.member, dier.member])
-        leaver.ask([liveness.me, dier.member])
+    with Other(1, host) as leaver, Other(2) as dier, FailureDetector(member(0), losses) as failure_detector:
+        failure_detector.watch([leaver.member, dier.member])
+        leaver.ask([failure_detector.me, dier.member])
         assert leaver.ask("close") == "closed"
         dier.kill()
         losses.wait()
@@ -209,10 +213,10 @@ def test_a_member_that_leaves_in_order_is_not_lost(host):
 
 def test_a_forked_child_does_not_stand_for_its_parent():
     losses = Losses()
-    with Other(1, "another") as other, Liveness(member(0), losses) as liveness:
+    with Other(1, "another") as other, FailureDetector(member(0), losses) as failure_detector:
         other.pipe.send([])
         assert other.ask() == "watching"
-        liveness.watch([other.member])
+        failure_detector.watch([other.member])
         child = other.ask("fork")
         try:
             other.process.kill()
@@ -223,7 +227,7 @@ def test_a_forked_child_does_not_stand_for_its_parent():
 
 
 def fork_while_accepting(pipe):
-    here = door("127.0.0.1")
+    here = get_failure_detector_server("127.0.0.1")
     accepting, forked = threading.Event(), threading.Event()
 
     class Slow:
@@ -232,10 +236,10 @@ def fork_while_accepting(pipe):
         fileno, close = here._listener.fileno, here._listener.close
 
         def accept(self, accept=here._listener.accept):
-            guest = accept()
+            subscriber = accept()
             accepting.set()
             forked.wait(0.5)
-            return guest
+            return subscriber
 
     here._listener = Slow()
     pipe.send(here.port)
@@ -253,24 +257,28 @@ def test_a_child_forked_while_a_connection_is_accepted_does_not_keep_it():
     process = context.Process(target=fork_while_accepting, args=(theirs,), daemon=True)
     process.start()
     assert pipe.poll(30)
-    with socket.create_connection(("127.0.0.1", pipe.recv()), timeout=30) as guest:
+    with socket.create_connection(("127.0.0.1", pipe.recv()), timeout=30) as subscriber:
         assert pipe.poll(30)
         child = pipe.recv()
         try:
             process.kill()
             process.join()
-            guest.settimeout(LIMIT_S)
-            assert guest.recv(1) == b""
+            subscriber.settimeout(LIMIT_S)
+            assert subscriber.recv(1) == b""
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_the_first_member_of_another_host_tells_of_the_others_there():
     losses = Losses()
-    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
-        everyone = [liveness.me, first.member, second.member]
+    with (
+        Other(1, "another") as first,
+        Other(2, "another") as second,
+        FailureDetector(member(0), losses) as failure_detector,
+    ):
+        everyone = [failure_detector.me, first.member, second.member]
         first.ask(everyone)
-        liveness.watch(everyone)
+        failure_detector.watch(everyone)
         second.kill()
         losses.wait()
         assert losses.told == [second.member]
@@ -279,10 +287,14 @@ def test_the_first_member_of_another_host_tells_of_the_others_there():
 
 def test_who_connects_after_a_loss_hears_of_it():
     losses = Losses()
-    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
+    with (
+        Other(1, "another") as first,
+        Other(2, "another") as second,
+        FailureDetector(member(0), losses) as failure_detector,
+    ):
         second.kill()
         first.ask([first.member, second.member])
-        liveness.watch([first.member, second.member])
+        failure_detector.watch([first.member, second.member])
         losses.wait()
         assert losses.told == [second.member]
 
@@ -290,34 +302,38 @@ def test_who_connects_after_a_loss_hears_of_it():
 def test_who_connects_after_a_loss_hears_of_it_even_from_a_member_that_has_left_since():
     """That member may have left the very generation in which others are still about to connect to it."""
     losses = Losses()
-    with Other(1, "another") as first, Other(2, "another") as second, Liveness(member(0), losses) as liveness:
+    with (
+        Other(1, "another") as first,
+        Other(2, "another") as second,
+        FailureDetector(member(0), losses) as failure_detector,
+    ):
         second.kill()
         first.ask([first.member, second.member])
         assert first.ask("who?") == (second.member,)
         assert first.ask("leave") == "closed"
-        liveness.watch([first.member, second.member])
+        failure_detector.watch([first.member, second.member])
         losses.wait()
         assert losses.told == [second.member]
 
 
 @pytest.mark.parametrize(("remembered_s", "told"), [(60.0, (7, 8)), (0.0, (8,))])
 def test_what_was_withdrawn_is_remembered_for_a_while(monkeypatch, remembered_s, told):
-    monkeypatch.setattr("collectives.door._REMEMBERED_S", remembered_s)
-    entrance, owner, other = Door("127.0.0.1"), object(), object()
+    monkeypatch.setattr("collectives.failure_detector_server._REMEMBERED_S", remembered_s)
+    entrance, owner, other = FailureDetectorServer("127.0.0.1"), object(), object()
     entrance.announce(owner, 7)
     entrance.withdraw(owner)
     entrance.announce(other, 8)
-    with socket.create_connection(("127.0.0.1", entrance.port)) as guest:
-        guest.settimeout(LIMIT_S)
-        with guest.makefile("rb") as heard_file:
-            heard = heard_file.read(len(told) * NEWS.size)
-    assert sorted(pid for (pid,) in NEWS.iter_unpack(heard)) == list(told)
+    with socket.create_connection(("127.0.0.1", entrance.port)) as subscriber:
+        subscriber.settimeout(LIMIT_S)
+        with subscriber.makefile("rb") as heard_file:
+            heard = heard_file.read(len(told) * DEATH_NOTICE.size)
+    assert sorted(pid for (pid,) in DEATH_NOTICE.iter_unpack(heard)) == list(told)
 
 
 def test_a_stopped_process_is_not_lost():
     losses = Losses()
-    with Other(1) as busy, Other(2) as dier, Liveness(member(0), losses) as liveness:
-        liveness.watch([busy.member, dier.member])
+    with Other(1) as busy, Other(2) as dier, FailureDetector(member(0), losses) as failure_detector:
+        failure_detector.watch([busy.member, dier.member])
         os.kill(busy.member.pid, signal.SIGSTOP)
         dier.kill()
         losses.wait()
@@ -327,13 +343,13 @@ def test_a_stopped_process_is_not_lost():
 def test_closing_leaves_no_thread_and_no_descriptor():
     with ExitStack() as stack:
         others = [stack.enter_context(Other(rank, host)) for rank, host in ((1, None), (2, "x"), (3, "y"))]
-        Liveness(member(0)).close()  # the door stays open
+        FailureDetector(member(0)).close()  # the door stays open
         before, threads = descriptors(), threading.active_count()
         for _ in range(3):
-            liveness = Liveness(member(0))
-            liveness.watch([other.member for other in others])
-            liveness.close()
-            liveness.close()
+            failure_detector = FailureDetector(member(0))
+            failure_detector.watch([other.member for other in others])
+            failure_detector.close()
+            failure_detector.close()
         assert descriptors() <= before
         assert threading.active_count() == threads
 
@@ -342,15 +358,15 @@ def test_it_may_be_closed_by_who_is_told_of_a_loss():
     closed = threading.Event()
 
     def close(_):
-        liveness.close()
+        failure_detector.close()
         closed.set()
 
     with Other(1) as other:
-        liveness = Liveness(member(0), close)
-        liveness.watch([other.member])
+        failure_detector = FailureDetector(member(0), close)
+        failure_detector.watch([other.member])
         other.kill()
         assert closed.wait(LIMIT_S)
-        liveness.close()
+        failure_detector.close()
 
 
 def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
@@ -359,32 +375,32 @@ def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
 
     def write_before_and_after_the_thread_had_time(descriptor, value):
         write(descriptor, value)
-        liveness._thread.join(0.3)
-        woken.append(liveness._thread.is_alive())
+        failure_detector._thread.join(0.3)
+        woken.append(failure_detector._thread.is_alive())
         write(descriptor, value)
 
-    liveness = Liveness(member(0))
+    failure_detector = FailureDetector(member(0))
     monkeypatch.setattr(os, "eventfd_write", write_before_and_after_the_thread_had_time)
-    liveness.close()
+    failure_detector.close()
     assert woken == [True]
-    assert not liveness._thread.is_alive()
+    assert not failure_detector._thread.is_alive()
 
 
 def test_who_is_watched_after_closing_leaves_nothing_behind():
     """Whoever is told of a loss while it connects to others may close in between."""
     with Other(1) as near, Other(2, "another") as far:
-        Liveness(member(0)).close()
+        FailureDetector(member(0)).close()
         before = descriptors()
-        liveness = Liveness(member(0))
-        liveness.close()
-        liveness.watch([near.member, far.member])
+        failure_detector = FailureDetector(member(0))
+        failure_detector.close()
+        failure_detector.watch([near.member, far.member])
         assert descriptors() <= before
-        assert liveness.lost() == ()
+        assert failure_detector.lost() == ()
 
 
 def test_an_address_of_another_host_is_refused():
     with pytest.raises(OSError, match="assign"):
-        Liveness(replace(member(0), address="192.0.2.1"))
+        FailureDetector(replace(member(0), address="192.0.2.1"))
 
 
 def test_a_loss_survives_pickling():

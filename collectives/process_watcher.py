@@ -7,7 +7,7 @@ import select
 from collections.abc import Iterable
 
 
-class Processes:
+class ProcessWatcher:
     """Watches processes until it is closed; what has ended stays ended."""
 
     def __init__(self, pids: Iterable[int] = ()) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from collectives.experience.errors import SchemaError
-from collectives.experience.outbox import Outbox
+from collectives.experience.producer_ring import ProducerRing
 
 
-class Way(Protocol):
+class Route(Protocol):
     """To one consumer. Each call hands over all parts of one sequence number, one from each outbox."""
 
     @property
@@ -23,7 +23,7 @@ class Way(Protocol):
         ...
 
     @property
-    def carries(self) -> bool:
+    def copies_batches(self) -> bool:
         """Whether slots stay with their owner until ``released`` says that they are free."""
         ...
 
@@ -40,45 +40,44 @@ class Way(Protocol):
         ...
 
 
-class SharedMemoryWay(Way):
+class SharedMemoryRoute(Route):
     """To a consumer of this host, which reads the slots themselves."""
 
-    def __init__(self, outboxes: Sequence[Outbox], endpoints: Sequence[str]) -> None:
+    def __init__(self, rings: Sequence[ProducerRing], endpoints: Sequence[str]) -> None:
         """Attach every outbox to its inbox there.
 
         Raises:
             ChannelError: an inbox is not there any more.
             SchemaError: one expects something else, or there are not as many as outboxes.
         """
-        if len(outboxes) != len(endpoints):
+        if len(rings) != len(endpoints):
             raise SchemaError(
-                outboxes[0].schema.name,
-                f"the consumer has {len(endpoints)} inboxes where {len(outboxes)} channels are planned: give both one plan",
+                rings[0].schema.name,
+                f"the consumer has {len(endpoints)} inboxes where {len(rings)} channels are planned: give both one plan",
             )
-        self._lines = [
-            (outbox, outbox.attach(endpoint), endpoint)
-            for outbox, endpoint in zip(outboxes, endpoints, strict=True)
+        self._queues = [
+            (ring, ring.attach(endpoint), endpoint) for ring, endpoint in zip(rings, endpoints, strict=True)
         ]
 
     @property
     def alive(self) -> bool:
         """Whether every outbox has it for a consumer still: its lines may be others' by now."""
-        return all(outbox.takes(line, endpoint) for outbox, line, endpoint in self._lines)
+        return all(ring.is_attached_to(queue, endpoint) for ring, queue, endpoint in self._queues)
 
     @property
     def backlog(self) -> int:
         """Sequences there and not released."""
-        return max(outbox.backlog(line) for outbox, line, _ in self._lines)
+        return max(ring.backlog(queue) for ring, queue, _ in self._queues)
 
     @property
-    def carries(self) -> bool:
+    def copies_batches(self) -> bool:
         """No: the consumer frees them."""
         return False
 
     def hand_over(self, sequence: int) -> None:
         """Post every part."""
-        for outbox, line, _ in self._lines:
-            outbox.post(sequence, line)
+        for ring, queue, _ in self._queues:
+            ring.post(sequence, queue)
 
     def released(self) -> Iterable[int]:
         """None: an outbox frees such slots itself."""
@@ -91,7 +90,7 @@ class SharedMemoryWay(Way):
 class Router(Protocol):
     """Chooses consumers for a dispenser."""
 
-    def look(self) -> None:
+    def discover_consumers(self) -> None:
         """Called before each choice, and while there is nothing to do but wait: find consumers that have come."""
         ...
 

@@ -7,21 +7,29 @@ import torch.distributed as dist
 from members import run_group
 from test_ring_transport import connected
 
-from collectives.available import Candidate, Facts, Verdict, available, refusal, this_process, trial
+from collectives.primitive_probe import (
+    PrimitiveProbe,
+    ProbeResult,
+    ProcessCapabilities,
+    local_capabilities,
+    primitive_unsupported_reason,
+    probe,
+    probe_primitives,
+)
 
-ON_CPU = Facts(host_id="h", shared_memory=True, device="cpu", nccl=None)
-ON_GPU = Facts(host_id="h", shared_memory=True, device="GPU-a", nccl=(2, 29, 7))
+ON_CPU = ProcessCapabilities(host_id="h", shared_memory=True, device="cpu", nccl=None)
+ON_GPU = ProcessCapabilities(host_id="h", shared_memory=True, device="GPU-a", nccl=(2, 29, 7))
 OTHER_GPU = replace(ON_GPU, device="GPU-b")
 ON_MIG = replace(ON_GPU, device="MIG-a")
 OTHER_MIG = replace(ON_GPU, device="MIG-b")
 
 
-def elsewhere(facts):
-    return replace(facts, host_id="another")
+def elsewhere(capabilities):
+    return replace(capabilities, host_id="another")
 
 
 def newer(*group, nccl=(2, 31, 0)):
-    return [replace(facts, nccl=nccl) for facts in group]
+    return [replace(capabilities, nccl=nccl) for capabilities in group]
 
 
 @pytest.mark.parametrize(
@@ -50,25 +58,25 @@ def newer(*group, nccl=(2, 31, 0)):
     ],
 )
 def test_what_rules_a_primitive_out_is_known_beforehand(primitive, group, reason):
-    found = refusal(primitive, group)
+    found = primitive_unsupported_reason(primitive, group)
     assert (found == "") == (reason == "")
     assert reason in found
 
 
 def test_facts_survive_the_way_to_another_member():
-    for facts in (ON_CPU, ON_GPU):
-        assert Facts.from_json(facts.to_json()) == facts
+    for capabilities in (ON_CPU, ON_GPU):
+        assert ProcessCapabilities.from_json(capabilities.to_json()) == capabilities
 
 
 def test_a_process_on_a_cpu_knows_that_it_is_on_one():
-    facts = this_process(torch.device("cpu"))
-    assert facts.device == "cpu"
-    assert (facts.nccl is None) == (not dist.is_nccl_available())
+    capabilities = local_capabilities(torch.device("cpu"))
+    assert capabilities.device == "cpu"
+    assert (capabilities.nccl is None) == (not dist.is_nccl_available())
 
 
 def test_a_mig_instance_is_known_by_its_own_name(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-11,MIG-22")
-    assert this_process(torch.device("cuda", 0)).device == "MIG-11"
+    assert local_capabilities(torch.device("cuda", 0)).device == "MIG-11"
 
 
 class Wrong:
@@ -97,7 +105,7 @@ class Wrong:
 
 def test_a_wrong_sum_is_an_objection_and_the_transport_is_closed():
     transport = Wrong()
-    assert trial(lambda: transport, 10.0) == "its all_reduce of known numbers gave a wrong sum"
+    assert probe(lambda: transport, 10.0) == "its all_reduce of known numbers gave a wrong sum"
     assert transport.closed
 
 
@@ -105,12 +113,12 @@ def test_a_transport_that_cannot_be_opened_is_an_objection():
     def refuse():
         raise OSError("no such device")
 
-    assert trial(refuse, 10.0) == "its trial failed: no such device"
+    assert probe(refuse, 10.0) == "its trial failed: no such device"
 
 
 def test_a_trial_that_hangs_does_not_hang_the_member():
     end = threading.Event()
-    assert trial(lambda: end.wait(60), 0.1) == "its trial did not end within 0.1 s"
+    assert probe(lambda: end.wait(60), 0.1) == "its trial did not end within 0.1 s"
     assert not end.is_set()
     end.set()
 
@@ -126,22 +134,22 @@ def test_members_agree_on_what_works_and_why_the_rest_does_not():
             opened.append(communicator.rank)
 
         everyone = (0, 1, 2)
-        ring = Candidate(members=everyone, open=lambda: connected(communicator))
+        ring = PrimitiveProbe(members=everyone, open=lambda: connected(communicator))
         candidates = {
             "rp": ring,
-            "ip": Candidate(members=everyone, open=failing if communicator.rank == 1 else Right),
-            "device": Candidate(members=everyone, open=open_device),
-            "net": Candidate(members=(communicator.rank,), open=failing),
+            "ip": PrimitiveProbe(members=everyone, open=failing if communicator.rank == 1 else Right),
+            "device": PrimitiveProbe(members=everyone, open=open_device),
+            "net": PrimitiveProbe(members=(communicator.rank,), open=failing),
         }
-        return available(communicator, ON_CPU, candidates, 20.0)
+        return probe_primitives(communicator, ON_CPU, candidates, 20.0)
 
     first, second, third = run_group("inprocess", 3, task)
     assert first == second == third
-    assert first["rp"] == Verdict(offered=True, reason="")
-    assert first["net"] == Verdict(offered=True, reason="")  # nobody needs it
-    assert first["ip"] == Verdict(offered=False, reason="ranks 1: its trial failed: no permission")
-    assert first["device"] == Verdict(
-        offered=False, reason="ranks 0, 1, 2: no CUDA: these members compute on a CPU"
+    assert first["rp"] == ProbeResult(supported=True, reason="")
+    assert first["net"] == ProbeResult(supported=True, reason="")  # nobody needs it
+    assert first["ip"] == ProbeResult(supported=False, reason="ranks 1: its trial failed: no permission")
+    assert first["device"] == ProbeResult(
+        supported=False, reason="ranks 0, 1, 2: no CUDA: these members compute on a CPU"
     )
     assert opened == []
 
@@ -158,20 +166,22 @@ def test_groups_of_one_primitive_are_tried_side_by_side():
 
     def task(communicator, done):
         rank = communicator.rank
-        facts = replace(ON_GPU, device="GPU-a" if rank < 2 else f"GPU-{rank}")
+        capabilities = replace(ON_GPU, device="GPU-a" if rank < 2 else f"GPU-{rank}")
         members = (0, 1) if rank < 2 else (2, 3)
-        return available(communicator, facts, {"device": Candidate(members=members, open=Right)}, 20.0)
+        return probe_primitives(
+            communicator, capabilities, {"device": PrimitiveProbe(members=members, open=Right)}, 20.0
+        )
 
     for found in run_group("inprocess", 4, task):
-        assert found["device"] == Verdict(
-            offered=False, reason="ranks 2, 3: its members are on 2 different GPUs"
+        assert found["device"] == ProbeResult(
+            supported=False, reason="ranks 2, 3: its members are on 2 different GPUs"
         )
 
 
 def test_members_that_ask_for_different_primitives_are_told():
     def task(communicator, done):
         name = "ip" if communicator.rank == 0 else "rp"
-        return available(communicator, ON_CPU, {name: Candidate(members=(), open=Right)}, 1.0)
+        return probe_primitives(communicator, ON_CPU, {name: PrimitiveProbe(members=(), open=Right)}, 1.0)
 
     for answer in run_group("inprocess", 2, task):
         assert "asks for" in str(answer.error)

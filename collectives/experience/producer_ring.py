@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from collectives import futex
-from collectives.experience import memory as at
-from collectives.experience.claim import Claim, Parcel
+from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
-from collectives.experience.line import Line, open_inbox
-from collectives.experience.memory import OutboxShape, SharedFile
-from collectives.experience.messages import Layouts
+from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.messages import MessageLayouts
+from collectives.experience.reserved_slot import EncodedBatch, ReservedSlot
 from collectives.experience.schema import ExperienceSchema
 from collectives.experience.slots import Slots
-from collectives.processes import Processes
+from collectives.experience.spsc_queue import SpscQueue, open_consumer_file
+from collectives.process_watcher import ProcessWatcher
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _SLEEP_S = 0.05
 class ConsumerState:
     """A consumer as its producer sees it."""
 
-    line: int
+    queue: int
     """Its place in this outbox: what ``commit(to=)`` takes."""
     pid: int
     backlog: int
@@ -44,14 +44,14 @@ class ConsumerState:
     """Whether it has mapped this outbox. From then on it reads what was posted to it even if this process ends."""
 
 
-class Outbox:
+class ProducerRing:
     """One producer's slots. Not for several threads at once.
 
     ::
 
-        outbox = Outbox(schema, rows=64, slots=4, producer=0)
+        outbox = ProducerRing(schema, rows=64, slots=4, producer=0)
         outbox.attach(endpoint_of_an_inbox)
-        claim = outbox.claim(64, timeout_s=10.0)
+        claim = outbox.reserve(64, timeout_s=10.0)
         claim["obs"].copy_(obs)
         claim.commit(version=3)
     """
@@ -84,40 +84,43 @@ class Outbox:
             ChannelError: there is no memory for it.
             ValueError: a number is out of its range.
         """
-        if min(rows, slots, slots if credit is None else credit) < 1 or not 0 <= producer < at.MAX_PRODUCERS:
+        if (
+            min(rows, slots, slots if credit is None else credit) < 1
+            or not 0 <= producer < file_layout.MAX_PRODUCERS
+        ):
             raise ValueError(
                 f"rows={rows}, slots={slots}, credit={credit} must be at least 1, and producer={producer} from 0 to "
-                f"{at.MAX_PRODUCERS - 1}"
+                f"{file_layout.MAX_PRODUCERS - 1}"
             )
         self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
         self._credit, self._routed = credit or slots, routed
         self._row_bytes = schema.row_bytes
-        self._layouts = Layouts(schema)
+        self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
-        self._shape = shape = OutboxShape(
+        self._shape = shape = RingLayout(
             slots=slots,
-            slot_stride=at.slot_stride(self._layouts.of(rows).size),
+            slot_stride=file_layout.slot_stride(self._layouts.for_rows(rows).size),
             schema_bytes=len(message),
         )
         self._file = SharedFile.create(schema.name, shape.size)
         self._words = words = self._file.words
         self._file.bytes[shape.schema_at : shape.schema_at + len(message)] = message
         for word, value in (
-            (at.PID, at.pid_of(self._file.endpoint)),
-            (at.PRODUCER, producer),
-            (at.ORIGIN, origin),
-            (at.ROWS, rows),
-            (at.SLOTS, slots),
-            (at.STRIDE, shape.slot_stride),
-            (at.SCHEMA_BYTES, len(message)),
-            (at.MAGIC, at.OUTBOX_MAGIC),
+            (file_layout.PID, file_layout.pid_of(self._file.endpoint)),
+            (file_layout.PRODUCER, producer),
+            (file_layout.ORIGIN, origin),
+            (file_layout.ROWS, rows),
+            (file_layout.SLOTS, slots),
+            (file_layout.STRIDE, shape.slot_stride),
+            (file_layout.SCHEMA_BYTES, len(message)),
+            (file_layout.MAGIC, file_layout.RING_MAGIC),
         ):
             words[word] = value
         self._slots = Slots(self._file, shape, self._layouts, rows)
         self._waiting: list[int] = []
         """Committed slots that no consumer has, by ticket."""
-        self._lines: dict[int, Line] = {}
-        self._processes = Processes()
+        self._queues: dict[int, SpscQueue] = {}
+        self._processes = ProcessWatcher()
         self._sequence = 0
         self._closed = False
 
@@ -126,7 +129,7 @@ class Outbox:
         """Where its file is."""
         return self._file.endpoint
 
-    def attach(self, inbox_endpoint: str) -> int:
+    def attach(self, consumer_address: str) -> int:
         """Connect to a consumer. Returns its line; the same for one that is attached already.
 
         Raises:
@@ -134,29 +137,31 @@ class Outbox:
             SchemaError: it expects something else.
         """
         self._check_open()
-        self._pump()
-        for number in self._lines:
-            if self.takes(number, inbox_endpoint):
+        self._update()
+        for number in self._queues:
+            if self.is_attached_to(number, consumer_address):
                 return number
-        inbox = open_inbox(self.schema, inbox_endpoint, self.producer, self.endpoint)
-        free = [number for number in range(at.MAX_CONSUMERS) if number not in self._lines]
+        consumer_file = open_consumer_file(self.schema, consumer_address, self.producer, self.endpoint)
+        free = [number for number in range(file_layout.MAX_CONSUMERS) if number not in self._queues]
         if not free:
-            raise ChannelError(self.schema.name, f"{at.MAX_CONSUMERS} consumers are attached already")
-        self._lines[free[0]] = line = Line(self._file, self._shape, free[0], inbox)
-        self._processes.watch(line.pid)
-        line.knock(self.endpoint)
-        self._pump()
+            raise ChannelError(
+                self.schema.name, f"{file_layout.MAX_CONSUMERS} consumers are attached already"
+            )
+        self._queues[free[0]] = queue = SpscQueue(self._file, self._shape, free[0], consumer_file)
+        self._processes.watch(queue.pid)
+        queue.request_connection(self.endpoint)
+        self._update()
         return free[0]
 
     def consumers(self) -> tuple[ConsumerState, ...]:
         """Those that are attached and alive."""
-        self._pump()
+        self._update()
         return tuple(
-            ConsumerState(number, line.pid, len(line.posted), line.is_found)
-            for number, line in self._lines.items()
+            ConsumerState(number, queue.pid, len(queue.posted), queue.is_attached)
+            for number, queue in self._queues.items()
         )
 
-    def claim(self, rows: int | None = None, timeout_s: float = 60.0) -> Claim:
+    def reserve(self, rows: int | None = None, timeout_s: float = 60.0) -> ReservedSlot:
         """Wait for a free slot for a batch of ``rows`` rows (None: as many as it holds).
 
         Raises:
@@ -170,11 +175,11 @@ class Outbox:
                 f"a batch of {count} rows: this ring's slots hold {self.rows}; make it with rows={count}",
             )
         self._check_open()
-        self._pump()
+        self._update()
         if not self._slots.free:
             self._wait_for_slot(timeout_s)
         slot, tensors = self._slots.begin(count)
-        return Claim(self, slot, count, tensors)
+        return ReservedSlot(self, slot, count, tensors)
 
     def put(
         self, rows: Mapping[str, Tensor], version: int, timeout_s: float = 60.0, to: int | None = None
@@ -185,58 +190,58 @@ class Outbox:
             SchemaError: other fields, types or shapes than the channel's.
             ChannelTimeoutError: no consumer released a slot within the time limit.
         """
-        claim = self.claim(self.schema.refuse_tensors(rows), timeout_s)
+        reservation = self.reserve(self.schema.refuse_tensors(rows), timeout_s)
         try:
             with torch.no_grad():  # the slot's tensors outlive any graph
                 for name, tensor in rows.items():
-                    claim.tensors[name].copy_(tensor)
-            return claim.commit(version, to)
+                    reservation.tensors[name].copy_(tensor)
+            return reservation.commit(version, to)
         finally:
-            claim.cancel()
+            reservation.cancel()
 
-    def commit(self, claim: Claim, version: int, to: int | None, sequence: int | None) -> int:
-        """See ``Claim.commit``."""
+    def commit(self, reservation: ReservedSlot, version: int, to: int | None, sequence: int | None) -> int:
+        """See ``ReservedSlot.commit``."""
         self._check_open()
-        if not claim.is_open:
+        if not reservation.is_open:
             raise ChannelError(self.schema.name, "this batch was committed or cancelled before")
         number = self._sequence + 1 if sequence is None else sequence
         if version < 0 or number < 0:
             raise ValueError(f"version={version} and sequence={number} must not be negative")
         self._sequence = number
         words = self._words
-        ticket = words[at.COMMITTED] + 1
-        self._slots.commit(claim.slot, ticket, number, version, claim.num_rows)
-        words[at.COMMITTED] = ticket
-        words[at.COMMITTED_ROWS] += claim.num_rows
-        words[at.COMMITTED_BYTES] += claim.num_rows * self._row_bytes
-        words[at.NEWEST_VERSION] = version
+        ticket = words[file_layout.COMMITTED] + 1
+        self._slots.commit(reservation.slot, ticket, number, version, reservation.num_rows)
+        words[file_layout.COMMITTED] = ticket
+        words[file_layout.COMMITTED_ROWS] += reservation.num_rows
+        words[file_layout.COMMITTED_BYTES] += reservation.num_rows * self._row_bytes
+        words[file_layout.NEWEST_VERSION] = version
         if to is not None and self._is_open(to):
-            self._post(claim.slot, to)
+            self._post(reservation.slot, to)
         else:
-            self._queue([claim.slot])
+            self._enqueue_waiting([reservation.slot])
             self._post_waiting()
         return number
 
-    def cancel(self, claim: Claim) -> None:
-        """See ``Claim.cancel``."""
-        self._slots.set_free([claim.slot])
+    def cancel(self, reservation: ReservedSlot) -> None:
+        """See ``ReservedSlot.cancel``."""
+        self._slots.set_free([reservation.slot])
 
     def message(self, slot: int, rows: int) -> memoryview:
         """The bytes of the Arrow message in a slot."""
         return self._slots.message(slot, rows)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Take in what was released and who is gone, as every other call does first."""
         self._check_open()
-        self._pump()
+        self._update()
 
-    def takes(self, line: int, inbox_endpoint: str) -> bool:
+    def is_attached_to(self, queue: int, consumer_address: str) -> bool:
         """Whether this consumer is attached there, alive as far as was seen, and open."""
-        return self._is_open(line) and self._lines[line].endpoint == inbox_endpoint
+        return self._is_open(queue) and self._queues[queue].endpoint == consumer_address
 
-    def backlog(self, line: int) -> int:
+    def backlog(self, queue: int) -> int:
         """Batches that were posted there and not seen released."""
-        return len(self._lines[line].posted) if line in self._lines else 0
+        return len(self._queues[queue].posted) if queue in self._queues else 0
 
     def waiting(self) -> list[int]:
         """Sequence numbers of committed batches that no consumer has, in the order in which they are to go."""
@@ -244,20 +249,20 @@ class Outbox:
 
     def unreleased(self) -> set[int]:
         """Sequence numbers of all committed batches that are not known to be released."""
-        posted = {self._slots.sequence(slot) for line in self._lines.values() for slot in line.posted}
+        posted = {self._slots.sequence(slot) for queue in self._queues.values() for slot in queue.posted}
         return posted | {*self.waiting()}
 
-    def post(self, sequence: int, line: int) -> None:
+    def post(self, sequence: int, queue: int) -> None:
         """Give a waiting batch to a consumer."""
-        self._post(self._unqueue(sequence), line)
+        self._post(self._unqueue(sequence), queue)
 
     def drop(self, sequence: int) -> None:
         """Free the slot of a waiting batch: it came there by another way, or is not wanted any more."""
         self._slots.set_free([self._unqueue(sequence)])
 
-    def parcel(self, sequence: int) -> Parcel:
+    def encoded_batch(self, sequence: int) -> EncodedBatch:
         """A waiting batch as bytes; valid until it is dropped."""
-        return self._slots.parcel(self._waiting_slot(sequence))
+        return self._slots.encoded_batch(self._waiting_slot(sequence))
 
     def drain(self, timeout_s: float) -> int:
         """Wait until consumers have released everything; returns how many batches they have not when time is up."""
@@ -274,10 +279,12 @@ class Outbox:
         """
         if self._closed:
             return
-        lines = self._lines.values()
+        queues = self._queues.values()
         with suppress(ChannelTimeoutError):
-            self._wait_until(lambda: not self._waiting and all(line.is_found for line in lines), timeout_s)
-        lost = len(self._waiting) + sum(len(line.posted) for line in lines if not line.is_found)
+            self._wait_until(
+                lambda: not self._waiting and all(queue.is_attached for queue in queues), timeout_s
+            )
+        lost = len(self._waiting) + sum(len(queue.posted) for queue in queues if not queue.is_attached)
         if lost:
             _logger.warning(
                 "channel %r: producer %d closes with %d batches that no consumer has come for",
@@ -286,48 +293,48 @@ class Outbox:
                 lost,
             )
         self._closed = True
-        self._words[at.CLOSED] = 1
-        for line in lines:
-            line.ring()
-        self._lines = {}
+        self._words[file_layout.CLOSED] = 1
+        for queue in queues:
+            queue.notify_consumer()
+        self._queues = {}
         self._processes.close()
         self._file.close()
 
-    def _pump(self) -> None:
+    def _update(self) -> None:
         """Take in what was released and who is gone, and post what waits."""
         ended = self._processes.ended()  # asked before looking at what they released: they do not any more
-        for number, line in list(self._lines.items()):
-            is_closed = line.is_closed
-            self._slots.set_free(line.take_in())
-            if line.pid in ended:
-                self._take_back(line, list(line.posted))
+        for number, queue in list(self._queues.items()):
+            is_closed = queue.is_closed
+            self._slots.set_free(queue.collect_released())
+            if queue.pid in ended:
+                self._requeue_unreleased(queue, list(queue.posted))
             elif is_closed:
-                self._take_back(line, line.untaken())
-            if line.pid in ended or (is_closed and not line.posted):
-                line.give_up()
-                del self._lines[number]
-                self._processes.watch_only(line.pid for line in self._lines.values())
+                self._requeue_unreleased(queue, queue.untaken())
+            if queue.pid in ended or (is_closed and not queue.posted):
+                queue.detach()
+                del self._queues[number]
+                self._processes.watch_only(queue.pid for queue in self._queues.values())
         self._post_waiting()
 
     def _post_waiting(self) -> None:
         """What waits goes to whoever has least, up to its credit."""
         while self._waiting and not self._routed:
-            open_lines = [number for number in self._lines if self._is_open(number)]
-            number = min(open_lines, key=self.backlog, default=-1)
+            open_queues = [number for number in self._queues if self._is_open(number)]
+            number = min(open_queues, key=self.backlog, default=-1)
             if number < 0 or self.backlog(number) >= self._credit:
                 return
             self._post(self._waiting.pop(0), number)
 
-    def _take_back(self, line: Line, slots: list[int]) -> None:
+    def _requeue_unreleased(self, queue: SpscQueue, slots: list[int]) -> None:
         """What a consumer that is gone will never release is posted again, before what is younger."""
         for slot in slots:
-            del line.posted[slot]
-        self._queue(slots)
-        self._words[at.REPOSTED] += len(slots)
+            del queue.posted[slot]
+        self._enqueue_waiting(slots)
+        self._words[file_layout.REPOSTED] += len(slots)
 
-    def _queue(self, slots: list[int]) -> None:
+    def _enqueue_waiting(self, slots: list[int]) -> None:
         for slot in slots:
-            self._slots.set_state(slot, at.STATE_WAITING)
+            self._slots.set_state(slot, file_layout.STATE_WAITING)
         self._waiting = sorted([*self._waiting, *slots], key=self._slots.ticket)
 
     def _unqueue(self, sequence: int) -> int:
@@ -338,43 +345,43 @@ class Outbox:
     def _waiting_slot(self, sequence: int) -> int:
         return next(slot for slot in self._waiting if self._slots.sequence(slot) == sequence)
 
-    def _post(self, slot: int, line: int) -> None:
-        self._lines[line].post(slot, self._slots.ticket(slot))
-        self._slots.set_state(slot, at.STATE_POSTED + line)
+    def _post(self, slot: int, queue: int) -> None:
+        self._queues[queue].post(slot, self._slots.ticket(slot))
+        self._slots.set_state(slot, file_layout.STATE_POSTED + queue)
 
     def _wait_for_slot(self, timeout_s: float) -> None:
-        begin_ns = self._words[at.BLOCKED_SINCE_NS] = time.monotonic_ns()
+        begin_ns = self._words[file_layout.BLOCKED_SINCE_NS] = time.monotonic_ns()
         try:
             self._wait_until(lambda: bool(self._slots.free), timeout_s)
         finally:
-            self._words[at.BLOCKED_NS] += time.monotonic_ns() - begin_ns
-            self._words[at.BLOCKED_SINCE_NS] = 0
+            self._words[file_layout.BLOCKED_NS] += time.monotonic_ns() - begin_ns
+            self._words[file_layout.BLOCKED_SINCE_NS] = 0
 
     def _wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
         begin = time.monotonic()
         while True:
-            seen = self._words[at.FREED]
-            self._pump()
+            seen = self._words[file_layout.FREED]
+            self._update()
             if done():
                 return
             waited_s = time.monotonic() - begin
             if waited_s >= timeout_s:
                 raise ChannelTimeoutError(self.schema.name, self._who_is_slow(), waited_s)
-            futex.sleep(self._file.word_address(at.FREED), seen, min(_SLEEP_S, timeout_s - waited_s))
+            futex.sleep(self._file.word_address(file_layout.FREED), seen, min(_SLEEP_S, timeout_s - waited_s))
 
     def _who_is_slow(self) -> str:
-        states = [f"process {line.pid} holds {len(line.posted)}" for line in self._lines.values()]
+        states = [f"process {queue.pid} holds {len(queue.posted)}" for queue in self._queues.values()]
         filled = self.slots - len(self._slots.free) - self._unreleased_count()
         states += [f"{len(self._waiting)} wait for a consumer"] if self._waiting else []
         states += [f"{filled} are being filled"] if filled else []
-        attached = "" if self._lines else "no consumer is attached; "
+        attached = "" if self._queues else "no consumer is attached; "
         return f"of {self.slots} slots of producer {self.producer}, {attached}{', '.join(states)}"
 
     def _unreleased_count(self) -> int:
-        return len(self._waiting) + sum(len(line.posted) for line in self._lines.values())
+        return len(self._waiting) + sum(len(queue.posted) for queue in self._queues.values())
 
-    def _is_open(self, line: int) -> bool:
-        return line in self._lines and not self._lines[line].is_closed
+    def _is_open(self, queue: int) -> bool:
+        return queue in self._queues and not self._queues[queue].is_closed
 
     def _check_open(self) -> None:
         if self._closed:

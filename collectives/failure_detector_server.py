@@ -15,16 +15,16 @@ import threading
 import time
 from collections import deque
 
-NEWS = struct.Struct("<q")
+DEATH_NOTICE = struct.Struct("<q")
 """What is said to those who are connected: the id of a process of this host that ended."""
-_TIDY_S = 5.0
+_DRAIN_INTERVAL_S = 5.0
 """Between two looks into what others sent to see that it arrives."""
 _REMEMBERED_S = 10.0
 """What was announced is said to newcomers for so long after it was withdrawn: who announced it has left a generation, and
 others of it may still be on their way to this door. Process ids come again far later."""
 
 
-class Door:
+class FailureDetectorServer:
     """Accepts connections, and says to each who of this host ended, as long as whoever announced it stands by it."""
 
     def __init__(self, address: str) -> None:
@@ -38,103 +38,103 @@ class Door:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._guests: dict[int, socket.socket] = {}
+        self._subscribers: dict[int, socket.socket] = {}
         self._announced: dict[object, set[int]] = {}
         self._withdrawn: deque[tuple[float, set[int]]] = deque()
         """Until when they are remembered, the oldest first."""
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        threading.Thread(target=self._run, name="liveness-door", daemon=True).start()
+        threading.Thread(target=self._run, name="failure-detector-server", daemon=True).start()
 
     @property
-    def num_guests(self) -> int:
+    def num_subscribers(self) -> int:
         """How many are connected: so many descriptors are others' to close."""
-        return len(self._guests)
+        return len(self._subscribers)
 
     def announce(self, owner: object, pid: int) -> None:
         """Say to all who are connected, and to who comes until a while after it is withdrawn, that a process ended."""
         with self._lock:
             self._announced.setdefault(owner, set()).add(pid)
-            for guest in self._guests.values():
-                _say(guest, pid)
+            for subscriber in self._subscribers.values():
+                _send_death_notice(subscriber, pid)
 
     def withdraw(self, owner: object) -> None:
         """Soon no longer say what the owner announced: process ids are used again."""
         with self._lock:
-            self._forget()
+            self._forget_expired()
             if pids := self._announced.pop(owner, None):
                 self._withdrawn.append((time.monotonic() + _REMEMBERED_S, pids))
 
-    def leave_to_parent(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the connections, or they would outlive the parent that they stand for."""
-        for guest in self._guests.values():
-            guest.close()
+        for subscriber in self._subscribers.values():
+            subscriber.close()
         self._listener.close()
         self._epoll.close()
 
     def _run(self) -> None:
         while True:
-            events = self._epoll.poll(_TIDY_S if self._guests else None)
+            events = self._epoll.poll(_DRAIN_INTERVAL_S if self._subscribers else None)
             for descriptor, _ in events:
                 if descriptor == self._listener.fileno():
                     self._accept()
                 else:
                     with self._lock:
-                        guest = self._guests.pop(descriptor)
+                        subscriber = self._subscribers.pop(descriptor)
                     self._epoll.unregister(descriptor)
-                    guest.close()
+                    subscriber.close()
             if not events:
-                for guest in self._guests.values():
+                for subscriber in self._subscribers.values():
                     with contextlib.suppress(OSError):
-                        guest.recv(4096)
+                        subscriber.recv(4096)
 
     def _accept(self) -> None:
         # No fork in between, or the child would keep a guest that nobody knows of.
-        with _doors_lock, self._lock:
+        with _servers_lock, self._lock:
             try:
-                guest, _ = self._listener.accept()
+                subscriber, _ = self._listener.accept()
             except OSError:  # it left before it was received
                 return
-            guest.setblocking(False)
-            self._guests[guest.fileno()] = guest
-            self._forget()
+            subscriber.setblocking(False)
+            self._subscribers[subscriber.fileno()] = subscriber
+            self._forget_expired()
             for pid in set().union(*self._announced.values(), *(pids for _, pids in self._withdrawn)):
-                _say(guest, pid)
+                _send_death_notice(subscriber, pid)
         # What it sends is not worth waking up for.
-        self._epoll.register(guest, select.EPOLLRDHUP)
+        self._epoll.register(subscriber, select.EPOLLRDHUP)
 
-    def _forget(self) -> None:
+    def _forget_expired(self) -> None:
         while self._withdrawn and self._withdrawn[0][0] <= time.monotonic():
             self._withdrawn.popleft()
 
 
-def door(address: str) -> Door:
+def get_failure_detector_server(address: str) -> FailureDetectorServer:
     """This process's door at an address.
 
     Raises:
         OSError: the address is not one of this host.
     """
-    with _doors_lock:
-        if address not in _doors:
-            _doors[address] = Door(address)
-        return _doors[address]
+    with _servers_lock:
+        if address not in _servers:
+            _servers[address] = FailureDetectorServer(address)
+        return _servers[address]
 
 
 def _after_fork_in_child() -> None:
-    while _doors:
-        _doors.popitem()[1].leave_to_parent()
-    _doors_lock.release()
+    while _servers:
+        _servers.popitem()[1].close_in_child()
+    _servers_lock.release()
 
 
-_doors: dict[str, Door] = {}
-_doors_lock = threading.Lock()
+_servers: dict[str, FailureDetectorServer] = {}
+_servers_lock = threading.Lock()
 os.register_at_fork(
-    before=_doors_lock.acquire,
-    after_in_parent=_doors_lock.release,
+    before=_servers_lock.acquire,
+    after_in_parent=_servers_lock.release,
     after_in_child=_after_fork_in_child,
 )
 
 
-def _say(guest: socket.socket, pid: int) -> None:
+def _send_death_notice(subscriber: socket.socket, pid: int) -> None:
     with contextlib.suppress(OSError):  # it is leaving
-        guest.send(NEWS.pack(pid))
+        subscriber.send(DEATH_NOTICE.pack(pid))

@@ -19,11 +19,11 @@ import torch
 from collectives.experience.errors import ChannelError
 from collectives.experience.schema import ExperienceSchema
 from collectives.shared_words import shared_words, unsupported_reason
-from collectives.transports.shm.memory import CACHE_LINE_BYTES, back_with_memory, page_aligned
+from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned, preallocate
 
 FILE_PREFIX = "rayagi-channel:"
-OUTBOX_MAGIC = 0x3130584F42594152
-INBOX_MAGIC = 0x3130584E49594152
+RING_MAGIC = 0x3130584F42594152
+CONSUMER_MAGIC = 0x3130584E49594152
 MAX_CONSUMERS = 16
 """That are attached to one outbox at a time."""
 MAX_PRODUCERS = 256
@@ -44,20 +44,20 @@ CONSUMERS_AT = 6 * LINE
 
 # Line of a consumer in an outbox: a cache line that the producer writes, one that the consumer writes, and two rings: the
 # producer's queue of slots, and the consumer's tickets of what it has released, by slot.
-CONSUMER_INBOX, TAIL = 0, 1
-HEAD, FOUND = LINE, LINE + 1
+QUEUE_OWNER, TAIL = 0, 1
+HEAD, ATTACH_ACK = LINE, LINE + 1
 QUEUE_AT = 2 * LINE
 
 # Header of a slot, written by the producer. The ticket is 0 while the slot is being filled, and is written last.
 SLOT_TICKET, SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS, SLOT_STATE = range(6)
 SLOT_HEADER_BYTES = CACHE_LINE_BYTES
-STATE_FREE, STATE_CLAIMED, STATE_WAITING, STATE_POSTED = range(4)
+STATE_FREE, STATE_RESERVED, STATE_WAITING, STATE_POSTED = range(4)
 """Where a slot is, for whoever looks on; ``STATE_POSTED + line`` once it was posted to a consumer."""
 
 # Header of an inbox.
-INBOX_PID, INBOX_CLOSED, INBOX_SCHEMA_BYTES, BELL = 1, 2, 3, LINE
-KNOCKS_AT = 2 * LINE
-INBOX_SCHEMA_AT = (KNOCKS_AT + MAX_PRODUCERS) * WORD
+CONSUMER_PID, CONSUMER_CLOSED, CONSUMER_SCHEMA_BYTES, DOORBELL = 1, 2, 3, LINE
+CONNECT_REQUESTS_AT = 2 * LINE
+CONSUMER_SCHEMA_AT = (CONNECT_REQUESTS_AT + MAX_PRODUCERS) * WORD
 """Byte at which an inbox's schema message begins."""
 
 _INODE_BITS, _FD_BITS = 22, 20
@@ -65,7 +65,7 @@ _INODE_BITS, _FD_BITS = 22, 20
 
 
 @dataclass(frozen=True)
-class OutboxShape:
+class RingLayout:
     """Sizes that follow from an outbox's numbers."""
 
     slots: int
@@ -79,14 +79,14 @@ class OutboxShape:
         return QUEUE_AT + -(-self.slots // LINE) * LINE
 
     @cached_property
-    def line_words(self) -> int:
+    def queue_words(self) -> int:
         """Of a consumer's line: each ring has a word per slot, and its end is a cache line's."""
         return 2 * self.released_at - QUEUE_AT
 
     @cached_property
     def schema_at(self) -> int:
         """Byte at which the schema message begins."""
-        return (CONSUMERS_AT + MAX_CONSUMERS * self.line_words) * WORD
+        return (CONSUMERS_AT + MAX_CONSUMERS * self.queue_words) * WORD
 
     @cached_property
     def slots_at(self) -> int:
@@ -98,9 +98,9 @@ class OutboxShape:
         """Bytes of the file."""
         return page_aligned(self.slots_at + self.slots * self.slot_stride)
 
-    def line(self, consumer: int) -> int:
+    def queue_word(self, consumer: int) -> int:
         """Word at which a consumer's line begins."""
-        return CONSUMERS_AT + consumer * self.line_words
+        return CONSUMERS_AT + consumer * self.queue_words
 
     def slot_word(self, slot: int) -> int:
         """Word at which a slot's header begins."""
@@ -142,7 +142,7 @@ class SharedFile:
         try:
             descriptor = os.memfd_create(f"{FILE_PREFIX}{channel}", os.MFD_CLOEXEC)
             try:
-                back_with_memory(descriptor, 0, page_aligned(size))
+                preallocate(descriptor, 0, page_aligned(size))
                 inode = os.fstat(descriptor).st_ino
                 made = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}#{inode}")
             except BaseException:

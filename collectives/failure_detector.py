@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from collectives.door import NEWS, door
 from collectives.errors import MemberLostError
+from collectives.failure_detector_server import DEATH_NOTICE, get_failure_detector_server
 from collectives.rendezvous import Member
 
-_BEAT_S = 0.5
-_SILENCE_S = 1.2
+_HEARTBEAT_S = 0.5
+_HEARTBEAT_TIMEOUT_S = 1.2
 """After which a host that acknowledges nothing is gone; with a beat before, 1.7 s."""
 _ENDED = "its process has ended"
 
@@ -37,11 +37,11 @@ class _Link:
 
     socket: socket.socket
     member: Member
-    heard: bytes = b""
+    received_bytes: bytes = b""
     """Of news that has not arrived in full."""
 
 
-class Liveness:
+class FailureDetector:
     """Watches the members that it was told of until it is closed.
 
     A loss is final. It does not end waits by itself: they call ``check`` when what they wait for has not come, or are
@@ -58,8 +58,8 @@ class Liveness:
         Raises:
             OSError: the address is not one of this host.
         """
-        self._door = door(me.address)
-        self.me = replace(me, port=self._door.port)
+        self._server = get_failure_detector_server(me.address)
+        self.me = replace(me, port=self._server.port)
         """This member, as the others need to know it."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Liveness:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"liveness-{me.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"failure-detector-{me.rank}", daemon=True)
         self._thread.start()
 
     def watch(self, members: Iterable[Member]) -> None:
@@ -93,7 +93,7 @@ class Liveness:
             there = [member for member in there if member.process not in self._lost]
             first = min(there, key=lambda member: member.rank, default=None)
             if first is not None:
-                self._link(first)
+                self._connect_to(first)
 
     def lost(self) -> tuple[Member, ...]:
         """Who is gone, in the order in which that was noticed."""
@@ -124,10 +124,10 @@ class Liveness:
         try:
             descriptor = os.pidfd_open(member.pid)
         except ProcessLookupError:
-            self._lose(member, _ENDED)
+            self._record_loss(member, _ENDED)
         except OSError:  # a kernel without such descriptors
             if member.port:
-                self._link(member)
+                self._connect_to(member)
         else:
             with self._lock:
                 if self._closing:
@@ -136,21 +136,21 @@ class Liveness:
                 self._processes[descriptor] = member
                 self._epoll.register(descriptor, select.EPOLLIN)
 
-    def _link(self, member: Member) -> None:
+    def _connect_to(self, member: Member) -> None:
         """Connect, once, to a member that cannot be watched as a process."""
         if member.process in self._linked:
             return
         self._linked.add(member.process)
         try:
-            link = socket.create_connection((member.address, member.port), timeout=_SILENCE_S)
+            link = socket.create_connection((member.address, member.port), timeout=_HEARTBEAT_TIMEOUT_S)
         except (ConnectionRefusedError, ConnectionResetError):
-            self._lose(member, _ENDED)
+            self._record_loss(member, _ENDED)
             return
         except OSError as error:
-            self._lose_host(member, f"its host does not answer at {member.address}: {error}")
+            self._record_host_loss(member, f"its host does not answer at {member.address}: {error}")
             return
         link.setblocking(False)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _SILENCE_S))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _HEARTBEAT_TIMEOUT_S))
         with self._lock:
             if self._closing:
                 link.close()
@@ -159,20 +159,20 @@ class Liveness:
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP)
             os.eventfd_write(self._wake, 1)  # from now on there is a beat to keep
 
-    def _lose(self, member: Member, reason: str) -> None:
+    def _record_loss(self, member: Member, reason: str) -> None:
         """Note a loss, once; tell members of other hosts if it is ours to tell, and who waits here."""
         with self._lock:
             if member.process in self._lost or self._closing:
                 return
             self._lost[member.process] = (member, reason)
             if member.host_id == self.me.host_id:
-                self._door.announce(self, member.pid)
+                self._server.announce(self, member.pid)
         if self._on_lost is not None:
             self._on_lost((member,))
 
-    def _lose_host(self, member: Member, reason: str) -> None:
+    def _record_host_loss(self, member: Member, reason: str) -> None:
         for other in self._of_host(member.host_id):
-            self._lose(other, reason)
+            self._record_loss(other, reason)
 
     def _of_host(self, host_id: str) -> list[Member]:
         return [member for member in list(self._known.values()) if member.host_id == host_id]
@@ -184,8 +184,8 @@ class Liveness:
             for descriptor, _ in self._epoll.poll(timeout_s):
                 self._handle(descriptor)
             if self._links and time.monotonic() >= next_beat:
-                self._beat()
-                next_beat = time.monotonic() + _BEAT_S
+                self._send_heartbeat()
+                next_beat = time.monotonic() + _HEARTBEAT_S
         self._release()
 
     def _handle(self, descriptor: int) -> None:
@@ -196,11 +196,11 @@ class Liveness:
             member = self._processes.pop(descriptor)
             self._epoll.unregister(descriptor)
             os.close(descriptor)
-            self._lose(member, _ENDED)
+            self._record_loss(member, _ENDED)
         else:
-            self._hear(descriptor)
+            self._receive_death_notices(descriptor)
 
-    def _hear(self, descriptor: int) -> None:
+    def _receive_death_notices(self, descriptor: int) -> None:
         """News of another host, or the end of its first member."""
         link = self._links[descriptor]
         silence = None
@@ -212,24 +212,24 @@ class Liveness:
             received = b""
         except OSError as error:
             received, silence = b"", f"its host is silent: {error.strerror}"
-        link.heard += received
-        whole = len(link.heard) // NEWS.size * NEWS.size
-        for (pid,) in NEWS.iter_unpack(link.heard[:whole]):
+        link.received_bytes += received
+        whole = len(link.received_bytes) // DEATH_NOTICE.size * DEATH_NOTICE.size
+        for (pid,) in DEATH_NOTICE.iter_unpack(link.received_bytes[:whole]):
             other = self._known.get((link.member.host_id, pid))
             if other is not None:
-                self._lose(other, _ENDED)
-        link.heard = link.heard[whole:]
+                self._record_loss(other, _ENDED)
+        link.received_bytes = link.received_bytes[whole:]
         if received:
             return
         del self._links[descriptor]
         self._epoll.unregister(descriptor)
         link.socket.close()
         if silence is not None:
-            self._lose_host(link.member, silence)
+            self._record_host_loss(link.member, silence)
         else:
-            self._lose(link.member, _ENDED)
+            self._record_loss(link.member, _ENDED)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Give the kernel something to be acknowledged."""
         for link in list(self._links.values()):
             with contextlib.suppress(OSError):  # a broken link is heard of
@@ -237,7 +237,7 @@ class Liveness:
 
     def _release(self) -> None:
         with self._lock:
-            self._door.withdraw(self)
+            self._server.withdraw(self)
             for descriptor in self._processes:
                 os.close(descriptor)
             for link in self._links.values():

@@ -10,28 +10,25 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import torch
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import Gathering, exchange
-from collectives.limits import run_within
+from collectives.exchange import SupportsAllGather, exchange
+from collectives.limits import call_with_timeout
 from collectives.rendezvous import host_identity
+from collectives.schedule import Primitive
 from collectives.shares import shares
 from collectives.transports import shm
 from collectives.transports.base import Transport
 from collectives.transports.nccl import MIG_SINCE, Version, nccl_version
-
-Primitive = Literal["ip", "rp", "device", "net"]
-"""Those of ``docs/collectives.md``."""
 
 _PROBE_ELEMENTS = 1001
 """Odd, and several shares for each of some members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class ProcessCapabilities:
     """What one process knows about where it is."""
 
     host_id: str
@@ -46,7 +43,7 @@ class Facts:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Facts:
+    def from_json(cls, text: str) -> ProcessCapabilities:
         """What ``to_json`` wrote."""
         fields = json.loads(text)
         nccl = fields.pop("nccl")
@@ -54,7 +51,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class PrimitiveProbe:
     """One primitive as one member would use it."""
 
     members: tuple[int, ...]
@@ -64,16 +61,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeResult:
     """Whether a primitive is offered, and if not, why; equal on all members."""
 
-    offered: bool
+    supported: bool
     reason: str
 
 
-def this_process(device: torch.device) -> Facts:
+def local_capabilities(device: torch.device) -> ProcessCapabilities:
     """Facts about the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
-    return Facts(
+    return ProcessCapabilities(
         host_id=host_identity(),
         shared_memory=shm.is_supported(),
         device=_device_id(device),
@@ -81,9 +78,12 @@ def this_process(device: torch.device) -> Facts:
     )
 
 
-def available(
-    control: Gathering, facts: Facts, candidates: Mapping[Primitive, Candidate], limit_s: float
-) -> dict[Primitive, Verdict]:
+def probe_primitives(
+    control: SupportsAllGather,
+    capabilities: ProcessCapabilities,
+    candidates: Mapping[Primitive, PrimitiveProbe],
+    limit_s: float,
+) -> dict[Primitive, ProbeResult]:
     """Rule out or try each candidate; all members of ``control`` call it, with candidates of the same names.
 
     A member that is in no group of a primitive leaves its candidate's ``members`` empty. A primitive is offered only if
@@ -93,26 +93,29 @@ def available(
     Raises:
         CommunicatorError: a member is lost, or members name different candidates.
     """
-    everyone = [Facts.from_json(text.decode()) for text in exchange(control, facts.to_json().encode())]
-    _same_names(control, sorted(candidates))
-    verdicts: dict[Primitive, Verdict] = {}
+    everyone = [
+        ProcessCapabilities.from_json(text.decode())
+        for text in exchange(control, capabilities.to_json().encode())
+    ]
+    _check_same_primitives(control, sorted(candidates))
+    probe_results: dict[Primitive, ProbeResult] = {}
     for primitive in sorted(candidates):
         candidate = candidates[primitive]
         objection = ""
         if len(candidate.members) > 1:
             group = [everyone[rank] for rank in candidate.members]
-            objection = refusal(primitive, group) or trial(candidate.open, limit_s)
-        verdicts[primitive] = _agreed(exchange(control, objection.encode()))
-    return verdicts
+            objection = primitive_unsupported_reason(primitive, group) or probe(candidate.open, limit_s)
+        probe_results[primitive] = _combine_objections(exchange(control, objection.encode()))
+    return probe_results
 
 
-def refusal(primitive: Primitive, group: Sequence[Facts]) -> str:
+def primitive_unsupported_reason(primitive: Primitive, group: Sequence[ProcessCapabilities]) -> str:
     """Why the primitive cannot work among these members; empty if it may. The same on all, so that all try or none."""
     if primitive == "net":
         return ""
     if primitive == "ip":
         return _no_shared_host(group) or _no_shared_memory(group)
-    on_cpu = [facts.device == "cpu" for facts in group]
+    on_cpu = [capabilities.device == "cpu" for capabilities in group]
     if all(on_cpu):
         return "" if primitive == "rp" else "no CUDA: these members compute on a CPU"
     if any(on_cpu):
@@ -122,13 +125,13 @@ def refusal(primitive: Primitive, group: Sequence[Facts]) -> str:
     return _nccl_unfit(group) or _not_a_device_each(group)
 
 
-def trial(open_transport: Callable[[], Transport], limit_s: float) -> str:
+def probe(open_transport: Callable[[], Transport], limit_s: float) -> str:
     """Reduce numbers whose sum is known; empty if all went well, else what did not. It returns within ``limit_s``.
 
     What hangs is left behind in a thread of its own.
     """
     try:
-        return run_within(limit_s, lambda: _wrong_result(open_transport))
+        return call_with_timeout(limit_s, lambda: _wrong_result(open_transport))
     except TimeoutError:
         return f"its trial did not end within {limit_s:.1f} s"
     except Exception as error:  # whatever a library raises says that the primitive does not work here
@@ -159,17 +162,17 @@ def _wrong_result(open_transport: Callable[[], Transport]) -> str:
         transport.close()
 
 
-def _agreed(objections: Sequence[bytes]) -> Verdict:
+def _combine_objections(objections: Sequence[bytes]) -> ProbeResult:
     """Offered only if nobody objects; equal objections are told once."""
     ranks: dict[str, list[int]] = {}
     for rank, objection in enumerate(objections):
         if objection:
             ranks.setdefault(objection.decode(), []).append(rank)
     reasons = [f"ranks {', '.join(map(str, who))}: {what}" for what, who in ranks.items()]
-    return Verdict(offered=not ranks, reason="; ".join(reasons))
+    return ProbeResult(supported=not ranks, reason="; ".join(reasons))
 
 
-def _same_names(control: Gathering, names: Sequence[str]) -> None:
+def _check_same_primitives(control: SupportsAllGather, names: Sequence[str]) -> None:
     for rank, theirs in enumerate(exchange(control, " ".join(names).encode())):
         if theirs.decode().split() != list(names):
             raise CommunicatorError(
@@ -181,17 +184,17 @@ def _same_names(control: Gathering, names: Sequence[str]) -> None:
             )
 
 
-def _no_shared_host(group: Sequence[Facts]) -> str:
-    hosts = len({facts.host_id for facts in group})
+def _no_shared_host(group: Sequence[ProcessCapabilities]) -> str:
+    hosts = len({capabilities.host_id for capabilities in group})
     return "" if hosts == 1 else f"its members are on {hosts} hosts, or containers that share no memory"
 
 
-def _no_shared_memory(group: Sequence[Facts]) -> str:
-    return "" if all(facts.shared_memory for facts in group) else "a member cannot share memory"
+def _no_shared_memory(group: Sequence[ProcessCapabilities]) -> str:
+    return "" if all(capabilities.shared_memory for capabilities in group) else "a member cannot share memory"
 
 
-def _not_one_device(group: Sequence[Facts]) -> str:
-    devices = {facts.device for facts in group}
+def _not_one_device(group: Sequence[ProcessCapabilities]) -> str:
+    devices = {capabilities.device for capabilities in group}
     if len(devices) == 1:
         return ""
     if any(device.startswith("MIG-") for device in devices):
@@ -199,8 +202,8 @@ def _not_one_device(group: Sequence[Facts]) -> str:
     return f"its members are on {len(devices)} different GPUs"
 
 
-def _not_a_device_each(group: Sequence[Facts]) -> str:
-    devices = [facts.device for facts in group]
+def _not_a_device_each(group: Sequence[ProcessCapabilities]) -> str:
+    devices = [capabilities.device for capabilities in group]
     if len(set(devices)) < len(devices):
         return "NCCL takes one rank per GPU, and several of its members share one"
     if any(device.startswith("MIG-") for device in devices) and not _since(group, MIG_SINCE):
@@ -208,8 +211,8 @@ def _not_a_device_each(group: Sequence[Facts]) -> str:
     return ""
 
 
-def _nccl_unfit(group: Sequence[Facts]) -> str:
-    versions = {facts.nccl for facts in group}
+def _nccl_unfit(group: Sequence[ProcessCapabilities]) -> str:
+    versions = {capabilities.nccl for capabilities in group}
     if None in versions:
         return "torch was built without NCCL"
     if len(versions) > 1:
@@ -217,8 +220,8 @@ def _nccl_unfit(group: Sequence[Facts]) -> str:
     return ""
 
 
-def _since(group: Sequence[Facts], version: Version) -> bool:
-    return all(facts.nccl is not None and facts.nccl >= version for facts in group)
+def _since(group: Sequence[ProcessCapabilities], version: Version) -> bool:
+    return all(capabilities.nccl is not None and capabilities.nccl >= version for capabilities in group)
 
 
 def _text(version: Version | None) -> str:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING:  # an outbox makes these
-    from collectives.experience.outbox import Outbox
+    from collectives.experience.producer_ring import ProducerRing
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class EncodedBatch:
     """A committed batch as bytes: what a way without shared memory carries."""
 
     sequence: int
@@ -25,13 +25,13 @@ class Parcel:
     """Arrow's, in the slot."""
 
 
-class Claim:
+class ReservedSlot:
     """A slot to be filled; nobody sees it before ``commit``. Its tensors are not the producer's any more after that."""
 
-    __slots__ = ("_is_open", "_outbox", "num_rows", "slot", "tensors")
+    __slots__ = ("_is_open", "_ring", "num_rows", "slot", "tensors")
 
-    def __init__(self, outbox: Outbox, slot: int, num_rows: int, tensors: dict[str, Tensor]) -> None:
-        self._outbox, self.slot, self.num_rows, self.tensors = outbox, slot, num_rows, tensors
+    def __init__(self, ring: ProducerRing, slot: int, num_rows: int, tensors: dict[str, Tensor]) -> None:
+        self._ring, self.slot, self.num_rows, self.tensors = ring, slot, num_rows, tensors
         self._is_open = True
 
     def __getitem__(self, name: str) -> Tensor:
@@ -46,7 +46,7 @@ class Claim:
     @property
     def message(self) -> memoryview:
         """All bytes of its Arrow message, to be filled with those of another of as many rows."""
-        return self._outbox.message(self.slot, self.num_rows)
+        return self._ring.message(self.slot, self.num_rows)
 
     def commit(self, version: int, to: int | None = None, sequence: int | None = None) -> int:
         """Post it: to a consumer's line, or to the one with the least backlog. Returns its sequence number, from 1.
@@ -59,7 +59,7 @@ class Claim:
             ChannelClosedError: the outbox was closed meanwhile.
             ValueError: a version or number below 0.
         """
-        posted = self._outbox.commit(self, version, to, sequence)
+        posted = self._ring.commit(self, version, to, sequence)
         self._is_open = False
         return posted
 
@@ -67,13 +67,13 @@ class Claim:
         """Give the slot back unseen. Nothing happens after ``commit``, or a second time."""
         if self._is_open:
             self._is_open = False
-            self._outbox.cancel(self)
+            self._ring.cancel(self)
 
     def __del__(self) -> None:
         if getattr(self, "_is_open", False):
             _logger.warning(
                 "channel %r: a claim of producer %d was dropped, neither committed nor cancelled; its slot is free again",
-                self._outbox.schema.name,
-                self._outbox.producer,
+                self._ring.schema.name,
+                self._ring.producer,
             )
             self.cancel()

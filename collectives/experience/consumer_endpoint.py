@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from collectives import futex
-from collectives.experience import memory as at
-from collectives.experience.batch import Batch, Link
+from collectives.experience import file_layout
+from collectives.experience.batch import Batch, ProducerLink
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
-from collectives.experience.memory import SharedFile
-from collectives.experience.messages import Layouts
+from collectives.experience.file_layout import SharedFile
+from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
-from collectives.processes import Processes
+from collectives.process_watcher import ProcessWatcher
 
 _logger = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ _SLEEP_S = 0.05
 """How often a consumer looks whether its producers are alive."""
 
 
-class Inbox:
+class ConsumerEndpoint:
     """One consumer's end. Not for several threads at once; batches may be released by any.
 
     ::
 
-        inbox = Inbox(schema)              # tell producers inbox.endpoint
+        inbox = ConsumerEndpoint(schema)              # tell producers inbox.endpoint
         with inbox.take(timeout_s=10.0) as batch:
             learn(batch["obs"])
     """
@@ -45,18 +45,22 @@ class Inbox:
             ChannelError: there is no memory for it.
         """
         self.schema = schema
-        self._layouts = Layouts(schema)
+        self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
-        self._file = SharedFile.create(schema.name, at.INBOX_SCHEMA_AT + len(message))
-        self._file.bytes[at.INBOX_SCHEMA_AT : at.INBOX_SCHEMA_AT + len(message)] = message
+        self._file = SharedFile.create(schema.name, file_layout.CONSUMER_SCHEMA_AT + len(message))
+        self._file.bytes[file_layout.CONSUMER_SCHEMA_AT : file_layout.CONSUMER_SCHEMA_AT + len(message)] = (
+            message
+        )
         self._words = words = self._file.words
-        words[at.INBOX_PID], words[at.INBOX_SCHEMA_BYTES] = os.getpid(), len(message)
-        words[at.MAGIC] = at.INBOX_MAGIC
-        self._links: list[Link] = []
-        self._knocks = self._file.bytes[at.KNOCKS_AT * at.WORD : at.INBOX_SCHEMA_AT]
-        self._heard = bytes(self._knocks)
-        self._answered = [0] * at.MAX_PRODUCERS
-        self._processes = Processes()
+        words[file_layout.CONSUMER_PID], words[file_layout.CONSUMER_SCHEMA_BYTES] = os.getpid(), len(message)
+        words[file_layout.MAGIC] = file_layout.CONSUMER_MAGIC
+        self._links: list[ProducerLink] = []
+        self._connect_requests = self._file.bytes[
+            file_layout.CONNECT_REQUESTS_AT * file_layout.WORD : file_layout.CONSUMER_SCHEMA_AT
+        ]
+        self._seen_requests = bytes(self._connect_requests)
+        self._accepted_requests = [0] * file_layout.MAX_PRODUCERS
+        self._processes = ProcessWatcher()
         self._looked_at = time.monotonic()
         self._next = 0
         self._closed = False
@@ -73,9 +77,9 @@ class Inbox:
     def producers(self) -> tuple[int, ...]:
         """Those that have knocked, and are alive or have left something; none once this is closed."""
         if not self._closed:
-            self._answer()
+            self._accept_connections()
             self._all_left()
-            self._bury()
+            self._reap_dead_peers()
         return tuple(link.producer for link in self._links)
 
     @property
@@ -93,11 +97,11 @@ class Inbox:
         begin = now = time.monotonic()
         while True:
             self._check_open()
-            seen = self._words[at.BELL]
-            self._answer()
+            seen = self._words[file_layout.DOORBELL]
+            self._accept_connections()
             if now - self._looked_at >= _SLEEP_S:
-                self._bury()
-            batch = self._look()
+                self._reap_dead_peers()
+            batch = self._next_batch()
             if batch is not None:
                 return batch
             if self._all_left():
@@ -108,7 +112,11 @@ class Inbox:
             if now - begin < _OFFER_S:
                 os.sched_yield()
             else:
-                futex.sleep(self._file.word_address(at.BELL), seen, min(_SLEEP_S, timeout_s - (now - begin)))
+                futex.sleep(
+                    self._file.word_address(file_layout.DOORBELL),
+                    seen,
+                    min(_SLEEP_S, timeout_s - (now - begin)),
+                )
 
     def close(self) -> None:
         """Take nothing any more: producers give what was not taken to others. Batches that are out stay valid.
@@ -117,12 +125,12 @@ class Inbox:
         """
         if not self._closed:
             self._closed = True
-            self._words[at.INBOX_CLOSED] = 1
+            self._words[file_layout.CONSUMER_CLOSED] = 1
             self._links = []
             self._processes.close()
             self._file.close()
 
-    def _look(self) -> Batch | None:
+    def _next_batch(self) -> Batch | None:
         for offset in range(len(self._links)):
             index = (self._next + offset) % len(self._links)
             slot = self._links[index].next_slot()
@@ -131,30 +139,30 @@ class Inbox:
                 return Batch(self._links[index], slot)
         return None
 
-    def _answer(self) -> None:
+    def _accept_connections(self) -> None:
         """Connect to producers that have knocked since.
 
         Raises:
             SchemaError: one sends something else. It is asked no more.
         """
-        knocks = bytes(self._knocks)
-        if knocks == self._heard:
+        requests = bytes(self._connect_requests)
+        if requests == self._seen_requests:
             return
-        for producer, known in enumerate(self._answered):
-            knock = self._words[at.KNOCKS_AT + producer]
-            if knock != known:
-                self._answered[producer] = knock
-                self._connect(producer, at.endpoint_in(knock))
-        self._heard = knocks
+        for producer, known in enumerate(self._accepted_requests):
+            connect_request = self._words[file_layout.CONNECT_REQUESTS_AT + producer]
+            if connect_request != known:
+                self._accepted_requests[producer] = connect_request
+                self._connect(producer, file_layout.endpoint_in(connect_request))
+        self._seen_requests = requests
 
     def _connect(self, producer: int, endpoint: str) -> None:
         try:
-            link = Link(self._layouts, endpoint, self._file, self._leaked)
+            link = ProducerLink(self._layouts, endpoint, self._file, self._leaked)
         except SchemaError:
             raise
         except ChannelError as error:  # it knocked, and left before anyone answered
-            if _has_ended(at.pid_of(endpoint)):  # else by itself
-                self._lose(producer, error.detail)
+            if _has_ended(file_layout.pid_of(endpoint)):  # else by itself
+                self._record_loss(producer, error.detail)
             return
         self._links.append(link)
         self._processes.watch(link.pid)
@@ -162,29 +170,29 @@ class Inbox:
     def _all_left(self) -> bool:
         """Whether every producer that came has left and is drained; lets go of those that have."""
         for _ in range(2):  # one may have come just before another left
-            gone = [link for link in self._links if link.is_over and not link.has_more]
-            self._let_go(gone)
-            if self._links or not any(self._answered):
+            gone = [link for link in self._links if link.is_closed and not link.has_more]
+            self._drop_links(gone)
+            if self._links or not any(self._accepted_requests):
                 return False
-            self._answer()
+            self._accept_connections()
         return not self._links
 
-    def _bury(self) -> None:
+    def _reap_dead_peers(self) -> None:
         """Let go of producers whose process has ended and that have left nothing more."""
         self._looked_at = time.monotonic()
         ended = self._processes.ended()
         gone = [link for link in self._links if link.pid in ended and not link.has_more]
-        self._let_go(gone)
+        self._drop_links(gone)
         for link in gone:
-            if not link.is_over:
-                self._lose(link.producer, f"its process {link.pid} has ended")
+            if not link.is_closed:
+                self._record_loss(link.producer, f"its process {link.pid} has ended")
 
-    def _let_go(self, gone: list[Link]) -> None:
+    def _drop_links(self, gone: list[ProducerLink]) -> None:
         if gone:
             self._links = [link for link in self._links if link not in gone]
             self._processes.watch_only(link.pid for link in self._links)
 
-    def _lose(self, producer: int, how: str) -> None:
+    def _record_loss(self, producer: int, how: str) -> None:
         self.lost.append(producer)
         _logger.warning("channel %r: producer %d was lost: %s", self.schema.name, producer, how)
 
@@ -210,7 +218,7 @@ class Inbox:
 
 
 def _has_ended(pid: int) -> bool:
-    processes = Processes([pid])
+    processes = ProcessWatcher([pid])
     try:
         return bool(processes.ended())
     finally:

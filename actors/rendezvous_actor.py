@@ -10,32 +10,32 @@ import time
 from dataclasses import dataclass, field, replace
 
 from collectives.errors import RendezvousError
-from collectives.rendezvous import Attendance, Candidacy, Member, Roster
+from collectives.rendezvous import JoinRequest, Member, MembershipView, RendezvousStatus
 
 Process = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _GenerationState:
     """Of one generation."""
 
-    roster: Roster | None = None
+    membership: MembershipView | None = None
     """Who belongs to it, where it was formed here; without, who comes first to a rank has it."""
     present: dict[int, Member] = field(default_factory=dict)
     lost: dict[Process, Member] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
 
 
-class Collective:
+class RendezvousActor:
     """Rendezvous of up to ``world_size`` members, once per generation: a group that forms anew takes the next number."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._meetings: dict[int, _Meeting] = {}
-        self._latest: Roster | None = None
+        self._generations: dict[int, _GenerationState] = {}
+        self._latest: MembershipView | None = None
         self._ranks: dict[Process, int] = {}
         """In the latest generation."""
-        self._candidates: dict[Process, Candidacy] = {}
+        self._join_requests: dict[Process, JoinRequest] = {}
         """By when they came."""
         self._lost: dict[Process, Member] = {}
         self._forming_since: float | None = None
@@ -51,37 +51,37 @@ class Collective:
         """What was said last under each key that begins with ``prefix``."""
         return {key: value for key, (_, value) in sorted(self._announced.items()) if key.startswith(prefix)}
 
-    def register(self, generation: int, member: Member) -> Attendance:
+    def register(self, generation: int, member: Member) -> RendezvousStatus:
         """Say that a member is here; a member may repeat itself.
 
         Raises:
             RendezvousError: its rank is taken by another process or out of range, or the generation is over.
         """
-        meeting = self._meeting(generation)
+        state = self._generation_state(generation)
         if not 0 <= member.rank < self._world_size:
             raise RendezvousError(
                 generation, f"{member} does not belong: ranks are 0 to {self._world_size - 1}"
             )
-        members = meeting.roster.members if meeting.roster else ()
+        members = state.membership.members if state.membership else ()
         if members and (member.rank >= len(members) or members[member.rank].process != member.process):
             raise RendezvousError(
                 generation, f"{member} does not belong: it was formed of {', '.join(map(str, members))}"
             )
-        present = meeting.present.setdefault(member.rank, member)
+        present = state.present.setdefault(member.rank, member)
         if present != member:
             earlier = " when it met here before" if present.process == member.process else ""
             raise RendezvousError(
                 generation, f"{member} came, but this rank is already taken by {present}{earlier}"
             )
-        return Attendance(
-            present=tuple(meeting.present[rank] for rank in sorted(meeting.present)),
-            expected=tuple(other for other in members if other.rank not in meeting.present),
-            lost=tuple(meeting.lost.values()),
+        return RendezvousStatus(
+            present=tuple(state.present[rank] for rank in sorted(state.present)),
+            expected=tuple(other for other in members if other.rank not in state.present),
+            lost=tuple(state.lost.values()),
         )
 
     def report(self, generation: int, lost: tuple[Member, ...]) -> None:
         """Say that members of a meeting are gone."""
-        self._meeting(generation).lost.update((member.process, member) for member in lost)
+        self._generation_state(generation).lost.update((member.process, member) for member in lost)
 
     def publish(self, generation: int, key: str, endpoint: str) -> None:
         """Say where a data path begins, or any other text that a generation shares: its plan, say.
@@ -89,7 +89,7 @@ class Collective:
         Raises:
             RendezvousError: something else was published under this key before, or the generation is over.
         """
-        present = self._meeting(generation).endpoints.setdefault(key, endpoint)
+        present = self._generation_state(generation).endpoints.setdefault(key, endpoint)
         if present != endpoint:
             raise RendezvousError(
                 generation, f"endpoint {key!r} {endpoint} came, but {present} was published before"
@@ -101,23 +101,23 @@ class Collective:
         Raises:
             RendezvousError: the generation is over.
         """
-        return self._meeting(generation).endpoints.get(key)
+        return self._generation_state(generation).endpoints.get(key)
 
-    def learn(self, roster: Roster) -> None:
+    def adopt_membership(self, membership: MembershipView) -> None:
         """Hear of a generation that was formed: here, or before this actor died and came back."""
-        if self._latest is None or roster.generation > self._latest.generation:
-            self._latest = roster
-            self._ranks = {member.process: member.rank for member in roster.members}
-            self._meetings = {
-                generation: meeting
-                for generation, meeting in self._meetings.items()
-                if generation >= roster.generation
+        if self._latest is None or membership.generation > self._latest.generation:
+            self._latest = membership
+            self._ranks = {member.process: member.rank for member in membership.members}
+            self._generations = {
+                generation: state
+                for generation, state in self._generations.items()
+                if generation >= membership.generation
             }
-            self._meeting(roster.generation).roster = roster
+            self._generation_state(membership.generation).membership = membership
             for process in self._ranks:  # they wanted it before they were told
-                self._candidates.pop(process, None)
+                self._join_requests.pop(process, None)
 
-    def enlist(self, candidacy: Candidacy) -> Roster | Attendance:
+    def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
         """Want to belong to the next generation. Repeated until it is formed; each repetition may form it.
 
         It is formed when all survivors are here and newcomers fill the group, or when as many seconds as the
@@ -125,17 +125,19 @@ class Collective:
         that came back does not know of survivors that have not called yet: where newcomers alone would fill the
         group, they are to be started after the survivors called.
         """
-        if candidacy.previous is not None:
-            self.learn(candidacy.previous)
-        own = candidacy.member
+        if join_request.previous is not None:
+            self.adopt_membership(join_request.previous)
+        own = join_request.member
         if self._latest is not None and own.process in self._ranks and not self._survivors():
-            survived = -1 if candidacy.previous is None else candidacy.previous.generation
+            survived = -1 if join_request.previous is None else join_request.previous.generation
             if survived < self._latest.generation:  # formed with it, and nobody left it since
                 return self._latest
-        self._candidates[own.process] = candidacy
-        self._lost.update((member.process, member) for member in candidacy.lost)
-        for process in self._lost.keys() & self._candidates.keys():
-            del self._candidates[process]  # the caller too: those to whom it is lost could not connect to it
+        self._join_requests[own.process] = join_request
+        self._lost.update((member.process, member) for member in join_request.lost)
+        for process in self._lost.keys() & self._join_requests.keys():
+            del self._join_requests[
+                process
+            ]  # the caller too: those to whom it is lost could not connect to it
         if not self._survivors():
             self._forming_since = None
         elif self._forming_since is None:
@@ -144,26 +146,26 @@ class Collective:
             self._form()
             if self._latest is not None and own.process in self._ranks:
                 return self._latest
-        return Attendance(
-            present=tuple(other.member for other in self._candidates.values()),
+        return RendezvousStatus(
+            present=tuple(other.member for other in self._join_requests.values()),
             expected=self._missing(),
             lost=tuple(self._lost.values()),
         )
 
-    def withdraw(self, member: Member) -> None:
+    def cancel_join(self, member: Member) -> None:
         """No longer want to belong to the next generation."""
-        self._candidates.pop(member.process, None)
+        self._join_requests.pop(member.process, None)
 
-    def _meeting(self, generation: int) -> _Meeting:
+    def _generation_state(self, generation: int) -> _GenerationState:
         if self._latest is not None and generation < self._latest.generation:
             raise RendezvousError(generation, f"it is over: generation {self._latest.generation} was formed")
-        return self._meetings.setdefault(generation, _Meeting())
+        return self._generations.setdefault(generation, _GenerationState())
 
-    def _survivors(self) -> dict[int, Candidacy]:
+    def _survivors(self) -> dict[int, JoinRequest]:
         """Candidates of the latest generation, by their rank in it."""
         return {
-            self._ranks[process]: candidacy
-            for process, candidacy in self._candidates.items()
+            self._ranks[process]: join_request
+            for process, join_request in self._join_requests.items()
             if process in self._ranks
         }
 
@@ -173,11 +175,11 @@ class Collective:
         return tuple(
             member
             for member in members
-            if member.process not in self._candidates and member.process not in self._lost
+            if member.process not in self._join_requests and member.process not in self._lost
         )
 
     def _ready(self) -> bool:
-        full = len(self._candidates) >= self._world_size
+        full = len(self._join_requests) >= self._world_size
         survivors = self._survivors().values()
         if not survivors or self._forming_since is None:
             return full and not self._missing()
@@ -189,7 +191,7 @@ class Collective:
     def _form(self) -> None:
         """Survivors keep their order, newcomers fill the gaps between; the ranks are then made dense."""
         taken = self._survivors()
-        newcomers = [other for process, other in self._candidates.items() if process not in self._ranks]
+        newcomers = [other for process, other in self._join_requests.items() if process not in self._ranks]
         for newcomer in newcomers[: self._world_size - len(taken)]:
             free = [rank for rank in range(self._world_size) if rank not in taken]
             wish = newcomer.member.rank
@@ -198,10 +200,13 @@ class Collective:
         generation = 0 if self._latest is None else self._latest.generation + 1
         self._lost.clear()
         self._forming_since = None
-        self.learn(Roster(generation=generation, members=members))
+        self.adopt_membership(MembershipView(generation=generation, members=members))
 
     def __repr__(self) -> str:
         latest = (
             "none" if self._latest is None else f"{self._latest.generation} of {len(self._latest.members)}"
         )
-        return f"Collective(world_size={self._world_size}, latest generation={latest}, candidates={len(self._candidates)})"
+        return (
+            f"RendezvousActor(world_size={self._world_size}, latest generation={latest}, "
+            f"join requests={len(self._join_requests)})"
+        )

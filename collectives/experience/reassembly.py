@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from torch import Tensor
 
+from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
-from collectives.experience.inbox import Batch, Inbox
-from collectives.experience.memory import MAX_PRODUCERS
+from collectives.experience.file_layout import MAX_PRODUCERS
 
 _SLEEP_S = 0.05
 """After which whoever waits for a part looks again at all channels."""
-_PATIENCE = 8
+_REORDER_WINDOW = 8
 """Transfers of one producer that may be complete before an earlier one, whose missing parts then count as gone."""
 _REMEMBERED = 256
 """Sequence numbers per producer by which a transfer that comes twice is known."""
@@ -51,7 +51,7 @@ class Transfer:
         """The fields of a group, in place."""
         return self._parts[group].tensors
 
-    def let_go(self) -> None:
+    def remove_user(self) -> None:
         """A user less."""
         self.users -= 1
         self.release_if_done()
@@ -70,11 +70,11 @@ class Transfer:
             part.release()
 
 
-class Joiner:
+class Reassembler:
     """Takes from one inbox per group, and gives complete transfers."""
 
-    def __init__(self, inboxes: Sequence[Inbox]) -> None:
-        self._inboxes = inboxes
+    def __init__(self, consumer_endpoints: Sequence[ConsumerEndpoint]) -> None:
+        self._consumer_endpoints = consumer_endpoints
         self._parts: dict[Key, dict[int, Batch]] = {}
         """Of transfers that are not complete: by group."""
         self._since: dict[Key, int] = {}
@@ -86,7 +86,7 @@ class Joiner:
         self._lost_before: dict[int, int] = {}
         """How many producers were lost when something last came of each: what is lost has left nothing more."""
         self._complete: deque[Transfer] = deque()
-        self.torn = 0
+        self.incomplete = 0
         """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
         self.repeated = 0
         """Parts that came a second time, by another way, and were dropped."""
@@ -130,7 +130,7 @@ class Joiner:
     def _take_from_each(self) -> bool:
         """One batch of each channel that has one: no more, since what is taken is lost with this process."""
         took = False
-        for group in range(len(self._inboxes)):
+        for group in range(len(self._consumer_endpoints)):
             with suppress(ChannelTimeoutError):
                 took = self._take(group, 0.0) or took
         return took
@@ -152,10 +152,10 @@ class Joiner:
             return False
         time.sleep(min(_SLEEP_S, limit_s))
         told = f"producers {missed} ended without a goodbye, and nobody came for them"
-        raise ChannelTimeoutError(self._inboxes[0].schema.name, told, limit_s)
+        raise ChannelTimeoutError(self._consumer_endpoints[0].schema.name, told, limit_s)
 
     def _take(self, group: int, timeout_s: float) -> bool:
-        batch = self._inboxes[group].take(timeout_s)
+        batch = self._consumer_endpoints[group].take(timeout_s)
         if batch is None:
             return False
         key = (batch.producer, batch.origin, batch.sequence)
@@ -167,9 +167,9 @@ class Joiner:
         parts[group] = batch
         self._parts[key] = parts
         if group == 0:
-            self._lost_before[batch.producer] = len(self._inboxes[0].lost)
+            self._lost_before[batch.producer] = len(self._consumer_endpoints[0].lost)
         self._since.setdefault(key, self._completed[batch.producer])
-        if len(parts) == len(self._inboxes):
+        if len(parts) == len(self._consumer_endpoints):
             self._complete_with(key)
         return True
 
@@ -181,7 +181,9 @@ class Joiner:
         transfer = Transfer([parts[group] for group in range(len(parts))], self.released)
         self.received[transfer.origin] += transfer.num_rows
         self._complete.append(transfer)
-        self._drop([late for late in self._parts if self._completed[late[0]] - self._since[late] > _PATIENCE])
+        self._drop(
+            [late for late in self._parts if self._completed[late[0]] - self._since[late] > _REORDER_WINDOW]
+        )
 
     def _recent_of(self, batch: Batch) -> deque[int]:
         who = (batch.producer, batch.origin)
@@ -193,7 +195,7 @@ class Joiner:
 
     def _missed(self) -> list[int]:
         """Producers that were lost, and of whose successors nothing came."""
-        lost = enumerate(self._inboxes[0].lost)
+        lost = enumerate(self._consumer_endpoints[0].lost)
         return sorted({producer for place, producer in lost if place >= self._lost_before.get(producer, 0)})
 
     def _awaited(self) -> int:
@@ -203,7 +205,7 @@ class Joiner:
 
     def _drop_orphans(self) -> None:
         """Transfers whose producer is gone from a channel that a part is missing from."""
-        here = [set(inbox.producers) for inbox in self._inboxes]
+        here = [set(consumer_endpoint.producers) for consumer_endpoint in self._consumer_endpoints]
         self._drop(
             [
                 key
@@ -214,7 +216,7 @@ class Joiner:
 
     def _drop(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            self.torn += 1
+            self.incomplete += 1
             self._since.pop(key, None)
             for batch in self._parts.pop(key).values():
                 batch.release()

@@ -8,7 +8,7 @@ if TYPE_CHECKING:  # plans do not need torch
     from torch import Tensor
 
 
-class Arrivals:
+class BarrierProgress:
     """How many operations of all each member has come to. Who has come to more than this one waits for it.
 
     What is read costs a few loads, here and in compiled programs; after the communicator is closed it stays as it was.
@@ -23,7 +23,7 @@ class Arrivals:
         self._words = counts.numpy()
         self._others = [other for other in range(len(counts)) if other != rank]
 
-    def waiting(self) -> tuple[int, ...]:
+    def waiting_ranks(self) -> tuple[int, ...]:
         """Ranks that have come to an operation which this member has not begun: their cores are idle until then."""
         words = self._words
         own = words[self.rank]

@@ -1,0 +1,114 @@
+"""A producer's side of one consumer: the queue of what was posted to it, and which of it was released."""
+
+from __future__ import annotations
+
+from collectives import futex
+from collectives.experience import file_layout
+from collectives.experience.errors import ChannelError
+from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.schema import ExperienceSchema
+
+
+class SpscQueue:
+    """One consumer of an outbox, from ``attach`` until it has ended, or is closed and has released all."""
+
+    def __init__(
+        self, ring_file: SharedFile, shape: RingLayout, number: int, consumer_file: SharedFile
+    ) -> None:
+        """Take this line of the outbox for the consumer; it is found by the word that names its inbox."""
+        self.pid, self.endpoint = file_layout.pid_of(consumer_file.endpoint), consumer_file.endpoint
+        self.posted: dict[int, int] = {}
+        """Ticket of each slot that was posted and not seen released."""
+        self._words, self._slots = ring_file.words, shape.slots
+        self._begin = begin = shape.queue_word(number)
+        self._released = begin + shape.released_at
+        self._consumer_file = consumer_file
+        self._producer = ring_file.words[file_layout.PRODUCER]
+        self._num_notifications = 0
+        for word in range(begin, begin + shape.queue_words):
+            self._words[word] = 0
+        self._words[begin + file_layout.QUEUE_OWNER] = file_layout.word_of(consumer_file.endpoint)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the consumer takes no more. It may still release what it has taken."""
+        return bool(self._consumer_file.words[file_layout.CONSUMER_CLOSED])
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the consumer has mapped the outbox."""
+        return bool(self._words[self._begin + file_layout.ATTACH_ACK])
+
+    def request_connection(self, ring_endpoint: str) -> None:
+        """Tell the consumer where this outbox is."""
+        self._consumer_file.words[file_layout.CONNECT_REQUESTS_AT + self._producer] = file_layout.word_of(
+            ring_endpoint
+        )
+        self.notify_consumer()
+
+    def post(self, slot: int, ticket: int) -> None:
+        """Put a committed slot into the consumer's queue, and wake it."""
+        words, begin = self._words, self._begin
+        self.posted[slot] = ticket
+        tail = words[begin + file_layout.TAIL]
+        words[begin + file_layout.QUEUE_AT + tail % self._slots] = slot
+        words[begin + file_layout.TAIL] = tail + 1
+        self.notify_consumer()
+
+    def collect_released(self) -> list[int]:
+        """Slots that the consumer has released since, which are free."""
+        released = self._released
+        freed = [slot for slot, ticket in self.posted.items() if self._words[released + slot] == ticket]
+        for slot in freed:
+            del self.posted[slot]
+        return freed
+
+    def untaken(self) -> list[int]:
+        """Slots that the consumer has not taken: of one that is closed, what it never will."""
+        begin, words = self._begin, self._words
+        places = range(words[begin + file_layout.HEAD], words[begin + file_layout.TAIL])
+        queued = [words[begin + file_layout.QUEUE_AT + place % self._slots] for place in places]
+        return [slot for slot in queued if slot in self.posted]
+
+    def notify_consumer(self) -> None:
+        """Wake the consumer if it sleeps."""
+        self._num_notifications += 1
+        self._consumer_file.words[file_layout.DOORBELL] = (
+            self._producer << 24 | self._num_notifications & 0xFFFFFF
+        )
+        futex.wake(self._consumer_file.word_address(file_layout.DOORBELL))
+
+    def detach(self) -> None:
+        """Let another consumer have this line."""
+        self._words[self._begin + file_layout.QUEUE_OWNER] = 0
+
+
+def open_consumer_file(
+    schema: ExperienceSchema, endpoint: str, producer: int, ring_endpoint: str
+) -> SharedFile:
+    """An inbox that this outbox may knock at.
+
+    Raises:
+        ChannelError: it is not there any more, or has another producer of this number that is alive.
+        SchemaError: it expects something else.
+    """
+    consumer_file = SharedFile.open(schema.name, endpoint, file_layout.CONSUMER_MAGIC)
+    message = consumer_file.bytes[file_layout.CONSUMER_SCHEMA_AT :][
+        : consumer_file.words[file_layout.CONSUMER_SCHEMA_BYTES]
+    ]
+    schema.refuse_other(
+        file_layout.read_schema(message), f"the consumer of process {file_layout.pid_of(endpoint)}"
+    )
+    connect_request = consumer_file.words[file_layout.CONNECT_REQUESTS_AT + producer]
+    if not connect_request or connect_request == file_layout.word_of(ring_endpoint):
+        return consumer_file
+    try:
+        other = SharedFile.open(schema.name, file_layout.endpoint_in(connect_request), file_layout.RING_MAGIC)
+    except ChannelError:  # the one that had this number before, and has left
+        return consumer_file
+    if other.words[file_layout.CLOSED]:
+        return consumer_file
+    raise ChannelError(
+        schema.name,
+        f"process {file_layout.pid_of(other.endpoint)} is its producer {producer} already: give each a number of its own",
+    )
