@@ -20,7 +20,7 @@ LONGEST_EPISODE_STEPS = 10_000
 """Of an evaluation's episode, where the task sets no limit of its own: ten times the field's usual one."""
 
 
-class Steps(Protocol):
+class StepSource(Protocol):
     """What is stepped: a simulator here, or those of other GMIs (actors.stepping)."""
 
     @property
@@ -41,7 +41,7 @@ class CollectTimes:
     act_s: float = 0.0
 
 
-def collect(simulator: Steps, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
+def collect(simulator: StepSource, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
     """Fill ``rollout`` with T steps of every environment; ``noise`` (T, N, output_dim) is on the policy's device."""
     times = CollectTimes()
     rollout.finals.clear()
@@ -78,7 +78,7 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
                 raise NonFiniteError(quantity, iteration, f"rollout step {step}, environment {env}")
 
 
-def evaluate_anew(
+def evaluate_in_new_envs(
     make_env: EnvFactory, agent: Agent, num_episodes: int, *, seed: int, num_threads: int
 ) -> EvaluationResult:
     """``evaluate`` in environments made for it, apart from those of training."""

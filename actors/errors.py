@@ -35,7 +35,7 @@ class PartnerLostError(ChannelError):
         """Its process, as far as this GMI could see; else it has left, as GMIs do after an error."""
 
 
-class OutOfStepError(RuntimeError):
+class IterationMismatchError(RuntimeError):
     """Two GMIs that exchange steps are in different iterations: they were asked for different things."""
 
     def __init__(self, partner: str, theirs: int, own: int) -> None:

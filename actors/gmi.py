@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from actors.host_memory import give_back
+from actors.host_memory import release_free_memory
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from actors.rendezvous_actor import RendezvousActor
 from collectives.communicator import Communicator
@@ -48,7 +48,7 @@ class GmiIdentity:
         return tuple(range(self.num_gmis)) if self.group is None else self.group
 
     @property
-    def joins(self) -> bool:
+    def joins_group(self) -> bool:
         """Whether it has others to meet."""
         return self.index in self.members and len(self.members) > 1
 
@@ -191,11 +191,11 @@ class Gmi:
             SliceError: CUDA is not there, or shows that this process is not confined to its slice.
         """
         if self._communicator is None:
-            if self.identity.joins:
+            if self.identity.joins_group:
                 raise RuntimeError(f"{self} must join the other GMIs before its program is built")
             self._communicator = SoloCommunicator()
-        with self._leaving_on_error():
-            self._give_up_program()
+        with self._leave_on_error():
+            self._close_program()
             with self._needing_device() as device:
                 context = GmiContext(
                     identity=self.identity,
@@ -211,29 +211,29 @@ class Gmi:
 
     def iterate(self, num_iterations: int) -> list[IterationResult]:
         """Run iterations; one result each."""
-        with self._leaving_on_error():
-            return [self._built().iterate() for _ in range(num_iterations)]
+        with self._leave_on_error():
+            return [self._require_program().iterate() for _ in range(num_iterations)]
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a workload's ``gmi_run``; returns what it returns."""
-        with self._leaving_on_error():
-            return self._built().gmi_run(*args, **kwargs)
+        with self._leave_on_error():
+            return self._require_program().gmi_run(*args, **kwargs)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Run whole episodes without learning."""
-        with self._leaving_on_error():
-            result: EvaluationResult = self._built().evaluate(num_episodes, seed)
+        with self._leave_on_error():
+            result: EvaluationResult = self._require_program().evaluate(num_episodes, seed)
             return result
 
     def state_dict(self, *, shared: bool = True) -> StateDict:
         """``{"shared": ..., "local": ...}``; without what all GMIs hold alike where that is not asked for."""
-        state: StateDict = self._built().state_dict()
+        state: StateDict = self._require_program().state_dict()
         return state if shared else {"local": state["local"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; ``local`` may be missing."""
-        with self._leaving_on_error():
-            self._built().load_state_dict(state)
+        with self._leave_on_error():
+            self._require_program().load_state_dict(state)
 
     def close(self) -> None:
         """Release the program and leave the group. Safe to call twice."""
@@ -246,25 +246,25 @@ class Gmi:
         finally:
             self._leave()
 
-    def _give_up_program(self) -> None:
+    def _close_program(self) -> None:
         """Close the program that is there, and leave none of its memory for the next one to find. [unverified on GPU]"""
         if self._program is None:
             return
         program, self._program = self._program, None
         program.close()
         del program
-        give_back()
+        release_free_memory()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _built(self) -> Any:
+    def _require_program(self) -> Any:
         """A Program, or a Workload where it is asked to ``run``: who opened the session knows which."""
         if self._program is None:
             raise RuntimeError(f"{self} has no program: it was not built yet, or is closed")
         return self._program
 
     @contextmanager
-    def _leaving_on_error(self) -> Iterator[None]:
+    def _leave_on_error(self) -> Iterator[None]:
         """Leave the group when the block raises: the others must not wait for one that will not come."""
         try:
             yield

@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most that was resident since ``forget_peak``, or since the process began; 0 where the system does not tell."""
+    """The most that was resident since ``reset_peak``, or since the process began; 0 where the system does not tell."""
     with suppress(OSError):
         for line in (_PROC / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -28,7 +28,7 @@ def peak_bytes() -> int:
     return 0
 
 
-def forget_peak() -> bool:
+def reset_peak() -> bool:
     """Let ``peak_bytes`` begin at what is resident now; False where the system does not allow it."""
     try:
         (_PROC / "clear_refs").write_text("5")
@@ -37,7 +37,7 @@ def forget_peak() -> bool:
     return True
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Collect what nothing refers to, and return freed memory to the system, so that what is resident is in use."""
     gc.collect()
     # glibc keeps what was freed in its arenas; other C libraries have no such call.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from actors.errors import OutOfStepError, PartnerLostError
+from actors.errors import IterationMismatchError, PartnerLostError
 from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.schema import ExperienceSchema
@@ -16,7 +16,7 @@ _LOOK_S = 0.5
 """After which a GMI that waits looks whether those that it waits for are still there."""
 
 
-class End(Protocol):
+class Closeable(Protocol):
     """What can say goodbye."""
 
     def close(self) -> None:
@@ -25,7 +25,7 @@ class End(Protocol):
 
 
 @contextmanager
-def leaving_on_error(end: End) -> Iterator[None]:
+def close_on_error(end: Closeable) -> Iterator[None]:
     """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
     try:
         yield
@@ -34,7 +34,7 @@ def leaving_on_error(end: End) -> Iterator[None]:
         raise
 
 
-class Intake:
+class PartnerInbox:
     """An inbox whose producers are GMIs with names, all attached before the first take; notices when one has gone."""
 
     def __init__(self, schema: ExperienceSchema, names: Sequence[str]) -> None:
@@ -77,11 +77,11 @@ def step_name(what: str, step: int, iteration: int) -> str:
     return f"{what} of step {step + 1} of iteration {iteration + 1}"
 
 
-def refuse_other_iteration(batch: Batch, whose: str, iteration: int) -> None:
+def check_iteration(batch: Batch, whose: str, iteration: int) -> None:
     """Raise where a partner is elsewhere in the run.
 
     Raises:
-        OutOfStepError: with both iterations.
+        IterationMismatchError: with both iterations.
     """
     if batch.version != iteration:
-        raise OutOfStepError(whose, batch.version + 1, iteration + 1)
+        raise IterationMismatchError(whose, batch.version + 1, iteration + 1)

@@ -83,7 +83,7 @@ class VecEnv(Protocol):
 
     Environment ``i`` draws its randomness from ``(seed, first_env_index + i, episode)`` alone, so that the same
     global environment behaves alike whichever GMI hosts it. One that counts what goes wrong in its simulations has an
-    attribute ``faults``, how many times what, by name, since it was made; others raise.
+    attribute ``sim_errors``, how many times what, by name, since it was made; others raise.
     """
 
     num_envs: int
@@ -116,7 +116,9 @@ class VecEnv(Protocol):
 class RolloutEnv(VecEnv, Protocol):
     """Environments that act, too: a whole rollout in one call, on the host."""
 
-    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+    def collect_rollout(
+        self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
+    ) -> Episodes:
         """What T steps with the policy give, whose exploration noise is at ``iteration``.
 
         Args:
@@ -132,10 +134,10 @@ class RolloutEnv(VecEnv, Protocol):
 
 
 @runtime_checkable
-class BorrowingEnv(VecEnv, Protocol):
+class CoreSharingEnv(VecEnv, Protocol):
     """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
 
-    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
+    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """From now on, use cores that are lent. What is computed does not depend on it. Returns whether they are of use.
 
         Args:

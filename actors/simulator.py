@@ -27,7 +27,7 @@ class Simulator:
         self._terms = torch.zeros((env.num_envs, len(terms)), dtype=torch.float64)
         """Sums of the rewards' terms over the running episodes."""
         self._finished_terms: dict[str, list[float]] = {name: [] for name in terms}
-        self._faults: dict[str, int] = {}
+        self._sim_errors: dict[str, int] = {}
 
     @property
     def info(self) -> EnvInfo:
@@ -46,10 +46,10 @@ class Simulator:
         """Advance every environment; ``actions`` on the host."""
         result = self.env.step(actions)
         self.obs = result.obs
-        self.count(result.rewards, result.final_ids, result.reward_terms)
+        self.count_step(result.rewards, result.final_ids, result.reward_terms)
         return result
 
-    def count(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None = None) -> None:
+    def count_step(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None = None) -> None:
         """Add up a step.
 
         Args:
@@ -73,10 +73,10 @@ class Simulator:
             self._returns[ended] = 0.0
             self._lengths[ended] = 0
 
-    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int) -> None:
+    def collect_rollout(self, rollout: Rollout, policy: PolicyTensors, iteration: int) -> None:
         """A whole rollout at once, by environments that act, too (RolloutEnv); the same books as step by step."""
         assert isinstance(self.env, RolloutEnv)
-        returns, lengths = self.env.fill(rollout, policy, iteration, self._returns)
+        returns, lengths = self.env.collect_rollout(rollout, policy, iteration, self._returns)
         self.finished_returns += returns
         self.finished_lengths += lengths
         self.obs = rollout.last_obs.clone()
@@ -96,11 +96,11 @@ class Simulator:
         self._finished_terms = {name: [] for name in finished}
         return finished
 
-    def take_faults(self) -> dict[str, float]:
+    def take_sim_errors(self) -> dict[str, float]:
         """What went wrong in simulations since the last call, by metric; nothing where the environments do not count it."""
-        counted = dict(getattr(self.env, "faults", {}))
-        new = {name: count - self._faults.get(name, 0) for name, count in counted.items()}
-        self._faults = counted
+        counted = dict(getattr(self.env, "sim_errors", {}))
+        new = {name: count - self._sim_errors.get(name, 0) for name, count in counted.items()}
+        self._sim_errors = counted
         return {f"faults_{name.replace(' ', '_')}": float(count) for name, count in new.items()}
 
     def close(self) -> None:

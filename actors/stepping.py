@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.collecting import Steps
-from actors.partners import Intake, refuse_other_iteration, step_name
+from actors.collecting import StepSource
+from actors.partners import PartnerInbox, check_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
 from collectives.experience.consumer_endpoint import Batch
 from collectives.experience.producer_ring import ProducerRing
@@ -68,7 +68,7 @@ class StepServer:
     """
 
     def __init__(
-        self, simulator: Steps, info: EnvInfo, num_envs: int, *, place: int, agent: str, limit_s: float
+        self, simulator: StepSource, info: EnvInfo, num_envs: int, *, place: int, agent: str, limit_s: float
     ) -> None:
         """Open it; ``attach`` it before use.
 
@@ -82,16 +82,16 @@ class StepServer:
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
-        self._intake = Intake(action_schema(info), [agent])
+        self._partner_inbox = PartnerInbox(action_schema(info), [agent])
         self._ring = ProducerRing(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
-        (field,) = self._intake.consumer_endpoint.schema.fields
+        (field,) = self._partner_inbox.consumer_endpoint.schema.fields
         self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
         self._iteration = self._steps = 0
 
     @property
     def endpoint(self) -> str:
         """Where the agent sends actions to."""
-        return self._intake.consumer_endpoint.endpoint
+        return self._partner_inbox.consumer_endpoint.endpoint
 
     def attach(self, endpoint: str) -> None:
         """Connect to the agent. Both ends attach before either is used.
@@ -115,22 +115,22 @@ class StepServer:
         Raises:
             PartnerLostError: the agent is gone.
             ChannelTimeoutError: it does not answer.
-            OutOfStepError: it is in another iteration.
+            IterationMismatchError: it is in another iteration.
         """
         asked = time.perf_counter()
         limit_s = self._limit_s if self._steps else BETWEEN_ITERATIONS_S
         awaited = step_name("the actions", self._steps, self._iteration)
-        with self._intake.take((0,), awaited, limit_s) as batch:
-            refuse_other_iteration(batch, self._intake.names[0], self._iteration)
+        with self._partner_inbox.take((0,), awaited, limit_s) as batch:
+            check_iteration(batch, self._partner_inbox.names[0], self._iteration)
             self._actions.copy_(batch["actions"])
         begun = time.perf_counter()
         result = self.simulator.step(self._actions)
         ended = time.perf_counter()
-        self._tell(result)
+        self._send_result(result)
         self._steps += 1
         return time.perf_counter() - ended + begun - asked, ended - begun
 
-    def _tell(self, result: StepResult) -> None:
+    def _send_result(self, result: StepResult) -> None:
         reservation = self._ring.reserve(timeout_s=self._limit_s)
         for name in ("obs", "rewards", "terminated", "truncated"):
             reservation[name].copy_(getattr(result, name))
@@ -141,7 +141,7 @@ class StepServer:
     def close(self) -> None:
         """Say goodbye to the agent. Safe to call twice."""
         self._ring.close(_CLOSE_S)
-        self._intake.consumer_endpoint.close()
+        self._partner_inbox.consumer_endpoint.close()
 
 
 class RemoteSimulators:
@@ -172,7 +172,7 @@ class RemoteSimulators:
         """
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
-        self._intake = Intake(step_schema(info), simulators)
+        self._partner_inbox = PartnerInbox(step_schema(info), simulators)
         self._rings = [
             # One for each: an outbox with several consumers would post to another what one of them can take no more.
             ProducerRing(action_schema(info), rows=count, slots=_SLOTS)
@@ -200,7 +200,7 @@ class RemoteSimulators:
     @property
     def endpoint(self) -> str:
         """Where simulators tell their steps."""
-        return self._intake.consumer_endpoint.endpoint
+        return self._partner_inbox.consumer_endpoint.endpoint
 
     def attach(self, endpoints: Sequence[str]) -> None:
         """Connect to the simulators, in their order. Both ends attach before either is used.
@@ -217,7 +217,7 @@ class RemoteSimulators:
         started = time.perf_counter()
         self._iteration, self._steps = iteration, 0
         asked = f"the first observations of iteration {iteration + 1}"
-        for batch in self._one_of_each(asked, BETWEEN_ITERATIONS_S):
+        for batch in self._one_batch_per_simulator(asked, BETWEEN_ITERATIONS_S):
             self._parts[batch.producer]["obs"].copy_(batch["obs"])
         self.exchange_s = time.perf_counter() - started
 
@@ -227,7 +227,7 @@ class RemoteSimulators:
         Raises:
             PartnerLostError: a simulator is gone.
             ChannelTimeoutError: one does not answer.
-            OutOfStepError: one is in another iteration.
+            IterationMismatchError: one is in another iteration.
         """
         started = time.perf_counter()
         for ring, span in zip(self._rings, self._spans, strict=True):
@@ -235,7 +235,9 @@ class RemoteSimulators:
             reservation["actions"].copy_(actions[span])
             reservation.commit(version=self._iteration)
         finals: dict[int, tuple[Tensor, Tensor]] = {}
-        for batch in self._one_of_each(step_name("the outcome", self._steps, self._iteration), self._limit_s):
+        for batch in self._one_batch_per_simulator(
+            step_name("the outcome", self._steps, self._iteration), self._limit_s
+        ):
             part = self._parts[batch.producer]
             for name, own in part.items():
                 own.copy_(batch[name])
@@ -259,7 +261,7 @@ class RemoteSimulators:
         """Nothing, likewise."""
         return {}
 
-    def take_faults(self) -> dict[str, float]:
+    def take_sim_errors(self) -> dict[str, float]:
         """Nothing, likewise."""
         return {}
 
@@ -276,18 +278,20 @@ class RemoteSimulators:
             self._early.popitem()[1].release()
         for ring in self._rings:
             ring.close(_CLOSE_S)
-        self._intake.consumer_endpoint.close()
+        self._partner_inbox.consumer_endpoint.close()
 
-    def _one_of_each(self, asked: str, limit_s: float) -> Iterator[Batch]:
+    def _one_batch_per_simulator(self, asked: str, limit_s: float) -> Iterator[Batch]:
         """A batch of every simulator, as they come; each is released when the next is asked for."""
-        missing = set(range(len(self._intake.names)))
+        missing = set(range(len(self._partner_inbox.names)))
         while missing:
             early = next((place for place in missing if place in self._early), None)
-            batch = self._intake.take(missing, asked, limit_s) if early is None else self._early.pop(early)
+            batch = (
+                self._partner_inbox.take(missing, asked, limit_s) if early is None else self._early.pop(early)
+            )
             if batch.producer not in missing:
                 self._early[batch.producer] = batch
                 continue
             missing.remove(batch.producer)
             with batch:
-                refuse_other_iteration(batch, self._intake.names[batch.producer], self._iteration)
+                check_iteration(batch, self._partner_inbox.names[batch.producer], self._iteration)
                 yield batch

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from experiments.learning.run import read_curve
 from experiments.origin import origin
 from experiments.throughput.run import Case, run_case
-from rayagi.run.experience_record import facts, histogram, kept
+from rayagi.run.experience_record import facts, histogram, load
 
 HERE = Path(__file__).parent
 LEARNING = HERE.parent / "learning" / "results"
@@ -182,7 +182,7 @@ def main() -> None:
         "config": (folder / "config.yaml").read_text(),
         "plan": (folder / "plan.txt").read_text(),
         "curve": read_curve(folder),
-        "experience": kept(folder),
+        "experience": load(folder),
     }
     write(report, given.out)
     print((given.out / f"{given.task}.md").read_text())

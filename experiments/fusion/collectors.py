@@ -19,13 +19,13 @@ from actors.rollout import Rollout
 from experiments.fusion.settings import Settings
 from rayagi.algorithms.networks import mlp
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.backends import EnvConfig, StepBatch
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.forms import Setting, Steps
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.catalogue import package_missing
 from rayagi.envs.fused.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
-from rayagi.envs.fused.variants.variant import Counts, Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, Counts
 
 SIMULATOR = CartPole()
 OBS_DIM, CHOICES = 4, 2
@@ -140,9 +140,9 @@ def envpool_loop(num_envs: int, steps: int, threads: int) -> HostCollector:
 
 def c_unfused(num_envs: int, steps: int, threads: int) -> HostCollector:
     """The paper's C++: the simulators in compiled code, a step per call, inference in torch."""
-    form = CForm(Setting(SIMULATOR, num_envs, max_episode_steps=SIMULATOR.max_episode_steps), threads)
+    form = CBackend(EnvConfig(SIMULATOR, num_envs, max_episode_steps=SIMULATOR.max_episode_steps), threads)
     form.start()
-    out = Steps.allocate(1, num_envs, OBS_DIM)
+    out = StepBatch.allocate(1, num_envs, OBS_DIM)
 
     def step(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         form.run(actions.unsqueeze(0), out)
@@ -155,15 +155,20 @@ class TorchCollector:
     """Simulator and policy in torch on one device, an operation at a time or a compiled step at a time."""
 
     def __init__(self, num_envs: int, steps: int, threads: int, *, compiled: bool) -> None:
-        work = Work(simulator=SIMULATOR, num_envs=num_envs, num_threads=threads)
+        work = BenchmarkConfig(simulator=SIMULATOR, num_envs=num_envs, num_threads=threads)
         # The simulator's step is compiled together with the policy, below.
         self._stepper = TorchStepper(work, compiled=compiled)
         self._steps, self._policy, self._compiled = steps, policy(), compiled
         self._one = torch.compile(self._acted, dynamic=False) if compiled else self._acted
-        standing = self._stepper.get()
-        fleet, totals = standing.fleet, standing.totals
+        bench_state = self._stepper.get()
+        env_state, totals = bench_state.env_state, bench_state.totals
         self._now = Moved(
-            fleet.state, fleet.elapsed, fleet.episode, standing.copies, totals.rewards, totals.ended
+            env_state.state,
+            env_state.elapsed,
+            env_state.episode,
+            bench_state.copies,
+            totals.rewards,
+            totals.ended,
         )
 
     def _acted(self, now: Moved) -> tuple[Moved, Tensor, Tensor]:
@@ -216,7 +221,7 @@ class FusedCollector:
 
     def collect(self) -> object:
         """K steps."""
-        self._env.fill(self._rollout, self._policy, self._iteration, self._running)
+        self._env.collect_rollout(self._rollout, self._policy, self._iteration, self._running)
         self._iteration += 1
         return self._rollout
 

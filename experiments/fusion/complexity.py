@@ -15,7 +15,7 @@ from experiments.fusion.fusion import simulation
 from experiments.fusion.plots import log_axes
 from experiments.fusion.records import Records, by
 from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 
 FORM = "c"
 """The form that fuses: state stays in registers and caches for K steps, as in the paper's CUDA."""
@@ -36,7 +36,7 @@ def groups(size: Size) -> Iterator[Sequence[Case]]:
 
 def _group(size: Size, num_envs: int, copies: int, compute: int) -> list[Case]:
     works = [
-        Work(
+        BenchmarkConfig(
             simulator=CartPole(),
             num_envs=num_envs,
             steps_per_call=steps,

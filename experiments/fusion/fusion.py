@@ -11,7 +11,7 @@ from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.catalogue import variant
-from rayagi.envs.fused.variants.variant import Work, random_actions
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, random_actions
 
 MOST_STEPS = {
     "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 5e6, "torch.compile": 1e7, "xla": 7e7, "warp": 3e7,
@@ -40,12 +40,14 @@ def groups(size: Size) -> Iterator[Sequence[Case]]:
             for steps in STEPS.get(form, (1, 10, 100, 1000))
             if num_envs * steps <= most
             for work in [
-                Work(simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads)
+                BenchmarkConfig(
+                    simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads
+                )
             ]
         ]
 
 
-def simulation(form: str, work: Work, seconds: float) -> Measure:
+def simulation(form: str, work: BenchmarkConfig, seconds: float) -> Measure:
     """Environment steps per second of a variant. Raises KernelError where it cannot run."""
     stepper = variant(form).make(work)
     prepared = stepper.prepare(random_actions(work))

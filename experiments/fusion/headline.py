@@ -10,7 +10,7 @@ from experiments.fusion.figure import Case, Size
 from experiments.fusion.fusion import simulation
 from experiments.fusion.records import Records
 from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 
 GOAL = 1000.0
 RATES = ("steps_per_s", "steps_per_cpu_s")
@@ -19,8 +19,8 @@ BASELINE = "gymnasium, 1 environment"
 
 def groups(size: Size) -> Iterator[Sequence[Case]]:
     """All in one group."""
-    one = Work(simulator=CartPole(), num_envs=1)
-    fused = Work(simulator=CartPole(), num_envs=4096, steps_per_call=1000)
+    one = BenchmarkConfig(simulator=CartPole(), num_envs=1)
+    fused = BenchmarkConfig(simulator=CartPole(), num_envs=4096, steps_per_call=1000)
     works = {
         BASELINE: ("gymnasium", one),
         "c, 4096 environments, K = 1000, one thread": ("c", fused),

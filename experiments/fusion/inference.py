@@ -78,7 +78,7 @@ def _caller(form: str, network: str, num_envs: int) -> Callable[[], object]:
     policy = new_policy(spec, env.info, device)
     simulator, rollout = Simulator(env), Rollout.allocate(STEPS, num_envs, env.info, device)
     if form == FUSED:
-        return lambda: simulator.fill(rollout, policy.tensors(), 0)
+        return lambda: simulator.collect_rollout(rollout, policy.tensors(), 0)
     if form == BOUND:
         return lambda: _infer(policy, rollout.raw_obs)
     noise = exploration_noise(

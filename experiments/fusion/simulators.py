@@ -22,7 +22,7 @@ from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 from rayagi.envs.registry import make_env_factory
 
 STEPS = 100
@@ -42,7 +42,7 @@ def groups(size: Size) -> Iterator[Sequence[Case]]:
     for num_envs in (16, 1024) if size.quick else (1, 16, 256, 4096, 65536):
         cases = []
         for simulator in SIMULATORS:
-            work = Work(
+            work = BenchmarkConfig(
                 simulator=simulator, num_envs=num_envs, steps_per_call=STEPS, num_threads=size.threads
             )
             for form in ("xla", "c"):

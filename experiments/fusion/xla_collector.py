@@ -11,7 +11,7 @@ from experiments.fusion.collectors import CHOICES, OBS_DIM, SIMULATOR
 from experiments.fusion.purejax import forward, network
 from experiments.fusion.settings import Settings
 from rayagi.envs.fused.variants.jax_variant import launches
-from rayagi.envs.fused.variants.jax_world import JaxWorld, Worlds
+from rayagi.envs.fused.variants.jax_world import JaxEnvState, JaxWorld
 from rayagi.envs.fused.variants.variant import Counts
 
 
@@ -23,8 +23,8 @@ class XlaCollector:
         key, self._key = jax.random.split(jax.random.key(0))
         self._policy = network(key, (OBS_DIM, *Settings().hidden, CHOICES), 0.01)
 
-        def several(model: Any, worlds: Worlds, key: jax.Array) -> tuple[Worlds, jax.Array, Any]:
-            def one(worlds: Worlds, key: jax.Array) -> tuple[Worlds, Any]:
+        def several(model: Any, worlds: JaxEnvState, key: jax.Array) -> tuple[JaxEnvState, jax.Array, Any]:
+            def one(worlds: JaxEnvState, key: jax.Array) -> tuple[JaxEnvState, Any]:
                 obs = world.observe(worlds)
                 actions = jax.random.categorical(key, forward(model, obs))
                 after, rewards, ended = world.step(worlds, actions)

@@ -128,7 +128,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
             "iterations": done,
             "first_iteration_s": round(first_s, 2),
             "peak_bytes": torch.cuda.max_memory_reserved(),
-            "faults": dict(env.faults),
+            "faults": dict(env.sim_errors),
             **counts,
         }
     finally:

@@ -21,9 +21,9 @@ import torch
 
 from actors.agent import Agent
 from experiments.origin import origin
-from rayagi.envs.families import Place
+from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.engines import make_worlds
+from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 from rayagi.serving.source import saved_policy
@@ -72,7 +72,7 @@ def make_env(env_id: str, engine: str, num_envs: int, solver: Solver, *, seed: i
     task = make_task(env_id, {})
     model = task.load()
     solver.apply(model)
-    worlds = make_worlds(engine, task, model, Place(num_envs, 0, seed, 1))
+    worlds = make_batched_sim(engine, task, model, VecEnvArgs(num_envs, 0, seed, 1))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
     kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv
     return kind(describe(env_id, engine, task, TASKS[env_id].max_episode_steps), rules, worlds, seed=seed)

@@ -23,12 +23,12 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from experiments.origin import origin
-from rayagi.envs.families import Place
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
+from rayagi.envs.providers import VecEnvArgs
+from rayagi.envs.tasks.batched_sim import BatchedSim
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.family import OwnTasks
+from rayagi.envs.tasks.provider import OwnTaskProvider
 from rayagi.envs.tasks.vec_env import TaskVecEnv
-from rayagi.envs.tasks.worlds import Worlds
 
 HERE = Path(__file__).parent
 _WARM_UP = 10
@@ -38,7 +38,7 @@ _WARM_UP = 10
 class Recorded:
     """Worlds that keep every step's state before it and its controls."""
 
-    def __init__(self, worlds: Worlds) -> None:
+    def __init__(self, worlds: BatchedSim) -> None:
         self._worlds = worlds
         self.steps: list[dict[str, Any]] = []
 
@@ -55,7 +55,7 @@ class Timed:
     """A task and a raw batch side by side."""
 
     def __init__(self, env_id: str, num_envs: int, num_threads: int, num_steps: int) -> None:
-        self.env_id, self.place = env_id, Place(num_envs, 0, 0, num_threads)
+        self.env_id, self.place = env_id, VecEnvArgs(num_envs, 0, 0, num_threads)
         self.task = make_task(env_id, {})
         generator = torch.Generator().manual_seed(0)
         size = (_WARM_UP + num_steps, num_envs, self.task.action_dim)
@@ -72,7 +72,7 @@ class Timed:
             self.raw.bind(name)  # so that it writes what the task's worlds write
 
     def _env(self) -> TaskVecEnv:
-        env = OwnTasks().make(self.env_id, "mujoco_cpu", {}, self.place)
+        env = OwnTaskProvider().make(self.env_id, "mujoco_cpu", {}, self.place)
         env.reset()
         return env
 

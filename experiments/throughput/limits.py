@@ -98,7 +98,9 @@ class Alone:
 
     def _collect(self) -> None:
         program = self._program
-        program.simulator.fill(program.rollout, program.training.policy.tensors(), next(self._numbers))
+        program.simulator.collect_rollout(
+            program.rollout, program.training.policy.tensors(), next(self._numbers)
+        )
 
     def _update(self) -> None:
         batch, _ = self._program.training.prepare(self._program.rollout)

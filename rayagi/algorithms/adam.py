@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 
 from actors.protocols import StateDict
 from rayagi.algorithms.networks import FlatParameters
-from rayagi.algorithms.one_copy import OneCopy
+from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 
 BETAS = (0.9, 0.999)
 
@@ -26,15 +26,24 @@ class FlatAdam:
     """
 
     def __init__(
-        self, flat: FlatParameters, *, learning_rate: float, eps: float, one_copy: OneCopy | None = None
+        self,
+        flat: FlatParameters,
+        *,
+        learning_rate: float,
+        eps: float,
+        sharded_optimizer: ShardedOptimizer | None = None,
     ) -> None:
         """Begin with moments of zero: one copy's, or its own."""
         self.flat, self.eps = flat, eps
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
         """So many were made; as torch wants it, for the correction of both moments' bias."""
-        self.exp_avg = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg
-        self.exp_avg_sq = torch.zeros_like(flat.gradients) if one_copy is None else one_copy.exp_avg_sq
+        self.exp_avg = (
+            torch.zeros_like(flat.gradients) if sharded_optimizer is None else sharded_optimizer.exp_avg
+        )
+        self.exp_avg_sq = (
+            torch.zeros_like(flat.gradients) if sharded_optimizer is None else sharded_optimizer.exp_avg_sq
+        )
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """For the steps from now on, captured ones too."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_anew
+from actors.collecting import check_finite, collect, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.rollout import Rollout
@@ -19,7 +19,7 @@ from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
-from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
+from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.publishing import ParameterSubscriber
@@ -44,10 +44,10 @@ class CollectorProgram:
             ChannelError: there is no memory for them.
         """
         self.spec, self.context, self._make_env = spec, context, make_env
-        self.flow = flow = Flow.of(spec, context.identity)
-        self.number = number = flow.collectors.index(context.identity.index)
-        flow.among_learners(context.communicator)  # all members form a group together
-        self.first_env_index, num_envs = flow.first_env(number), flow.envs[number]
+        self.dataflow = dataflow = DataflowTopology.for_gmi(spec, context.identity)
+        self.number = number = dataflow.collectors.index(context.identity.index)
+        dataflow.learner_group(context.communicator)  # all members form a group together
+        self.first_env_index, num_envs = dataflow.first_env(number), dataflow.envs[number]
         self.simulator = self._simulator(num_envs)
         info = self.simulator.info
         self.policy = new_policy(spec, info, context.device)
@@ -61,25 +61,28 @@ class CollectorProgram:
         self._plan = channel_plan(info, steps)
         self._dispenser = self._open_channels()
         self._parameters = ParameterSubscriber(
-            self.policy, context.directory, flow.learner_of(number), remote_transport=context.remote_transport
+            self.policy,
+            context.directory,
+            dataflow.learner_of(number),
+            remote_transport=context.remote_transport,
         )
 
     def _open_channels(self) -> Dispenser:
         """Outboxes for rollouts, which find learners by themselves."""
-        flow, rows = self.flow, self._own.num_envs
+        dataflow, rows = self.dataflow, self._own.num_envs
         dispenser = Dispenser(
             self._plan,
             rows=rows,
-            producer=flow.producer_of(self.number),
-            slots=flow.slots,
+            producer=dataflow.producer_of(self.number),
+            slots=dataflow.slots,
             ragged_rows=rows * self._own.num_steps,
         )
-        consumers = len(flow.learners) if flow.lockstep else None
+        consumers = len(dataflow.learners) if dataflow.lockstep else None
         context = self.context
         Migrator(
             dispenser,
             context.directory,
-            EXPERIENCE,
+            EXPERIENCE_CHANNEL,
             consumers=consumers,
             remote_route=context.remote_transport,
         )
@@ -106,12 +109,12 @@ class CollectorProgram:
         """
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s
-        patience_s = PATIENCE_S if self.flow.free_running else limit_s
+        timeout_s = POLL_TIMEOUT_S if self.dataflow.free_running else limit_s
         try:
-            rows = self._dispenser.open(patience_s)
-            version = self._parameters.read(patience_s)
+            rows = self._dispenser.open(timeout_s)
+            version = self._parameters.read(timeout_s)
         except ChannelTimeoutError:
-            if not self.flow.free_running:
+            if not self.dataflow.free_running:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         begun = time.perf_counter()
@@ -140,7 +143,7 @@ class CollectorProgram:
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 "wait_s": begun - started,
-                **self.simulator.take_faults(),
+                **self.simulator.take_sim_errors(),
                 **memory_metrics(self.context.device),
             },
             episode_returns=returns,
@@ -169,7 +172,7 @@ class CollectorProgram:
         with suppress(ChannelTimeoutError):
             self._parameters.read(0.0)
         threads = self.context.identity.slice.num_threads
-        return evaluate_anew(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
+        return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
         """Shared: what the learner published last. Local: environments and running episodes, and what was sent."""

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.draws import uniform
+from rayagi.envs.tasks.random_uniforms import uniform
 
 # Added to the seed, so that the streams do not meet those of the tasks.
 _EXPLORATION, _ORDER = 0x5DEECE66D0000001, 0x2545F4914F6CDD1D

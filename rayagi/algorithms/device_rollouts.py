@@ -72,7 +72,7 @@ class DeviceRollouts:
         for step_rewards, ended, step_terms in zip(
             rewards.unbind(0), done.unbind(0), terms.unbind(0), strict=True
         ):
-            self.simulator.count(step_rewards, ended.nonzero().flatten(), step_terms)
+            self.simulator.count_step(step_rewards, ended.nonzero().flatten(), step_terms)
         return CollectTimes(simulate_s=time.perf_counter() - started)
 
 

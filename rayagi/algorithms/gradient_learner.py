@@ -16,10 +16,10 @@ from collectives.communicator import Communicator
 from rayagi.algorithms import losses
 from rayagi.algorithms.adam import BETAS, FlatAdam
 from rayagi.algorithms.networks import ActorCritic, FlatParameters
-from rayagi.algorithms.one_copy import OneCopy
+from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.config.learning import LearningSpec
-from rayagi.native.descent import SHARE_STRIDE, CompiledDescent, Stepped
 from rayagi.native.learning import library
+from rayagi.native.optimizer_step import SHARE_STRIDE, CompiledOptimizerStep, OptimizerState
 
 SpecT = TypeVar("SpecT", bound=LearningSpec)
 
@@ -29,7 +29,7 @@ class GradientLearner(Generic[SpecT]):
 
     All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These
     live in the communicator's memory, where they are reduced without being copied. Trainers of one host are no replicas,
-    where they share memory: they step one copy, each its share (``one_copy.py``).
+    where they share memory: they step one copy, each its share (``sharded_optimizer.py``).
     """
 
     def __init__(
@@ -54,26 +54,33 @@ class GradientLearner(Generic[SpecT]):
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
         program = _agreed_program(model, communicator)
-        one_copy = OneCopy.of(model, communicator) if program is not None else None
+        sharded_optimizer = ShardedOptimizer.create(model, communicator) if program is not None else None
         self.flat = FlatParameters(
-            model, communicator.buffer, None if one_copy is None else one_copy.parameters
+            model, communicator.buffer, None if sharded_optimizer is None else sharded_optimizer.parameters
         )
         self.optimiser = FlatAdam(
-            self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps, one_copy=one_copy
+            self.flat,
+            learning_rate=spec.learning_rate,
+            eps=spec.adam_eps,
+            sharded_optimizer=sharded_optimizer,
         )
-        self._descent = None if program is None else self._compiled_descent(program, one_copy)
+        self._optimizer_step = (
+            None if program is None else self._compile_optimizer_step(program, sharded_optimizer)
+        )
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
-        if one_copy is None:
+        if sharded_optimizer is None:
             communicator.broadcast(self.flat.parameters.data)
 
-    def _compiled_descent(self, program: CDLL, one_copy: OneCopy | None) -> CompiledDescent:
+    def _compile_optimizer_step(
+        self, program: CDLL, sharded_optimizer: ShardedOptimizer | None
+    ) -> CompiledOptimizerStep:
         flat, optimiser, group = self.flat, self.optimiser, self.communicator
-        share = slice(None) if one_copy is None else one_copy.share
+        share = slice(None) if sharded_optimizer is None else sharded_optimizer.share
         alone = torch.zeros((1, SHARE_STRIDE), dtype=torch.float64)
-        stepped = Stepped(
+        state = OptimizerState(
             parameters=flat.parameters.detach()[share],
             gradients=flat.gradients[share],
             exp_avg=optimiser.exp_avg[share],
@@ -82,16 +89,16 @@ class GradientLearner(Generic[SpecT]):
             betas=BETAS,
             eps=optimiser.eps,
             max_grad_norm=self.spec.max_grad_norm,
-            of_shares=alone if one_copy is None else one_copy.of_shares,
-            rank=0 if one_copy is None else group.rank,
+            share_sums=alone if sharded_optimizer is None else sharded_optimizer.share_sums,
+            rank=0 if sharded_optimizer is None else group.rank,
             reduces=group.world_size > 1,
         )
-        reduce = group.all_reduce if one_copy is None else group.reduce_scatter
-        return CompiledDescent(
+        reduce = group.all_reduce if sharded_optimizer is None else group.reduce_scatter
+        return CompiledOptimizerStep(
             program,
-            stepped,
-            None if one_copy is None else group.compiled(flat.gradients),
-            {"reduce": lambda: reduce(flat.gradients, "mean"), "meet": group.barrier},
+            state,
+            None if sharded_optimizer is None else group.compiled(flat.gradients),
+            {"reduce": lambda: reduce(flat.gradients, "mean"), "barrier": group.barrier},
         )
 
     def values(self, observed: Tensor) -> Tensor:
@@ -110,8 +117,8 @@ class GradientLearner(Generic[SpecT]):
         """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
         self.flat.gradients.zero_()
         (loss if self.weight == 1.0 else self.weight * loss).backward()
-        if self._descent is not None:
-            norm, waited_s = self._descent.step(self.learning_rate)
+        if self._optimizer_step is not None:
+            norm, waited_s = self._optimizer_step.step(self.learning_rate)
             self.sync_s += waited_s
             return norm
         self._reduce(self.flat.gradients)

@@ -93,7 +93,7 @@ def useful_steps_per_s(noise: NoiseScale, num_envs: int, steps_per_s: float) -> 
     return steps_per_s / (1 + num_envs / noise.num_envs)
 
 
-class MeteredLearner(PPOLearner):
+class GradientNoiseLearner(PPOLearner):
     """A learner that, before each update, also compares the policy gradients of groups of environments."""
 
     def __init__(self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:

@@ -14,10 +14,10 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.trainer import Trainer
 from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
-from rayagi.algorithms.flow import EXPERIENCE, PATIENCE_S, Flow
+from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.publishing import Publisher
+from rayagi.algorithms.publishing import ParameterPublisher
 from rayagi.algorithms.trajectories import channel_plan, rollout_of
 from rayagi.config.spec import RunSpec
 
@@ -36,9 +36,9 @@ class LearnerProgram:
             ChannelError: there is no memory for it.
         """
         self.spec, self.context = spec, context
-        self.flow = flow = Flow.of(spec, context.identity)
-        self.number = number = flow.learners.index(context.identity.index)
-        gradients = flow.among_learners(context.communicator)
+        self.dataflow = dataflow = DataflowTopology.for_gmi(spec, context.identity)
+        self.number = number = dataflow.learners.index(context.identity.index)
+        gradients = dataflow.learner_group(context.communicator)
         assert gradients is not None
         sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
         sample.close()
@@ -47,23 +47,23 @@ class LearnerProgram:
             spec,
             policy,
             communicator=gradients,
-            num_envs=flow.rows(number),
-            first_env_index=flow.first_env(flow.served_simulators(number).start),
-            total_envs=flow.total_rows,
+            num_envs=dataflow.rows(number),
+            first_env_index=dataflow.first_env(dataflow.served_simulators(number).start),
+            total_envs=dataflow.total_rows,
         )
         self.trainer = Trainer(self.training)
         self._plan = channel_plan(sample.info, spec.learning.rollout_length)
         self.batcher = self._open_channels()
-        self._own = [flow.producer_of(collector) for collector in flow.served_simulators(number)]
+        self._own = [dataflow.producer_of(collector) for collector in dataflow.served_simulators(number)]
         self.lags: Counter[int] = Counter()
         """Rollout rows that were learned from, by the updates that their policy was behind."""
-        self._publisher = Publisher(policy, context.directory, number, node=context.node)
+        self._publisher = ParameterPublisher(policy, context.directory, number, node=context.node)
         self._stale_rows = 0
 
     def _open_channels(self) -> Batcher:
         """Inboxes, where collectors find them."""
-        batcher = Batcher(self._plan, rows=self.flow.rows(self.number))
-        batcher.announce(self.context.directory, EXPERIENCE, self.number, node=self.context.node)
+        batcher = Batcher(self._plan, rows=self.dataflow.rows(self.number))
+        batcher.announce(self.context.directory, EXPERIENCE_CHANNEL, self.number, node=self.context.node)
         return batcher
 
     def iterate(self) -> IterationResult:
@@ -104,18 +104,18 @@ class LearnerProgram:
 
     def _next(self) -> Experience | None:
         """What the next update learns from."""
-        flow, batcher = self.flow, self.batcher
-        limit_s = PATIENCE_S if flow.free_running else self.spec.gmi.collective_timeout_s
-        oldest = -1 if flow.max_lag is None else self.trainer.iteration - flow.max_lag
+        dataflow, batcher = self.dataflow, self.batcher
+        limit_s = POLL_TIMEOUT_S if dataflow.free_running else self.spec.gmi.collective_timeout_s
+        oldest = -1 if dataflow.max_lag is None else self.trainer.iteration - dataflow.max_lag
         try:
-            if not flow.lockstep:
+            if not dataflow.lockstep:
                 return batcher.next(limit_s, lambda version: version >= oldest)
             here = {*batcher.producers, *batcher.waiting}
             lost = set(batcher.lost) - here  # the others go on without them, until they come back
             expected = [producer for producer in self._own if producer not in lost]
             return batcher.round(expected or self._own, limit_s, lambda version: version >= oldest)
         except ChannelTimeoutError:
-            if flow.free_running:
+            if dataflow.free_running:
                 return None
             raise
 

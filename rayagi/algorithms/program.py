@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import CollectTimes, check_finite, collect, evaluate_anew
+from actors.collecting import CollectTimes, check_finite, collect, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
-from actors.idle_cores import borrow_idle_cores
+from actors.idle_cores import share_idle_cores
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
@@ -67,12 +67,12 @@ class DpOnlyProgram:
         self.agent = Agent(policy)
         steps = spec.learning.rollout_length
         self._device_rollouts: DeviceRollouts | None = None
-        self._lends = False
+        self._shares_idle_cores = False
         if on_one_device(env, context.device):
             self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
             self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
         else:
-            self._lends = borrow_idle_cores(env, context)
+            self._shares_idle_cores = share_idle_cores(env, context)
             self.simulator = Simulator(env)
             self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
         self.training = make_training(
@@ -96,7 +96,7 @@ class DpOnlyProgram:
         iteration = self.trainer.iteration
         times = self._collect(iteration)
         check_finite(self.rollout, iteration + 1)
-        waited_s = self._lend()
+        waited_s = self._wait_at_barrier()
         metrics = self.trainer.update(self.rollout)
         metrics["sync_s"] += waited_s
         iteration_s = time.perf_counter() - started
@@ -109,7 +109,7 @@ class DpOnlyProgram:
                 "iteration_s": iteration_s,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
-                **self.simulator.take_faults(),
+                **self.simulator.take_sim_errors(),
                 **self._memory(),
                 **metrics,
             },
@@ -118,14 +118,14 @@ class DpOnlyProgram:
             reward_terms=self.simulator.take_reward_terms(),
         )
 
-    def _lend(self) -> float:
+    def _wait_at_barrier(self) -> float:
         """Wait until all have their rollouts, if this GMI's cores are of use to them; seconds.
 
         What comes before the update's first collective would otherwise be done by the last one alone, while the others
         have done theirs before they lent.
         """
         started = time.perf_counter()
-        if self._lends:
+        if self._shares_idle_cores:
             self.context.communicator.barrier()
         return time.perf_counter() - started
 
@@ -135,7 +135,7 @@ class DpOnlyProgram:
             return self._device_rollouts.collect(iteration)
         if isinstance(self.simulator.env, RolloutEnv) and self.context.device.type == "cpu":
             started = time.perf_counter()
-            self.simulator.fill(self.rollout, self.training.policy.tensors(), iteration)
+            self.simulator.collect_rollout(self.rollout, self.training.policy.tensors(), iteration)
             return CollectTimes(simulate_s=time.perf_counter() - started)
         noise = self.training.policy.noise(
             self.rollout.num_steps,
@@ -151,7 +151,7 @@ class DpOnlyProgram:
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments apart from the training ones."""
-        return evaluate_anew(
+        return evaluate_in_new_envs(
             self._make_env, self.agent, num_episodes, seed=seed, num_threads=self._num_threads
         )
 

@@ -35,7 +35,7 @@ def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
     return tensors
 
 
-class Publisher:
+class ParameterPublisher:
     """A learner's side: a board on its host, announced to collectors."""
 
     def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int, *, node: str = "") -> None:
@@ -88,7 +88,7 @@ class ParameterSubscriber:
         self._policy, self._directory, self._key = policy, directory, parameter_store_key(learner)
         self._remote_transport = remote_transport
         self._parameter_store: ReadableParameterStore | None = None
-        self._found = ""
+        self._announcement = ""
         """What was announced of the board."""
         self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
         self.version = -1
@@ -104,20 +104,20 @@ class ParameterSubscriber:
             ChannelError: the learner is on another host, and there is no way to it.
         """
         if self._has_successor():
-            self._find(timeout_s)
-        self._take()
+            self._find_store(timeout_s)
+        self._read_newest()
         if self._has_successor():  # a board on another host says only when it is read that it is over
-            self._find(timeout_s)
-            self._take()
+            self._find_store(timeout_s)
+            self._read_newest()
         return self.version
 
     def _has_successor(self) -> bool:
         """Whether another board is to be looked for than the one that is read."""
         return self._parameter_store is None or (
-            self._parameter_store.is_finished and self._said() != self._found
+            self._parameter_store.is_finished and self._announced_endpoint() != self._announcement
         )
 
-    def _take(self) -> None:
+    def _read_newest(self) -> None:
         """Make what the board shows the policy, if it is another version."""
         assert self._parameter_store is not None
         version = self._parameter_store.read_newer(self._own, self.version)
@@ -125,9 +125,9 @@ class ParameterSubscriber:
             self.version = version
             self._apply()
 
-    def _find(self, timeout_s: float) -> None:
+    def _find_store(self, timeout_s: float) -> None:
         begin = time.monotonic()
-        parameter_store = poll(self._look, timeout_s)
+        parameter_store = poll(self._open_announced, timeout_s)
         if parameter_store is not None:
             if self._parameter_store is not None:
                 self._parameter_store.close()
@@ -140,7 +140,7 @@ class ParameterSubscriber:
         """Look for the board anew before the next reading: the learner may have begun another."""
         if self._parameter_store is not None:
             self._parameter_store.close()
-        self._parameter_store, self._found = None, ""
+        self._parameter_store, self._announcement = None, ""
 
     def state_dict(self) -> StateDict:
         """What of a run's shared state is known here: the newest model and statistics, and the number of updates."""
@@ -158,16 +158,16 @@ class ParameterSubscriber:
         """Let go of the board."""
         self.forget()
 
-    def _said(self) -> str:
+    def _announced_endpoint(self) -> str:
         return self._directory.announced(self._key).get(self._key, "")
 
-    def _look(self) -> ReadableParameterStore | None:
-        said = self._said()
+    def _open_announced(self) -> ReadableParameterStore | None:
+        said = self._announced_endpoint()
         if not said:
             return None
         host, node, endpoint = json.loads(said)
         if host != host_identity() and node and self._remote_transport is not None:
-            self._found = said
+            self._announcement = said
             return self._remote_transport.parameter_store(node, endpoint)
         if host != host_identity():
             raise ChannelError(
@@ -179,7 +179,7 @@ class ParameterSubscriber:
             parameter_store = ParameterStore.attach(endpoint)
         except ChannelError:  # of a learner that has ended; another will announce its own
             return None
-        self._found = said
+        self._announcement = said
         return parameter_store
 
     @torch.no_grad()

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_anew
+from actors.collecting import check_finite, collect, evaluate_in_new_envs
 from actors.gmi import GmiContext
-from actors.partners import leaving_on_error
+from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
 from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
 from actors.trainer import Trainer
 from rayagi.algorithms.collector import CollectorProgram
-from rayagi.algorithms.crew import Crew, connected_server, connected_simulators
-from rayagi.algorithms.flow import Flow
+from rayagi.algorithms.dataflow import DataflowTopology
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.learning import LearnerProgram
 from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
+from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
 
@@ -54,18 +54,20 @@ class SimulatorProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context = spec, context
-        index, crew = context.identity.index, Crew.of(context.identity, spec.gmi)
-        Flow.of(spec, context.identity).among_learners(context.communicator)  # all GMIs form it together
+        index, assignment = context.identity.index, RoleAssignment.for_gmi(context.identity, spec.gmi)
+        DataflowTopology.for_gmi(spec, context.identity).learner_group(
+            context.communicator
+        )  # all GMIs form it together
         env = make_env(
-            num_envs=crew.envs[index],
-            first_env_index=crew.first_env_index(index),
+            num_envs=assignment.envs[index],
+            first_env_index=assignment.first_env_index(index),
             seed=spec.seed,
             num_threads=context.identity.slice.num_threads,
         )
         self.simulator = Simulator(env)
         self.iteration = 0
         limit_s = spec.gmi.collective_timeout_s
-        self.server = connected_server(self.simulator, env.info, context, crew, limit_s)
+        self.server = connect_step_server(self.simulator, env.info, context, assignment, limit_s)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, with the agent's actions.
@@ -75,7 +77,7 @@ class SimulatorProgram:
         """
         started = time.perf_counter()
         num_steps = self.spec.learning.rollout_length
-        with leaving_on_error(self.server):
+        with close_on_error(self.server):
             self.server.begin(self.iteration)
             spent = [self.server.step() for _ in range(num_steps)]
         exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
@@ -89,7 +91,7 @@ class SimulatorProgram:
                 "iteration_s": time.perf_counter() - started,
                 "simulate_s": simulate_s,
                 "exchange_s": exchange_s,
-                **self.simulator.take_faults(),
+                **self.simulator.take_sim_errors(),
                 **memory_metrics(self.context.device),
             },
             episode_returns=returns,
@@ -125,22 +127,22 @@ class AgentTrainerProgram:
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        crew = Crew.of(context.identity, spec.gmi)
-        trainers = Flow.of(spec, context.identity).among_learners(context.communicator)
+        assignment = RoleAssignment.for_gmi(context.identity, spec.gmi)
+        trainers = DataflowTopology.for_gmi(spec, context.identity).learner_group(context.communicator)
         assert trainers is not None
         limit_s = spec.gmi.collective_timeout_s
-        self.simulators = connected_simulators(make_env, context, crew, limit_s)
+        self.simulators = connect_simulators(make_env, context, assignment, limit_s)
         info, num_envs = self.simulators.info, self.simulators.num_envs
         policy = new_policy(spec, info, context.device)
         self.agent = Agent(policy)
-        self._first_env_index = crew.first_env_index_of(context.identity.index)
+        self._first_env_index = assignment.first_env_index_of(context.identity.index)
         self.training = make_training(
             spec,
             policy,
             communicator=trainers,
             num_envs=num_envs,
             first_env_index=self._first_env_index,
-            total_envs=sum(crew.envs),
+            total_envs=sum(assignment.envs),
         )
         self.trainer = Trainer(self.training)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
@@ -154,7 +156,7 @@ class AgentTrainerProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        with leaving_on_error(self.simulators):
+        with close_on_error(self.simulators):
             noise = self.training.policy.noise(
                 self.rollout.num_steps,
                 self.rollout.num_envs,
@@ -181,7 +183,7 @@ class AgentTrainerProgram:
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments of this GMI's own."""
         threads = self.context.identity.slice.num_threads
-        return evaluate_anew(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
+        return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""
@@ -206,8 +208,10 @@ class AgentProgram(CollectorProgram):
     simulator: RemoteSimulators
 
     def _simulator(self, num_envs: int) -> RemoteSimulators:
-        crew = Crew.of(self.context.identity, self.spec.gmi)
-        return connected_simulators(self._make_env, self.context, crew, self.spec.gmi.collective_timeout_s)
+        assignment = RoleAssignment.for_gmi(self.context.identity, self.spec.gmi)
+        return connect_simulators(
+            self._make_env, self.context, assignment, self.spec.gmi.collective_timeout_s
+        )
 
     def iterate(self) -> IterationResult:
         """One rollout, sent. The simulators count its steps.
@@ -217,7 +221,7 @@ class AgentProgram(CollectorProgram):
             ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
             PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
         """
-        with leaving_on_error(self.simulator):
+        with close_on_error(self.simulator):
             result = super().iterate()
         for theirs in ("env_steps", "episodes", "simulate_s"):
             del result.metrics[theirs]

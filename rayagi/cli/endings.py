@@ -18,13 +18,13 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import NonFiniteResultError, RunError, UnstableSimulationsError
 from rayagi.run.folder import RunFolder, RunRecord
-from rayagi.run.loop_types import Outcome
+from rayagi.run.loop_types import TrainingOutcome
 
 _DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
 """Ends that a run would meet again if it went on from its last checkpoint."""
 
 
-def conclude(folder: RunFolder, spec: RunSpec, outcome: Outcome, interrupted_by: str) -> int:
+def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interrupted_by: str) -> int:
     """Record how the run ended, write the report, and say what to do next; returns the exit code."""
     position = outcome.position
     folder.update(
@@ -42,7 +42,7 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: Outcome, interrupted_by:
         from rayagi.monitoring.report import mean_speed, speed_range, summary_text, write_report
 
         progress = read_rows(folder.progress_csv)
-        prediction.conclude(folder.path, mean_speed(progress), speed_range(progress))
+        prediction.record_measurement(folder.path, mean_speed(progress), speed_range(progress))
         report = write_report(folder)
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:

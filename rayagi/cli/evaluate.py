@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from actors.agent import Agent
-from actors.collecting import evaluate_anew
+from actors.collecting import evaluate_in_new_envs
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
 from rayagi.envs import RenderingError, make_env_factory, render_env
-from rayagi.envs.isaac.family import OPTIONS as ISAAC
+from rayagi.envs.isaac.provider import OPTIONS as ISAAC
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import usable_cores
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.video is not None and spec.env.id.partition("/")[0] in ISAAC:
         raise RenderingError(spec.env.id, "its simulator runs without a window; leave --video out")
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    result = evaluate_anew(
+    result = evaluate_in_new_envs(
         make_envs, agent, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
     )
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)

@@ -39,7 +39,7 @@ KNOWN: dict[str, int] = {
     "collectives.errors.CommunicatorError": FAILED,
     "collectives.errors.RendezvousError": FAILED,
     "collectives.experience.errors.ChannelError": FAILED,
-    "actors.errors.OutOfStepError": FAILED,
+    "actors.errors.IterationMismatchError": FAILED,
     "collectives.experience.errors.NoChannelError": BAD_INPUT,
 }
 """Exit code by class; the nearest base class that is named here counts."""

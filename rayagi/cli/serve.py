@@ -21,8 +21,8 @@ from rayagi.run.errors import RunError
 from rayagi.run.interrupt import Interrupt, hangup_ignored
 from rayagi.run.quantities import bytes_text
 from rayagi.run.versions import collect_versions
+from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.driver import DEFAULT_TIME_S, Served, ServingLimits, ServingLoop
-from rayagi.serving.layout import RowLayout
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording, ServingJob
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -109,7 +109,7 @@ def _target(arguments: argparse.Namespace, saved: SavedPolicy) -> _Target | None
             raise UsageError("--append and --format are about the dataset of --out: give --out too")
         return None
     description = Description(
-        task=saved.spec.env.id, format=arguments.format or "parquet", layout=RowLayout.of(saved.info)
+        task=saved.spec.env.id, format=arguments.format or "parquet", layout=ColumnLayout.for_env(saved.info)
     )
     path = Path(arguments.out).absolute()
     created = not arguments.append

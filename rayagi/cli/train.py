@@ -39,9 +39,9 @@ from rayagi.run.errors import LimitReachedError, NoCheckpointError
 from rayagi.run.folder import RunFolder, create_run, open_run
 from rayagi.run.interrupt import Interrupt, hangup_ignored
 from rayagi.run.limits import should_stop
-from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, Outcome
+from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingOutcome
 from rayagi.run.measures import position_of
-from rayagi.run.prediction import keep
+from rayagi.run.prediction import save_prediction
 from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import TrainingLoop
 from rayagi.run.versions import collect_versions, rayagi_version
@@ -171,8 +171,8 @@ def _train(
     interrupt: Interrupt,
     *,
     dashboard: bool,
-) -> Outcome:
-    outcome: Outcome | None = None
+) -> TrainingOutcome:
+    outcome: TrainingOutcome | None = None
     try:
         with ExitStack() as stack:
             stack.enter_context(hangup_ignored())
@@ -243,7 +243,7 @@ def _opened(
 
 def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
     with suppress(SessionClosedError):  # it failed, and the run's end says why
-        experience_record.keep(folder.path, session.experience())
+        experience_record.save(folder.path, session.experience())
 
 
 def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: int | None) -> None:
@@ -260,7 +260,7 @@ def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: 
     say(table)
     expected = predict_throughput(spec, plan)
     if expected is not None:
-        keep(expected, folder.path)
+        save_prediction(expected, folder.path)
         say(f"Expected: {expected.text()}.")
 
 

@@ -24,7 +24,7 @@ from rayagi.config.rllib_settings import (
     no_environment,
     refuse_algorithm_only,
 )
-from rayagi.config.rllib_values import given_model_config, in_our_words
+from rayagi.config.rllib_values import given_model_config, to_spec_value
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 
@@ -243,7 +243,7 @@ class GmiConfig(AlgorithmConfig):
             value = getattr(self, name)
             if value is PRESET or (name == "seed" and value is None):
                 continue
-            _put(changes, path, in_our_words(name, value))
+            _put(changes, path, to_spec_value(name, value))
         for path, value in model_changes(given_model_config(self._model_config)).items():
             _put(changes, path, value)
         return changes

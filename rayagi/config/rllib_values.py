@@ -10,7 +10,7 @@ from typing import Any
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
-def in_our_words(name: str, value: Any) -> Any:
+def to_spec_value(name: str, value: Any) -> Any:
     """The value of a setting, as a RunSpec has it."""
     if name == "grad_clip" and value is None:
         return 0.0

@@ -77,7 +77,7 @@ def join_and_build(group: GmiGroup, gmi: GmiSpec, factory: ProgramFactory | Work
         GmiLostError, GmiSilentError: one is gone, or did not answer in time.
         Exception: what joining or building raised in a GMI.
     """
-    members = [identity.index for identity in group.identities if identity.joins]
+    members = [identity.index for identity in group.identities if identity.joins_group]
     refs = group.ask(
         lambda index, handle: handle.join_through.remote(
             timeout_s=gmi.collective_timeout_s, transport=gmi.transport, composition=gmi.composition

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from actors.gmi import GmiContext
-from actors.host_memory import forget_peak, peak_bytes
+from actors.host_memory import peak_bytes, reset_peak
 from actors.protocols import EnvFactory, IterationResult
 from actors.rollout import Rollout, StepRow
 from rayagi.algorithms.ppo.learner import PPOTraining
@@ -64,7 +64,7 @@ class ProbeProgram(DpOnlyProgram):
     """Trains in parts of an iteration, and says the most memory that it ever held."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, parts: int) -> None:
-        self._knows_peak = forget_peak()
+        self._knows_peak = reset_peak()
         if context.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(context.device)
         steps, minibatches = spec.learning.rollout_length, spec.learning.num_minibatches

@@ -12,7 +12,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program, StateDict
 from placement.templates import UnitCosts, unit_costs_from_dict
 from placement.types import Machine
-from rayagi.algorithms.gradient_noise import GROUPS, MeteredLearner, NoiseScale, noise_scale
+from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseLearner, NoiseScale, noise_scale
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
@@ -53,7 +53,7 @@ class NoiseProgram(DpOnlyProgram):
         super().__init__(spec, make_env, context)
         policy = self.training.policy
         assert isinstance(spec.learning, PPOSpec)  # the search is of PPO
-        self.metered = MeteredLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
+        self.metered = GradientNoiseLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
         self.training.learner = self.metered
 
     def state_dict(self) -> StateDict:

@@ -101,7 +101,7 @@ class Recovery:
     def _build(self, index: int, state: StateDict) -> None:
         gmi, settings = self._group.handles[index], self._spec.gmi
         refs = [gmi.worker_info.remote(), gmi.enter.remote(self._plan.slices[index])]
-        if self._group.identities[index].joins:
+        if self._group.identities[index].joins_group:
             refs.append(
                 gmi.join_through.remote(
                     timeout_s=settings.collective_timeout_s,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import Place, check_saved, log_faults
 from rayagi.envs.gymnasium_adapter import episode_seed
+from rayagi.envs.providers import VecEnvArgs, check_num_envs, log_sim_errors
 
 
 class EnvPoolVecEnv:
@@ -29,25 +29,27 @@ class EnvPoolVecEnv:
     time limit cut it.
 
     An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
-    finite observation. It is counted in ``faults`` and begins anew.
+    finite observation. It is counted in ``sim_errors`` and begins anew.
     """
 
     resumes_episodes = False
 
-    def __init__(self, envpool: ModuleType, info: EnvInfo, options: Mapping[str, Any], place: Place) -> None:
-        self.info, self.num_envs = info, place.num_envs
-        self._envpool, self._options, self._place = envpool, dict(options), place
+    def __init__(
+        self, envpool: ModuleType, info: EnvInfo, options: Mapping[str, Any], env_args: VecEnvArgs
+    ) -> None:
+        self.info, self.num_envs = info, env_args.num_envs
+        self._envpool, self._options, self._env_args = envpool, dict(options), env_args
         self._pool: Any = None
         self._first_choice = 0
         self._discrete = info.action.kind == "discrete"
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
-        self._episode = np.full(place.num_envs, -1, dtype=np.int64)
-        self._elapsed = np.zeros(place.num_envs, dtype=np.int64)
-        self._obs = torch.zeros((place.num_envs, info.obs_dim))
+        self._episode = np.full(env_args.num_envs, -1, dtype=np.int64)
+        self._elapsed = np.zeros(env_args.num_envs, dtype=np.int64)
+        self._obs = torch.zeros((env_args.num_envs, info.obs_dim))
         self._num_unstable = 0
 
     @property
-    def faults(self) -> Mapping[str, int]:
+    def sim_errors(self) -> Mapping[str, int]:
         """Times that an environment left the finite numbers, since the beginning."""
         return {"unstable": self._num_unstable}
 
@@ -56,17 +58,17 @@ class EnvPoolVecEnv:
         self._episode += 1
         self._elapsed[:] = 0
         self._close_pool()
-        place = self._place
+        env_args = self._env_args
         seeds = [
-            episode_seed(place.seed, place.first_env_index + i, int(episode)) % 2**31
+            episode_seed(env_args.seed, env_args.first_env_index + i, int(episode)) % 2**31
             for i, episode in enumerate(self._episode)
         ]
         with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
             self._pool = self._envpool.make(
                 self.info.env_id,
                 env_type="gymnasium",
-                num_envs=place.num_envs,
-                num_threads=min(place.num_threads, place.num_envs),
+                num_envs=env_args.num_envs,
+                num_threads=min(env_args.num_threads, env_args.num_envs),
                 seed=seeds,
                 **self._options,
             )
@@ -118,7 +120,7 @@ class EnvPoolVecEnv:
         finite = np.isfinite(values)
         if not finite.all():
             i = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
-            raise SimulationError(self._place.first_env_index + i, int(self._elapsed[i]), quantity)
+            raise SimulationError(self._env_args.first_env_index + i, int(self._elapsed[i]), quantity)
 
     def state_dict(self) -> StateDict:
         """Episode counters: EnvPool does not tell its environments' state."""
@@ -126,13 +128,13 @@ class EnvPoolVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        check_saved(self.info.env_id, len(state["episode"]), self.num_envs)
+        check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 
     def close(self) -> None:
         """End the pool's threads."""
-        log_faults(self.info.env_id, self.faults)
+        log_sim_errors(self.info.env_id, self.sim_errors)
         self._close_pool()
 
     def _close_pool(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.families import check_saved, log_faults
+from rayagi.envs.providers import check_num_envs, log_sim_errors
 from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
@@ -130,7 +130,7 @@ class GymnasiumVecEnv:
     thread: most of these environments hold the interpreter lock.
 
     An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
-    finite observation. It is counted in ``faults`` and begins anew.
+    finite observation. It is counted in ``sim_errors`` and begins anew.
     """
 
     resumes_episodes = False
@@ -157,7 +157,7 @@ class GymnasiumVecEnv:
         self._num_unstable = 0
 
     @property
-    def faults(self) -> Mapping[str, int]:
+    def sim_errors(self) -> Mapping[str, int]:
         """Times that an environment left the finite numbers, since the beginning."""
         return {"unstable": self._num_unstable}
 
@@ -232,13 +232,13 @@ class GymnasiumVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        check_saved(self.info.env_id, len(state["episode"]), self.num_envs)
+        check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 
     def close(self) -> None:
         """Close every environment."""
-        log_faults(self.info.env_id, self.faults)
+        log_sim_errors(self.info.env_id, self.sim_errors)
         self._envs.close()
 
 

@@ -13,25 +13,27 @@ from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
-from rayagi.envs.families import Family, Place
-from rayagi.envs.lazy_family import LazyFamily
-from rayagi.envs.mujoco_cpu.family import GymnasiumTasks
-from rayagi.envs.user_class import refusal
+from rayagi.envs.lazy_provider import LazyProvider
+from rayagi.envs.mujoco_cpu.provider import MujocoProvider
+from rayagi.envs.providers import EnvProvider, VecEnvArgs
+from rayagi.envs.user_class import unsupported_reason
 
-FAMILIES: tuple[Family, ...] = (
-    GymnasiumTasks(),
-    LazyFamily(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.family:OwnTasks"),
-    LazyFamily(("fused", "fused_torch"), "rayagi.envs.fused.family:FusedSimulators"),
-    LazyFamily(("isaacgym",), "rayagi.envs.isaac.family:IsaacTasks", "isaacgym"),
-    LazyFamily(("isaaclab",), "rayagi.envs.isaac.family:IsaacTasks", "isaaclab"),
-    LazyFamily(("gymnasium",), "rayagi.envs.gymnasium_family:GymnasiumRegistry"),
+PROVIDERS: tuple[EnvProvider, ...] = (
+    MujocoProvider(),
+    LazyProvider(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.provider:OwnTaskProvider"),
+    LazyProvider(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
+    LazyProvider(("isaacgym",), "rayagi.envs.isaac.provider:IsaacProvider", "isaacgym"),
+    LazyProvider(("isaaclab",), "rayagi.envs.isaac.provider:IsaacProvider", "isaaclab"),
+    LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_provider:GymnasiumProvider"),
 )
 """In the order in which they are asked for an id."""
-ONLY_BY_ENGINE: tuple[Family, ...] = (LazyFamily(("envpool",), "rayagi.envs.envpool_family:EnvPoolTasks"),)
+ONLY_BY_ENGINE: tuple[EnvProvider, ...] = (
+    LazyProvider(("envpool",), "rayagi.envs.envpool_provider:EnvPoolProvider"),
+)
 """Asked only where their engine is named: ``auto`` passes over them."""
 ENGINES: tuple[str, ...] = (
     "auto",
-    *dict.fromkeys(engine for family in (*FAMILIES, *ONLY_BY_ENGINE) for engine in family.engines),
+    *dict.fromkeys(engine for provider in (*PROVIDERS, *ONLY_BY_ENGINE) for engine in provider.engines),
 )
 
 _MUJOCO_HIDDEN = (256, 128, 64)
@@ -79,9 +81,9 @@ class RegisteredEnvFactory:
             )
         if self.registered is not None:
             gymnasium.registry[self.registered.id] = self.registered
-        family = _family(self.env_id, self.engine)
-        place = Place(num_envs, first_env_index, seed, num_threads)
-        return family.make(self.env_id, self.engine, self.kwargs, place)
+        provider = _provider(self.env_id, self.engine)
+        place = VecEnvArgs(num_envs, first_env_index, seed, num_threads)
+        return provider.make(self.env_id, self.engine, self.kwargs, place)
 
 
 def make_env_factory(
@@ -99,11 +101,11 @@ def make_env_factory(
         EnvironmentOptionError: no such engine or option, or the environment's package is missing.
     """
     options = dict(kwargs or {})
-    family = _family(env_id, engine)
-    family.check(env_id, options)
+    provider = _provider(env_id, engine)
+    provider.check(env_id, options)
     return RegisteredEnvFactory(
         env_id=env_id,
-        engine=family.engines[0] if engine == "auto" else engine,
+        engine=provider.engines[0] if engine == "auto" else engine,
         kwargs=options,
         registered=_users_registration(env_id),
     )
@@ -112,29 +114,29 @@ def make_env_factory(
 def env_info(env_id: str, engine: str = "auto", kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
     """Sizes and limits of an environment. Raises as ``make_env_factory`` does."""
     factory = make_env_factory(env_id, engine=engine, kwargs=kwargs)
-    return _family(env_id, factory.engine).info(env_id, factory.engine, factory.kwargs)
+    return _provider(env_id, factory.engine).info(env_id, factory.engine, factory.kwargs)
 
 
 def list_envs() -> list[EnvListing]:
     """rayagi's own environments. Any other Gymnasium id works too, through its vector environments."""
-    return [_listing(family, env_id) for family in FAMILIES for env_id in family.ids()]
+    return [_listing(provider, env_id) for provider in PROVIDERS for env_id in provider.ids()]
 
 
 def named_env(env_id: str) -> list[EnvListing]:
     """A user's own, named as ``module:Name``; nothing for a name without a module. Raises as ``make_env_factory`` does."""
-    return [_listing(_family(env_id, "auto"), env_id)] if ":" in env_id else []
+    return [_listing(_provider(env_id, "auto"), env_id)] if ":" in env_id else []
 
 
-def _listing(family: Family, env_id: str) -> EnvListing:
-    info = env_info(env_id, family.engines[0])
+def _listing(provider: EnvProvider, env_id: str) -> EnvListing:
+    info = env_info(env_id, provider.engines[0])
     discrete = info.action.kind == "discrete"
     return EnvListing(
         env_id=env_id,
-        engine=", ".join(family.engines),
+        engine=", ".join(provider.engines),
         obs_dim=info.obs_dim,
         action=f"{info.action.num_choices} choices" if discrete else f"{info.action.dim} reals",
         max_episode_steps=info.max_episode_steps,
-        description=family.description(env_id),
+        description=provider.description(env_id),
     )
 
 
@@ -151,10 +153,10 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
 
 def is_user_task(env_id: str) -> bool:
     """Whether an id names a class of the user's that runs on MuJoCo. Raises as ``make_env_factory`` does."""
-    return ":" in env_id and "mujoco_cpu" in _family(env_id, "auto").engines
+    return ":" in env_id and "mujoco_cpu" in _provider(env_id, "auto").engines
 
 
-def _family(env_id: str, engine: str) -> Family:
+def _provider(env_id: str, engine: str) -> EnvProvider:
     """Who has an environment on an engine."""
     if engine not in ENGINES:
         raise EnvironmentOptionError(
@@ -162,18 +164,18 @@ def _family(env_id: str, engine: str) -> Family:
         )
     # Asked of all where engines were named; else the registry, which may import a module, is asked last.
     having: list[str] = []
-    for family in (*(extra for extra in ONLY_BY_ENGINE if engine in extra.engines), *FAMILIES):
-        if family.knows(env_id):
-            if engine == "auto" or engine in family.engines:
-                return family
-            having += family.engines
+    for provider in (*(extra for extra in ONLY_BY_ENGINE if engine in extra.engines), *PROVIDERS):
+        if provider.knows(env_id):
+            if engine == "auto" or engine in provider.engines:
+                return provider
+            having += provider.engines
     if having:
-        others = [name for family in FAMILIES if engine in family.engines for name in family.ids()]
+        others = [name for provider in PROVIDERS if engine in provider.engines for name in provider.ids()]
         has = f" (it has {', '.join(others)})" if others else ""
         raise EnvironmentOptionError(
             env_id, f"{engine} does not have it{has}; take engine {' or '.join(having)}, or auto"
         )
-    reason = refusal(env_id)
+    reason = unsupported_reason(env_id)
     if reason is not None:
         raise EnvironmentOptionError(env_id, reason)
     raise UnknownEnvironmentError(env_id, _nearest(env_id))
@@ -194,7 +196,7 @@ def _nearest(env_id: str) -> tuple[str, ...]:
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
-    own = {name for family in FAMILIES for name in family.ids()}
+    own = {name for provider in PROVIDERS for name in provider.ids()}
     by_lower = {name.lower(): name for name in sorted({*own, *alive})}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
     # "ant" alone is nearer to nothing by edit distance than to names that it is a part of.

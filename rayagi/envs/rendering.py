@@ -38,14 +38,14 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     """
     from rayagi.envs.gymnasium_adapter import make_one
     from rayagi.envs.tasks import catalogue
-    from rayagi.envs.tasks.drawn import DrawnTask
+    from rayagi.envs.tasks.rendered import RenderedTask
 
     if not has_pictures(env_id):
         raise RenderingError(env_id, "fused simulators have no pictures")
     _choose_gl(env_id)
     options = dict(kwargs or {})
     env = (
-        DrawnTask(env_id, options)
+        RenderedTask(env_id, options)
         if catalogue.find(env_id) is not None
         else make_one(env_id, {**options, "render_mode": "rgb_array"})
     )

@@ -46,7 +46,7 @@ def user_class(env_id: str, base: type[Any]) -> type[Any] | None:
     return found if isinstance(found, type) and issubclass(found, base) else None
 
 
-def refusal(env_id: str) -> str | None:
+def unsupported_reason(env_id: str) -> str | None:
     """Why nothing took an id that names a module which can be imported; None where it names no module."""
     module, name = user_module(env_id), env_id.rpartition(":")[2]
     if module is None:

@@ -17,7 +17,7 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
-from rayagi.run.prediction import kept, parts_range
+from rayagi.run.prediction import load_prediction, parts_range
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.window import WINDOW
 
@@ -87,10 +87,10 @@ def summary(
     learned = [row for row in progress if row.get("train_samples")]
     if learned:
         facts.append(("samples per second", f"{mean_rate(learned, 'train_samples'):,.0f} learned from (TTP)"))
-    experience = experience_record.kept(folder.path)
+    experience = experience_record.load(folder.path)
     if experience is not None:
         facts += experience_record.facts(experience)
-    prediction = kept(folder.path)
+    prediction = load_prediction(folder.path)
     unmeasured = f"nothing: nobody measured this plan here before; `rayagi search {folder.record.task}` does"
     facts.append(("predicted", unmeasured if prediction is None else prediction.text()))
     if any(name in last for name in FAULTS):
@@ -185,7 +185,7 @@ def _time_bar(progress: Sequence[Row]) -> str:
 
 
 def _ages(folder: RunFolder) -> list[str]:
-    experience = experience_record.kept(folder.path)
+    experience = experience_record.load(folder.path)
     if experience is None:
         return []
     text = html.escape(experience_record.histogram(experience))

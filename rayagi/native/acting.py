@@ -97,8 +97,8 @@ class CompiledActing:
         self.address = ctypes.addressof(self._fields)
         products = rollout.num_envs * sum(weight.numel() for weight in policy.weights)
         self._spans = _spans(rollout.num_envs, products)
-        self._room = [self.make_room() for _ in self._spans]
-        self._rooms = [pointer(room) for room in self._room]
+        self._scratch = [self.make_scratch() for _ in self._spans]
+        self._scratch_pointers = [pointer(scratch) for scratch in self._scratch]
 
     @property
     def function(self) -> int:
@@ -107,7 +107,7 @@ class CompiledActing:
         assert found is not None
         return found
 
-    def make_room(self) -> Tensor:
+    def make_scratch(self) -> Tensor:
         """What a thread needs to act in."""
         return torch.zeros((2, self.policy.widest, LANES))
 
@@ -119,7 +119,13 @@ class CompiledActing:
 
         def on_span(place: int) -> None:
             self._call(
-                self.policy.address, self.address, t, *self._spans[place], start, row, self._rooms[place]
+                self.policy.address,
+                self.address,
+                t,
+                *self._spans[place],
+                start,
+                row,
+                self._scratch_pointers[place],
             )
 
         others = range(1, len(self._spans))

@@ -30,8 +30,8 @@ typedef struct {
     const int64_t *sizes; /* (layers + 1): observation, hidden ..., outputs */
     const real *const *weights, *const *biases;
     real *const *weight_gradients, *const *bias_gradients;
-    real *const *seen;   /* (layers + 1): what each layer takes in, and the outputs: CHUNK tiles each */
-    real *const *slopes; /* (layers + 1): of the activations, then of the loss before these; the first is not used */
+    real *const *activations;   /* (layers + 1): what each layer takes in, and the outputs: CHUNK tiles each */
+    real *const *grads; /* (layers + 1): of the activations, then of the loss before these; the first is not used */
 } Network;
 
 /* Tiles begin a few lines later than the last one would end: as many bytes apart as a power of two, they would meet in a cache. */
@@ -55,19 +55,19 @@ ALWAYS int64_t outputs(const Network *n) { return n->sizes[n->layers]; }
                 ((vector *)(y + r * L + g))[c] = sum[r][c];                                                             \
         }                                                                                                               \
     }                                                                                                                   \
-    /* R columns of W: their inputs' slopes times the slopes by these. */                                               \
-    static void backward_##R(const real *restrict w, int64_t in, int64_t out, const real *restrict slopes,              \
-                             real *restrict of_inputs) {                                                               \
+    /* R columns of W: their inputs' grads times the grads by these. */                                               \
+    static void backward_##R(const real *restrict w, int64_t in, int64_t out, const real *restrict grads,              \
+                             real *restrict input_grads) {                                                               \
         for (int g = 0; g < L; g += SPAN) {                                                                             \
             vector sum[R][COLUMNS];                                                                                     \
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = (vector){0};        \
             for (int64_t o = 0; o < out; o++) {                                                                         \
-                const vector *v = (const vector *)(slopes + o * L + g);                                                 \
+                const vector *v = (const vector *)(grads + o * L + g);                                                 \
                 UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                             \
                     sum[r][c] += w[o * in + r] * v[c];                                                                  \
             }                                                                                                           \
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < COLUMNS; c++)                                 \
-                ((vector *)(of_inputs + r * L + g))[c] *= sum[r][c];                                                    \
+                ((vector *)(input_grads + r * L + g))[c] *= sum[r][c];                                                    \
         }                                                                                                               \
     }
 KERNELS(6)
@@ -114,16 +114,16 @@ ALWAYS quarter totals(const vector *v) {
 
 /* R rows and C columns of a weight's gradient, from so many tiles: in place of what is there, or added to it. */
 #define PRODUCTS(NAME, R, C, STORE)                                                                                         \
-    static void NAME(const real *restrict slopes, int64_t slopes_tile, const real *restrict seen,                          \
-                     int64_t seen_tile, int64_t tiles, real *restrict gradient, int64_t in, int adds) {                    \
+    static void NAME(const real *restrict grads, int64_t grads_tile, const real *restrict activations,                          \
+                     int64_t activations_tile, int64_t tiles, real *restrict gradient, int64_t in, int adds) {                    \
         vector sum[R][C];                                                                                                  \
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) sum[r][c] = (vector){0};                     \
-        for (int64_t t = 0; t < tiles; t++, slopes += slopes_tile, seen += seen_tile)                                      \
+        for (int64_t t = 0; t < tiles; t++, grads += grads_tile, activations += activations_tile)                                      \
             UNROLL for (int g = 0; g < L; g += WIDTH) {                                                                    \
                 vector v[C];                                                                                               \
-                UNROLL for (int c = 0; c < C; c++) v[c] = *(const vector *)(seen + c * L + g);                             \
+                UNROLL for (int c = 0; c < C; c++) v[c] = *(const vector *)(activations + c * L + g);                             \
                 UNROLL for (int r = 0; r < R; r++) {                                                                       \
-                    vector s = *(const vector *)(slopes + r * L + g);                                                      \
+                    vector s = *(const vector *)(grads + r * L + g);                                                      \
                     UNROLL for (int c = 0; c < C; c++) sum[r][c] += s * v[c];                                              \
                 }                                                                                                          \
             }                                                                                                              \
@@ -146,15 +146,15 @@ PRODUCTS(rows_by_one, ROWS, 1, store_one)
 PRODUCTS(row_by_four, 1, 4, store_four)
 PRODUCTS(row_by_one, 1, 1, store_one)
 
-/* In place; and the slopes there. Of NaN: NaN, so that it is found. */
-static void activate(int64_t kind, int64_t units, real *restrict x, real *restrict slope) {
+/* In place; and the grads there. Of NaN: NaN, so that it is found. */
+static void activate(int64_t kind, int64_t units, real *restrict x, real *restrict grad) {
     int64_t count = units * L;
     switch (kind) {
     case TANH:
 #pragma omp simd
         for (int64_t j = 0; j < count; j++) {
             real y = real_tanh(x[j]);
-            slope[j] = 1.0f - y * y;
+            grad[j] = 1.0f - y * y;
             x[j] = x[j] == x[j] ? y : x[j];
         }
         break;
@@ -162,14 +162,14 @@ static void activate(int64_t kind, int64_t units, real *restrict x, real *restri
 #pragma omp simd
         for (int64_t j = 0; j < count; j++) {
             real below = real_min(x[j], 0.0f);
-            slope[j] = real_exp(below); /* 1 above 0 */
+            grad[j] = real_exp(below); /* 1 above 0 */
             x[j] = x[j] > 0.0f ? x[j] : real_expm1(below);
         }
         break;
     case RELU:
 #pragma omp simd
         for (int64_t j = 0; j < count; j++) {
-            slope[j] = x[j] > 0.0f ? 1.0f : 0.0f;
+            grad[j] = x[j] > 0.0f ? 1.0f : 0.0f;
             x[j] = real_max(x[j], 0.0f);
         }
         break;
@@ -177,7 +177,7 @@ static void activate(int64_t kind, int64_t units, real *restrict x, real *restri
 #pragma omp simd
         for (int64_t j = 0; j < count; j++) {
             real s = 1.0f / (1.0f + real_exp(-x[j]));
-            slope[j] = s * (1.0f + x[j] * (1.0f - s));
+            grad[j] = s * (1.0f + x[j] * (1.0f - s));
             x[j] *= s;
         }
     }
@@ -186,32 +186,32 @@ static void activate(int64_t kind, int64_t units, real *restrict x, real *restri
 static void forward(const Network *n, int64_t activation, int64_t t) {
     for (int64_t i = 0; i < n->layers; i++) {
         int64_t in = n->sizes[i], out = n->sizes[i + 1], o = 0;
-        const real *w = n->weights[i], *b = n->biases[i], *x = n->seen[i] + t * tile(in);
-        real *y = n->seen[i + 1] + t * tile(out);
+        const real *w = n->weights[i], *b = n->biases[i], *x = n->activations[i] + t * tile(in);
+        real *y = n->activations[i + 1] + t * tile(out);
         for (; o + 6 <= out; o += 6) forward_6(w + o * in, b + o, in, x, y + o * L);
         for (; o + 2 <= out; o += 2) forward_2(w + o * in, b + o, in, x, y + o * L);
         if (o < out) forward_1(w + o * in, b + o, in, x, y + o * L);
-        if (i + 1 < n->layers) activate(activation, out, y, n->slopes[i + 1] + t * tile(out));
+        if (i + 1 < n->layers) activate(activation, out, y, n->grads[i + 1] + t * tile(out));
     }
 }
 
 static void backward(const Network *n, int64_t t) {
     for (int64_t i = n->layers - 1; i > 0; i--) {
         int64_t in = n->sizes[i], out = n->sizes[i + 1], k = 0;
-        const real *w = n->weights[i], *slopes = n->slopes[i + 1] + t * tile(out);
-        real *of_inputs = n->slopes[i] + t * tile(in);
-        for (; k + 6 <= in; k += 6) backward_6(w + k, in, out, slopes, of_inputs + k * L);
-        for (; k + 2 <= in; k += 2) backward_2(w + k, in, out, slopes, of_inputs + k * L);
-        if (k < in) backward_1(w + k, in, out, slopes, of_inputs + k * L);
+        const real *w = n->weights[i], *grads = n->grads[i + 1] + t * tile(out);
+        real *input_grads = n->grads[i] + t * tile(in);
+        for (; k + 6 <= in; k += 6) backward_6(w + k, in, out, grads, input_grads + k * L);
+        for (; k + 2 <= in; k += 2) backward_2(w + k, in, out, grads, input_grads + k * L);
+        if (k < in) backward_1(w + k, in, out, grads, input_grads + k * L);
     }
 }
 
 /* Rows begin to end of a layer's gradients, from so many tiles: in place of what is there, or added to it. */
-static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end, int adds) {
+static void layer_weight_grads(const Network *n, int64_t i, int64_t tiles, int64_t begin, int64_t end, int adds) {
     const int64_t in = n->sizes[i], out = n->sizes[i + 1];
-    const real *seen = n->seen[i], *slopes = n->slopes[i + 1];
+    const real *activations = n->activations[i], *grads = n->grads[i + 1];
     real *gradient = n->weight_gradients[i];
-#define BLOCK(KERNEL) KERNEL(slopes + o * L, tile(out), seen + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
+#define BLOCK(KERNEL) KERNEL(grads + o * L, tile(out), activations + k * L, tile(in), tiles, gradient + o * in + k, in, adds)
     for (int64_t first = 0; first < in; first += PANEL) {
         const int64_t last = first + PANEL < in ? first + PANEL : in;
         int64_t o = begin, k;
@@ -227,7 +227,7 @@ static void weights_of(const Network *n, int64_t i, int64_t tiles, int64_t begin
     for (int64_t o = begin; o < end; o++) {
         vector sum = {0};
         for (int64_t t = 0; t < tiles; t++)
-            for (int g = 0; g < L; g += WIDTH) sum += *(const vector *)(slopes + t * tile(out) + o * L + g);
+            for (int g = 0; g < L; g += WIDTH) sum += *(const vector *)(grads + t * tile(out) + o * L + g);
         n->bias_gradients[i][o] = total(sum) + (adds ? n->bias_gradients[i][o] : 0.0f);
     }
 }

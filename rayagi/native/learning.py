@@ -32,16 +32,16 @@ def library() -> ctypes.CDLL | None:
 
 def _load() -> ctypes.CDLL:
     sizes = f"#define L {LANES}\n#define CHUNK {CHUNK}\n#define PAD {PAD}"
-    headers = map(shared, ("team.h", "descent.h", "backprop.h", "ppo.h"))
-    from rayagi.native import descent, ppo, team  # which need the sizes above
+    headers = map(shared, ("thread_pool.h", "optimizer_step.h", "backprop.h", "ppo.h"))
+    from rayagi.native import optimizer_step, ppo, thread_pool  # which need the sizes above
 
     found = LEARNING.load(
         "\n".join([sizes, numbers(torch.float32), *headers]),
-        mirrors={**team.MIRRORS, **descent.MIRRORS, **ppo.MIRRORS},
+        mirrors={**thread_pool.MIRRORS, **optimizer_step.MIRRORS, **ppo.MIRRORS},
     )
-    for function in (found.rayagi_descend, found.rayagi_ppo_update):
+    for function in (found.rayagi_optimizer_step, found.rayagi_ppo_update):
         function.restype = ctypes.c_int64
-    found.rayagi_descend.argtypes = (ctypes.c_void_p,) * 3
+    found.rayagi_optimizer_step.argtypes = (ctypes.c_void_p,) * 3
     found.rayagi_ppo_update.argtypes = (ctypes.c_void_p,)
     found.rayagi_ppo_values.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int64, ctypes.c_void_p)
     found.rayagi_ppo_values.restype = None

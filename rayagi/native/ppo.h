@@ -1,5 +1,5 @@
 /* PPO's update of a policy, Gaussian or of choices, and a value network: minibatch after minibatch its loss's gradient, and a step along it.
-After backprop.h and descent.h.
+After backprop.h and optimizer_step.h.
 
 Of two threads one has the policy network and the other the value network, where neither is behind: what a thread reads it has
 written itself. */
@@ -25,7 +25,7 @@ typedef struct {
 
 static void gather(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     int64_t D = l->policy.sizes[0];
-    real *x = l->policy.seen[0] + t * tile(D);
+    real *x = l->policy.activations[0] + t * tile(D);
     for (int j = 0; j < count; j++) {
         const real *row = b->obs + order[j] * D;
         for (int64_t d = 0; d < D; d++) x[d * L + j] = row[d];
@@ -35,7 +35,7 @@ static void gather(const Learner *l, const Batch *b, const int64_t *order, int c
 }
 
 /* Eq. 7 of Schulman et al. 2017 for a sample of ratio r = exp(log_prob - old log_prob): adds min(r A, clip(r) A) and what else is
-   measured to the tile's sums. Returns the loss's slope by log_prob: -r A / samples, or 0 where the clipped term is the smaller. */
+   measured to the tile's sums. Returns d loss / d log_prob: -r A / samples, or 0 where the clipped term is the smaller. */
 ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real log_prob, double *sums) {
     const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio, weight = l->weight;
     const real advantage = b->advantages[sample];
@@ -48,11 +48,11 @@ ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real 
     return moves ? -plain * weight / l->samples : 0.0f;
 }
 
-/* Of a diagonal Gaussian around the policy's outputs; slopes by the means, and by log_std into the sums. */
+/* Of a diagonal Gaussian around the policy's outputs; grads by the means, and by log_std into the sums. */
 static void gaussian_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const int64_t A = outputs(&l->policy);
-    const real *mean = l->policy.seen[l->policy.layers] + t * tile(A);
-    real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
+    const real *mean = l->policy.activations[l->policy.layers] + t * tile(A);
+    real *grad = l->policy.grads[l->policy.layers] + t * tile(A);
     double *sums = l->sums + t * (MEASURED + A);
     real precision[A], constant = 0.0f;
     for (int64_t k = 0; k < A; k++) {
@@ -64,27 +64,27 @@ static void gaussian_loss(const Learner *l, const Batch *b, const int64_t *order
         real log_prob = -constant;
         for (int64_t k = 0; k < A; k++) {
             real off = (action[k] - mean[k * L + j]) * precision[k];
-            slope[k * L + j] = off;
+            grad[k * L + j] = off;
             log_prob -= 0.5f * off * off;
         }
         const real by_log_prob = clipped_loss(l, b, order[j], log_prob, sums);
         for (int64_t k = 0; k < A; k++) {
-            real off = slope[k * L + j];
+            real off = grad[k * L + j];
             sums[MEASURED + k] += by_log_prob * (off * off - 1.0f);
-            slope[k * L + j] = by_log_prob * off * precision[k];
+            grad[k * L + j] = by_log_prob * off * precision[k];
         }
     }
     for (int64_t k = 0; k < A; k++)
-        for (int j = count; j < L; j++) slope[k * L + j] = 0.0f;
+        for (int j = count; j < L; j++) grad[k * L + j] = 0.0f;
 }
 
-/* Of one choice out of A, whose logits z are the policy's outputs; slopes by these. */
+/* Of one choice out of A, whose logits z are the policy's outputs; grads by these. */
 static void categorical_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const int64_t A = outputs(&l->policy);
-    const real *logit = l->policy.seen[l->policy.layers] + t * tile(A);
-    real *slope = l->policy.slopes[l->policy.layers] + t * tile(A);
+    const real *logit = l->policy.activations[l->policy.layers] + t * tile(A);
+    real *grad = l->policy.grads[l->policy.layers] + t * tile(A);
     double *sums = l->sums + t * (MEASURED + A);
-    const real entropy_slope = l->weight * l->entropy_coef / l->samples;
+    const real entropy_grad = l->weight * l->entropy_coef / l->samples;
     real top[L], log_total[L], entropy[L] = {0}, by_log_prob[L] = {0};
     int64_t chosen[L] = {0};
     /* log p_k = (z_k - max z) - log sum_i exp(z_i - max z): no exponential is above 1, one of them is. */
@@ -97,27 +97,27 @@ static void categorical_loss(const Learner *l, const Batch *b, const int64_t *or
         for (int j = 0; j < L; j++) log_total[j] += real_exp(logit[k * L + j] - top[j]);
 #pragma omp simd
     for (int j = 0; j < L; j++) log_total[j] = real_log(log_total[j]);
-    /* H = -sum p log p; log p in the slopes' place until these are known. */
+    /* H = -sum p log p; log p in the grads' place until these are known. */
     for (int64_t k = 0; k < A; k++)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
             const real log_p = (logit[k * L + j] - top[j]) - log_total[j];
-            slope[k * L + j] = log_p;
+            grad[k * L + j] = log_p;
             entropy[j] -= real_exp(log_p) * log_p;
         }
     for (int j = 0; j < count; j++) {
         chosen[j] = ((const int64_t *)b->actions)[order[j]];
-        by_log_prob[j] = clipped_loss(l, b, order[j], slope[chosen[j] * L + j], sums);
+        by_log_prob[j] = clipped_loss(l, b, order[j], grad[chosen[j] * L + j], sums);
         sums[ENTROPY] += entropy[j];
     }
     /* d log p_a / d z_k = [k = a] - p_k, and d H / d z_k = -p_k (log p_k + H). */
     for (int64_t k = 0; k < A; k++) {
 #pragma omp simd
         for (int j = 0; j < L; j++) {
-            const real log_p = slope[k * L + j], p = real_exp(log_p), is_chosen = k == chosen[j] ? 1.0f : 0.0f;
-            slope[k * L + j] = by_log_prob[j] * (is_chosen - p) + entropy_slope * p * (log_p + entropy[j]);
+            const real log_p = grad[k * L + j], p = real_exp(log_p), is_chosen = k == chosen[j] ? 1.0f : 0.0f;
+            grad[k * L + j] = by_log_prob[j] * (is_chosen - p) + entropy_grad * p * (log_p + entropy[j]);
         }
-        for (int j = count; j < L; j++) slope[k * L + j] = 0.0f;
+        for (int j = count; j < L; j++) grad[k * L + j] = 0.0f;
     }
 }
 
@@ -126,8 +126,8 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
 }
 
 static void value_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
-    const real *value = l->value.seen[l->value.layers] + t * tile(1);
-    real *slope = l->value.slopes[l->value.layers] + t * tile(1);
+    const real *value = l->value.activations[l->value.layers] + t * tile(1);
+    real *grad = l->value.grads[l->value.layers] + t * tile(1);
     const real most = l->value_clip, weight = l->weight * l->value_coef / l->samples;
     double loss = 0.0;
     for (int j = 0; j < count; j++) {
@@ -135,9 +135,9 @@ static void value_loss(const Learner *l, const Batch *b, const int64_t *order, i
         const real error = value[j] - target, kept = before + real_min(real_max(moved, -most), most) - target;
         const int inside = real_abs(moved) <= most;
         loss += inside ? error * error : real_max(error * error, kept * kept);
-        slope[j] = inside || !(error * error <= kept * kept) ? 2.0f * weight * error : 0.0f;
+        grad[j] = inside || !(error * error <= kept * kept) ? 2.0f * weight * error : 0.0f;
     }
-    for (int j = count; j < L; j++) slope[j] = 0.0f;
+    for (int j = count; j < L; j++) grad[j] = 0.0f;
     l->sums[t * (MEASURED + outputs(&l->policy)) + VALUE_LOSS] += loss;
 }
 
@@ -159,7 +159,7 @@ static void gather_tile(void *given, int64_t t) {
 }
 
 /* A tile through a network and back. */
-static void pass(void *given, int64_t item) {
+static void forward_backward(void *given, int64_t item) {
     const Chunk *c = given;
     const int64_t t = item % c->tiles, of_policy = item < c->tiles;
     const Network *n = of_policy ? &c->learner->policy : &c->learner->value;
@@ -169,13 +169,13 @@ static void pass(void *given, int64_t item) {
 }
 
 /* A part of a layer's gradients, whole blocks of rows. */
-static void weigh(void *given, int64_t item) {
+static void weight_grad(void *given, int64_t item) {
     const Chunk *c = given;
     const int64_t layer = item / c->parts, part = item % c->parts, before = c->learner->policy.layers;
     const Network *n = layer < before ? &c->learner->policy : &c->learner->value;
     const int64_t i = layer < before ? layer : layer - before, out = n->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
     const int64_t begin = blocks * part / c->parts * ROWS, end = blocks * (part + 1) / c->parts * ROWS;
-    weights_of(n, i, c->tiles, begin, end < out ? end : out, c->adds);
+    layer_weight_grads(n, i, c->tiles, begin, end < out ? end : out, c->adds);
 }
 
 /* V of some observations. */
@@ -190,8 +190,8 @@ static void estimate_tile(void *given, int64_t t) {
     const Estimate *e = given;
     const Network *n = &e->learner->value;
     const int64_t D = n->sizes[0], left = e->count - t * L, count = left < L ? left : L;
-    real *x = n->seen[0] + t * tile(D);
-    const real *value = n->seen[n->layers] + t * tile(1);
+    real *x = n->activations[0] + t * tile(D);
+    const real *value = n->activations[n->layers] + t * tile(1);
     for (int64_t j = 0; j < count; j++)
         for (int64_t d = 0; d < D; d++) x[d * L + j] = e->obs[(t * L + j) * D + d];
     forward(n, e->learner->activation, t);
@@ -199,17 +199,17 @@ static void estimate_tile(void *given, int64_t t) {
 }
 
 /* (count, D) -> (count,) */
-void rayagi_ppo_values(const Learner *l, Team *team, const real *obs, int64_t count, real *values) {
+void rayagi_ppo_values(const Learner *l, ThreadPool *pool, const real *obs, int64_t count, real *values) {
     FLUSH_DENORMALS;
     for (int64_t first = 0; first < count; first += CHUNK * L) {
         const int64_t left = count - first, some = left < CHUNK * L ? left : CHUNK * L;
         Estimate estimate = {l, obs + first * l->value.sizes[0], some, values + first};
-        share_out(team, estimate_tile, &estimate, (some + L - 1) / L);
+        parallel_for(pool, estimate_tile, &estimate, (some + L - 1) / L);
     }
 }
 
-/* After all chunks: log_std's gradient, and what is told: policy loss, value loss, entropy, KL, share of clipped ratios. */
-static void tell(const Learner *l, real *told) {
+/* After all chunks: log_std's gradient, and the statistics: policy loss, value loss, entropy, KL, share of clipped ratios. */
+static void write_stats(const Learner *l, real *stats) {
     const int64_t A = outputs(&l->policy), row = MEASURED + A;
     for (int64_t t = 1; t < CHUNK; t++)
         for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
@@ -218,53 +218,53 @@ static void tell(const Learner *l, real *told) {
         entropy += l->log_std[k] + 1.418938533204672742; /* log sqrt(2 pi e) */
         l->log_std_gradient[k] = l->sums[MEASURED + k] - l->weight * l->entropy_coef;
     }
-    told[0] = l->sums[POLICY_LOSS] / l->samples;
-    told[1] = l->sums[VALUE_LOSS] / l->samples;
-    told[2] = entropy;
-    told[3] = l->sums[KL] / l->samples;
-    told[4] = l->sums[CLIPPED] / l->samples;
+    stats[0] = l->sums[POLICY_LOSS] / l->samples;
+    stats[1] = l->sums[VALUE_LOSS] / l->samples;
+    stats[2] = entropy;
+    stats[3] = l->sums[KL] / l->samples;
+    stats[4] = l->sums[CLIPPED] / l->samples;
 }
 
 /* The gradient of a minibatch's loss, in place of what was there. */
-static void differentiate(Learner *l, const Batch *b, const int64_t *order, Team *team, real *told) {
+static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
     memset(l->sums, 0, CHUNK * (MEASURED + outputs(&l->policy)) * sizeof *l->sums);
     for (int64_t first = 0; first < l->samples; first += CHUNK * L) {
         const int64_t left = l->samples - first, count = left < CHUNK * L ? left : CHUNK * L;
-        const int64_t parts = team->threads == 1 ? 1 : 2 * team->threads;
+        const int64_t parts = pool->threads == 1 ? 1 : 2 * pool->threads;
         Chunk chunk = {l, b, order + first, count, (count + L - 1) / L, parts, first > 0};
-        share_out(team, gather_tile, &chunk, chunk.tiles);
-        share_out(team, pass, &chunk, 2 * chunk.tiles);
-        share_out(team, weigh, &chunk, (l->policy.layers + l->value.layers) * parts);
+        parallel_for(pool, gather_tile, &chunk, chunk.tiles);
+        parallel_for(pool, forward_backward, &chunk, 2 * chunk.tiles);
+        parallel_for(pool, weight_grad, &chunk, (l->policy.layers + l->value.layers) * parts);
     }
-    tell(l, told);
+    write_stats(l, stats);
 }
 
-enum { TOLD = 6, MOST_NS = 50000000 }; /* told: as by ``tell``, then the gradient's norm */
+enum { NUM_STATS = 6, MOST_NS = 50000000 }; /* stats: as by ``write_stats``, then the gradient's norm */
 
 typedef struct {
     Learner *learner;
     Batch batch;
     const int64_t *orders; /* (steps, samples) */
     int64_t steps, step;
-    int64_t descends; /* whether this step's gradient is there */
-    Descent *descent;
-    Team *team;
-    real *told; /* (steps, TOLD) */
+    int64_t gradient_ready; /* whether this step's gradient is there */
+    OptimizerStep *optimizer;
+    ThreadPool *pool;
+    real *stats; /* (steps, NUM_STATS) */
 } Update;
 
-/* STEPPED when all steps are made; else as ``descend``, and AGAIN now and then, for signals. */
+/* DONE when all steps are made; else as ``optimizer_step``, and AGAIN now and then, for signals. */
 int64_t rayagi_ppo_update(Update *u) {
     FLUSH_DENORMALS;
     for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {
-        real *told = u->told + u->step * TOLD;
-        if (!u->descends) {
+        real *stats = u->stats + u->step * NUM_STATS;
+        if (!u->gradient_ready) {
             if (now_ns() - began > MOST_NS) return AGAIN;
-            differentiate(u->learner, &u->batch, u->orders + u->step * u->learner->samples, u->team, told);
-            u->descends = 1;
+            compute_gradients(u->learner, &u->batch, u->orders + u->step * u->learner->samples, u->pool, stats);
+            u->gradient_ready = 1;
         }
-        const int64_t found = descend(u->descent, u->team, told + TOLD - 1);
-        if (found != STEPPED) return found;
-        u->descends = 0;
+        const int64_t found = optimizer_step(u->optimizer, u->pool, stats + NUM_STATS - 1);
+        if (found != DONE) return found;
+        u->gradient_ready = 0;
     }
-    return STEPPED;
+    return DONE;
 }

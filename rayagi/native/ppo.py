@@ -17,13 +17,13 @@ from torch import Tensor
 
 from actors.policy_tensors import ActivationName
 from collectives.mirrors import Mirrors
-from rayagi.native.descent import CompiledDescent
 from rayagi.native.learning import CHUNK, LANES, PAD
+from rayagi.native.optimizer_step import CompiledOptimizerStep
 from rayagi.native.packed_policy import ACTIVATIONS
 from rayagi.native.pointers import pointer
-from rayagi.native.team import Team
+from rayagi.native.thread_pool import ThreadPool
 
-TOLD = 6
+NUM_STATS = 6
 """Policy loss, value loss, entropy, KL, share of clipped ratios, norm of the gradient before clipping."""
 _SUMS = 5
 """MEASURED of ppo.h, per tile; beside them log_std's gradient."""
@@ -37,7 +37,7 @@ class _Network(ctypes.Structure):
     _fields_ = (
         ("layers", _I64),
         *((name, _ADDRESS) for name in ("sizes", "weights", "biases")),
-        *((name, _ADDRESS) for name in ("weight_gradients", "bias_gradients", "seen", "slopes")),
+        *((name, _ADDRESS) for name in ("weight_gradients", "bias_gradients", "activations", "grads")),
     )
 
 
@@ -72,8 +72,8 @@ class _Update(ctypes.Structure):
         ("learner", _ADDRESS),
         ("batch", _Batch),
         ("orders", _ADDRESS),
-        *((name, _I64) for name in ("steps", "step", "descends")),
-        *((name, _ADDRESS) for name in ("descent", "team", "told")),
+        *((name, _I64) for name in ("steps", "step", "gradient_ready")),
+        *((name, _ADDRESS) for name in ("optimizer", "pool", "stats")),
     )
 
 
@@ -83,7 +83,7 @@ MIRRORS: Mirrors = {
     "Batch": _Batch,
     "Update": _Update,
     "MEASURED": _SUMS,
-    "TOLD": TOLD,
+    "NUM_STATS": NUM_STATS,
     **{name.upper(): value for name, value in ACTIVATIONS.items()},
 }
 
@@ -117,21 +117,21 @@ class CompiledUpdate:
     Gradients do not depend on threads.
     """
 
-    def __init__(self, trained: Trained, descent: CompiledDescent) -> None:
-        self._trained, self._descent = trained, descent  # while their addresses are used
+    def __init__(self, trained: Trained, optimizer_step: CompiledOptimizerStep) -> None:
+        self._trained, self._optimizer_step = trained, optimizer_step  # while their addresses are used
         self._kept: list[object] = []
         self._obs = self._tiles(trained.policy[0][0].shape[1])
         self._sums = torch.zeros((CHUNK, _SUMS + len(trained.policy[-1][1])), dtype=torch.float64)
-        self._team = Team(descent.library, torch.get_num_threads())
+        self._pool = ThreadPool(optimizer_step.library, torch.get_num_threads())
         log_std = trained.log_std
-        slope = None if log_std is None else log_std.grad
+        log_std_grad = None if log_std is None else log_std.grad
         self._learner = _Learner(
             self._network(trained.policy),
             self._network(trained.value),
             ACTIVATIONS[trained.activation],
             0,
             None if log_std is None else pointer(log_std),
-            None if slope is None else pointer(slope),
+            None if log_std_grad is None else pointer(log_std_grad),
             trained.clip_ratio,
             math.inf if trained.value_clip is None else trained.value_clip,
             trained.value_coef,
@@ -152,18 +152,18 @@ class CompiledUpdate:
             learning_rate: of all steps
 
         Returns:
-            TOLD of each step, (steps, 6) float32; and seconds in operations of all trainers.
+            NUM_STATS of each step, (steps, 6) float32; and seconds in operations of all trainers.
 
         Raises:
             ValueError: an action is none of the policy's choices.
             CommunicatorError: other trainers are lost.
         """
-        team, orders = self._current_team(), orders.contiguous()
+        pool, orders = self._current_pool(), orders.contiguous()
         obs, actions, *others = fields
         taken = self._choices(actions) if self._trained.log_std is None else actions.to(torch.float32)
         plain = [obs.to(torch.float32), taken, *(field.to(torch.float32) for field in others)]
         plain = [field.contiguous() for field in plain]
-        told = torch.empty(len(orders), TOLD)
+        stats = torch.empty(len(orders), NUM_STATS)
         self._learner.samples = orders.shape[1]
         update = _Update(
             ctypes.addressof(self._learner),
@@ -172,21 +172,21 @@ class CompiledUpdate:
             len(orders),
             0,
             0,
-            self._descent.address,
-            team.address,
-            pointer(told),
+            self._optimizer_step.address,
+            pool.address,
+            pointer(stats),
         )
-        program, at = self._descent.library.rayagi_ppo_update, ctypes.addressof(update)
-        with team.at_work():
-            return told, self._descent.run(lambda: int(program(at)), learning_rate)
+        program, at = self._optimizer_step.library.rayagi_ppo_update, ctypes.addressof(update)
+        with pool.running():
+            return stats, self._optimizer_step.run(lambda: int(program(at)), learning_rate)
 
     def values(self, observed: Tensor) -> Tensor:
         """V(s): (B, obs_dim) -> (B,)."""
-        plain, team = observed.to(torch.float32).contiguous(), self._current_team()
+        plain, pool = observed.to(torch.float32).contiguous(), self._current_pool()
         values = torch.empty(len(plain))
-        at = ctypes.addressof(self._learner), team.address, pointer(plain), len(plain), pointer(values)
-        with team.at_work():
-            self._descent.library.rayagi_ppo_values(*at)
+        at = ctypes.addressof(self._learner), pool.address, pointer(plain), len(plain), pointer(values)
+        with pool.running():
+            self._optimizer_step.library.rayagi_ppo_values(*at)
         return values
 
     def _choices(self, choices: Tensor) -> Tensor:
@@ -208,19 +208,19 @@ class CompiledUpdate:
             )
         return choices.to(torch.int64)
 
-    def _current_team(self) -> Team:
-        if torch.get_num_threads() != self._team.threads:
-            self._team = Team(self._descent.library, torch.get_num_threads())
-        return self._team
+    def _current_pool(self) -> ThreadPool:
+        if torch.get_num_threads() != self._pool.threads:
+            self._pool = ThreadPool(self._optimizer_step.library, torch.get_num_threads())
+        return self._pool
 
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
         sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]
-        seen = [self._obs, *map(self._tiles, sizes[1:])]
-        slopes = [self._obs, *map(self._tiles, sizes[1:])]  # nobody asks for those by the observations
+        activations = [self._obs, *map(self._tiles, sizes[1:])]
+        grads = [self._obs, *map(self._tiles, sizes[1:])]  # nobody asks for those by the observations
         numbers_of = (_I64 * len(sizes))(*sizes)
-        self._kept += [numbers_of, seen, slopes]
+        self._kept += [numbers_of, activations, grads]
         gradients = [(weight.grad, bias.grad) for weight, bias in layers]
-        columns = (*zip(*layers, strict=True), *zip(*gradients, strict=True), seen, slopes)
+        columns = (*zip(*layers, strict=True), *zip(*gradients, strict=True), activations, grads)
         return _Network(
             len(layers), ctypes.addressof(numbers_of), *(self._addresses(column) for column in columns)
         )

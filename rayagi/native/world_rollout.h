@@ -1,10 +1,10 @@
 /* A rollout of worlds: a policy acts, worlds step, a task judges; T steps of N worlds without a look at Python but for what an
-episode begins with. Worlds do not meet, so nobody waits for the slowest of a step: groups of worlds are taken in the order of
+episode begins with. WorldBatch do not meet, so nobody waits for the slowest of a step: groups of worlds are taken in the order of
 steps, and a group's next step needs only its last. After worlds.h. */
 #include <math.h>
 #include <sched.h>
 
-enum { ENDED = FAILED + 1, UNFIT, LENT };
+enum { ENDED = FAILED + 1, UNFIT, PEER_WAITING };
 
 typedef struct {
     const double *start;
@@ -12,15 +12,15 @@ typedef struct {
 } Rows;
 
 typedef struct {
-    Worlds *worlds;
+    WorldBatch *worlds;
     int64_t substeps;
     /* The agent: acting.h's. */
     void (*act)(const void *policy, const void *acting, int64_t t, int64_t begin, int64_t end, const void *obs, int64_t stride,
-                void *room);
+                void *scratch);
     const void *policy, *acting;
     /* The task, of one world's fields. */
-    double (*place)(const double *const *fields);
-    int (*judge)(const double *const *fields, const double *controls, double speed, float *reward); /* terminated */
+    double (*forward_position)(const double *const *fields);
+    int (*compute_reward_done)(const double *const *fields, const double *controls, double speed, float *reward); /* terminated */
     void (*observe)(const double *const *fields, float *obs);
     int64_t num_fields;
     const Rows *fields;
@@ -47,19 +47,19 @@ typedef struct {
 
 /* Where a thread is. */
 typedef struct {
-    void *room; /* of the agent's */
+    void *scratch; /* of the agent's */
     enum { IDLE, TO_STEP, TO_JUDGE, TO_BEGIN } stage;
     int64_t t, group, world, end;
     double before; /* the place of ``world`` before it stepped */
     int64_t unstable; /* whether ``world`` became unstable in this step: set by the caller after WARNED */
-    /* Operations that this GMI has come to, and those that others have, who have not lent their cores yet. */
+    /* Operations that this GMI has come to, and those that others have, who have not peer_waits their cores yet. */
     const int64_t *own;
     const int64_t *const *others;
     int64_t num_others;
-} Turn;
+} ThreadState;
 
 /* Whether one of them has come to an operation before this GMI: it waits, and its cores are idle. */
-static int lent(const Turn *turn) {
+static int peer_waits(const ThreadState *turn) {
     for (int64_t k = 0; k < turn->num_others; k++)
         if (__atomic_load_n(turn->others[k], __ATOMIC_RELAXED) > *turn->own) return 1;
     return 0;
@@ -82,11 +82,11 @@ static int control(const Rollout *r, int64_t t, int64_t world) {
 }
 
 /* Whether the episode ended. */
-static int judge(const Rollout *r, int64_t t, int64_t world, const double *const *fields, double speed) {
+static int compute_reward_done(const Rollout *r, int64_t t, int64_t world, const double *const *fields, double speed) {
     const int64_t at = t * r->worlds->num_worlds + world;
     const double *controls = r->worlds->rows + world * r->worlds->width + r->controls;
     float *obs = r->obs + world * r->obs_dim;
-    r->terminated[at] = r->judge(fields, controls, speed, r->rewards + at);
+    r->terminated[at] = r->compute_reward_done(fields, controls, speed, r->rewards + at);
     r->truncated[at] = r->elapsed[world] >= r->limit;
     r->observe(fields, obs);
     if (!r->terminated[at] && !r->truncated[at]) return 0;
@@ -104,7 +104,7 @@ static void end_unstable(const Rollout *r, int64_t t, int64_t world) {
 }
 
 /* The next group, when its last step is made; else none is left. */
-static int take(Rollout *r, Turn *turn) {
+static int take(Rollout *r, ThreadState *turn) {
     const int64_t n = r->worlds->num_worlds, groups = (n + r->group - 1) / r->group;
     const int64_t place = __atomic_fetch_add(&r->next, 1, __ATOMIC_RELAXED);
     turn->t = place / groups;
@@ -119,24 +119,24 @@ static int take(Rollout *r, Turn *turn) {
     return 1;
 }
 
-static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
+static int64_t roll(Rollout *r, Simulation *s, ThreadState *turn, int64_t most) {
     const double *fields[r->num_fields];
     for (;;) {
         if (turn->stage == IDLE) {
             if (most-- == 0) return ENOUGH;
             if (__atomic_load_n(&r->stopped, __ATOMIC_RELAXED) || !take(r, turn)) return NONE_LEFT;
-            r->act(r->policy, r->acting, turn->t, turn->world, turn->end, r->obs, r->obs_dim * sizeof(float), turn->room);
+            r->act(r->policy, r->acting, turn->t, turn->world, turn->end, r->obs, r->obs_dim * sizeof(float), turn->scratch);
             turn->stage = TO_STEP;
         }
         for (; turn->world < turn->end; turn->world++, turn->stage = TO_STEP) {
             const int64_t world = turn->world;
             fields_of(r, world, fields);
             if (turn->stage == TO_STEP) {
-                if (lent(turn)) return LENT;
+                if (peer_waits(turn)) return PEER_WAITING;
                 s->world = world;
                 r->elapsed[world]++;
                 if (!control(r, turn->t, world)) return UNFIT;
-                turn->before = r->place(fields);
+                turn->before = r->forward_position(fields);
                 turn->stage = TO_JUDGE;
                 if (step_world(r->worlds, s, world, r->substeps)) return WARNED;
             }
@@ -147,8 +147,8 @@ static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
                     end_unstable(r, turn->t, world);
                     return ENDED;
                 }
-                const double speed = (r->place(fields) - turn->before) / r->dt;
-                if (judge(r, turn->t, world, fields, speed)) return ENDED;
+                const double speed = (r->forward_position(fields) - turn->before) / r->dt;
+                if (compute_reward_done(r, turn->t, world, fields, speed)) return ENDED;
             } else
                 r->observe(fields, r->obs + world * r->obs_dim);
         }
@@ -158,7 +158,7 @@ static int64_t roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
 }
 
 /* At most so many groups' steps, by this thread, or until others lend their cores. WARNED and ENDED are of ``s->world``; the next call goes on from there. */
-int64_t rayagi_roll(Rollout *r, Simulation *s, Turn *turn, int64_t most) {
+int64_t rayagi_run_rollout(Rollout *r, Simulation *s, ThreadState *turn, int64_t most) {
     jmp_buf here;
     int64_t end;
     failing = s;

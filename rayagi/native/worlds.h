@@ -1,4 +1,4 @@
-/* Worlds of one model, each a row of state: loaded into a simulation, stepped and saved. Threads share them. */
+/* WorldBatch of one model, each a row of state: loaded into a simulation, stepped and saved. Threads share them. */
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ typedef struct {
     double *const *fields; /* (num_worlds, size) each: what follows from the state, copied out of the simulation */
     const int64_t *sizes;
     int64_t next; /* world that nobody has taken */
-} Worlds;
+} WorldBatch;
 
 /* One per thread. */
 typedef struct {
@@ -62,7 +62,7 @@ static int warned(const Simulation *s) {
 }
 
 /* Whether MuJoCo warned of it. */
-static int step_world(const Worlds *w, Simulation *s, int64_t world, int64_t substeps) {
+static int step_world(const WorldBatch *w, Simulation *s, int64_t world, int64_t substeps) {
     double *row = w->rows + world * w->width;
     s->world = world;
     /* From zero: MuJoCo sets the counts to zero when it resets an unstable world, so a difference could be missed. */
@@ -76,7 +76,7 @@ static int step_world(const Worlds *w, Simulation *s, int64_t world, int64_t sub
     return warned(s);
 }
 
-static int64_t step_worlds(Worlds *w, Simulation *s, int64_t substeps, int64_t most) {
+static int64_t step_worlds(WorldBatch *w, Simulation *s, int64_t substeps, int64_t most) {
     for (; most > 0; most--) {
         const int64_t world = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED);
         if (world >= w->num_worlds) return NONE_LEFT;
@@ -85,7 +85,7 @@ static int64_t step_worlds(Worlds *w, Simulation *s, int64_t substeps, int64_t m
     return ENOUGH;
 }
 
-int64_t rayagi_step_worlds(Worlds *w, Simulation *s, int64_t substeps, int64_t most) {
+int64_t rayagi_step_worlds(WorldBatch *w, Simulation *s, int64_t substeps, int64_t most) {
     jmp_buf here;
     int64_t end;
     failing = s;

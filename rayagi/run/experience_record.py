@@ -13,7 +13,7 @@ _FILE = "experience.json"
 _WIDTH = 40
 
 
-def keep(run: Path, experience: Mapping[str, Any]) -> None:
+def save(run: Path, experience: Mapping[str, Any]) -> None:
     """Write it into a run's folder: ``rows`` by what became of them, ``lags``, ``restarts``.
 
     Raises:
@@ -22,7 +22,7 @@ def keep(run: Path, experience: Mapping[str, Any]) -> None:
     replace_json(run / _FILE, dict(experience))
 
 
-def kept(run: Path) -> Mapping[str, Any] | None:
+def load(run: Path) -> Mapping[str, Any] | None:
     """What a run's folder says; None where it says nothing."""
     try:
         stored = json.loads((run / _FILE).read_text())

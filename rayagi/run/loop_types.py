@@ -92,7 +92,7 @@ class LoopSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """How a run ended."""
 
     stop: Stop | None

@@ -42,31 +42,31 @@ class Prediction:
 
     def text(self) -> str:
         """For a run's summary."""
-        told = f"{self.predicted_steps_per_s:,.0f} steps/s"
+        line = f"{self.predicted_steps_per_s:,.0f} steps/s"
         if self.interval is not None:
-            told += f" ({_range(self.interval)} in 80 of 100 runs)"
-        told += f" by {self.source}"
+            line += f" ({_range(self.interval)} in 80 of 100 runs)"
+        line += f" by {self.source}"
         if self.measured_steps_per_s is None or self.error is None:
-            return told
-        told += f"; measured {self.measured_steps_per_s:,.0f}"
+            return line
+        line += f"; measured {self.measured_steps_per_s:,.0f}"
         if self.measured_parts is not None:
-            told += f" ({_range(self.measured_parts)} in its parts)"
-        told += f", error {100 * self.error:+.1f} %"
+            line += f" ({_range(self.measured_parts)} in its parts)"
+        line += f", error {100 * self.error:+.1f} %"
         if self.interval is not None:
             low, high = self.interval
-            told += (
+            line += (
                 ", as foreseen"
                 if low <= self.measured_steps_per_s <= high
                 else ", outside of what was foreseen"
             )
-        return told
+        return line
 
 
 def _range(interval: tuple[float, float]) -> str:
     return f"{interval[0]:,.0f} - {interval[1]:,.0f}"
 
 
-def keep(prediction: Prediction, run: Path) -> None:
+def save_prediction(prediction: Prediction, run: Path) -> None:
     """Write it into a run's folder.
 
     Raises:
@@ -75,7 +75,7 @@ def keep(prediction: Prediction, run: Path) -> None:
     replace_json(run / _FILE, asdict(prediction) | {"error": prediction.error})
 
 
-def conclude(
+def record_measurement(
     run: Path, measured_steps_per_s: float, measured_parts: tuple[float, float] | None = None
 ) -> None:
     """Add what a run showed to what its folder expects of it, if it expects anything.
@@ -83,15 +83,15 @@ def conclude(
     Raises:
         DiskError: the file cannot be written.
     """
-    expected = kept(run)
+    expected = load_prediction(run)
     if expected is not None and measured_steps_per_s > 0:
-        keep(
+        save_prediction(
             replace(expected, measured_steps_per_s=measured_steps_per_s, measured_parts=measured_parts),
             run,
         )
 
 
-def kept(run: Path) -> Prediction | None:
+def load_prediction(run: Path) -> Prediction | None:
     """What a run's folder says; None where it says nothing."""
     try:
         stored = json.loads((run / _FILE).read_text())

@@ -69,8 +69,10 @@ class FileRecorder:
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Write the rows. Terms of rewards become columns when they are first told of."""
-        told = dict.fromkeys(name for row in rows for name in row if name.startswith(reward_column("")))
-        new = [name for name in told if name not in self._progress.columns]
+        reward_columns = dict.fromkeys(
+            name for row in rows for name in row if name.startswith(reward_column(""))
+        )
+        new = [name for name in reward_columns if name not in self._progress.columns]
         if new:
             self._progress.add_columns(new)
         self._progress.append(rows)

@@ -20,7 +20,7 @@ from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Position, Stop, iterations_until, should_stop
-from rayagi.run.loop_types import HealthMonitor, LoopSettings, Outcome, TrainingSession
+from rayagi.run.loop_types import HealthMonitor, LoopSettings, TrainingOutcome, TrainingSession
 from rayagi.run.measures import evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
 from rayagi.run.unstable_share import UnstableShare
@@ -95,7 +95,7 @@ class TrainingLoop:
         self._window.load(counters["window"])
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingOutcome:
         """Train until a limit or an interrupt, and save. Goes on from the last checkpoint where a share of a GPU is lost.
 
         Raises:
@@ -127,7 +127,7 @@ class TrainingLoop:
         for recorder in self._recorders:
             recorder.rewound(self.position)
 
-    def _run(self) -> Outcome:
+    def _run(self) -> TrainingOutcome:
         self._ticked_at = self._clock()
         stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
         waiting = stop is None
@@ -150,7 +150,7 @@ class TrainingLoop:
                 if waiting:
                     self._session.submit(self._request_size())
         self._save()
-        return Outcome(
+        return TrainingOutcome(
             stop=stop, position=self.position, checkpoint=self._name(), best_return=self._best_return
         )
 

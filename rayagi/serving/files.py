@@ -17,8 +17,8 @@ import torch
 
 from rayagi.run.atomic import sync_folder
 from rayagi.run.errors import disk_errors
+from rayagi.serving.column_layout import EndedEpisode
 from rayagi.serving.errors import ExportError
-from rayagi.serving.layout import EndedEpisode
 from rayagi.serving.program import FileFormat
 from rayagi.serving.statistics import FileStatistics
 

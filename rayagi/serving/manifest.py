@@ -24,10 +24,10 @@ from typing import Any, get_args
 
 from rayagi.run.atomic import replace_json
 from rayagi.run.errors import DiskError, disk_errors
+from rayagi.serving.column_layout import LAYOUT_VERSION, ColumnLayout
 from rayagi.serving.errors import DatasetError
-from rayagi.serving.layout import LAYOUT_VERSION, RowLayout
 from rayagi.serving.program import FileFormat
-from rayagi.serving.statistics import FileStatistics, together
+from rayagi.serving.statistics import FileStatistics, merge_statistics
 
 _LOOK_S = 0.05
 _OUT = "free space there, or choose another folder with --out"
@@ -49,7 +49,7 @@ class Description:
 
     task: str
     format: FileFormat
-    layout: RowLayout
+    layout: ColumnLayout
 
     def to_dict(self) -> dict[str, Any]:
         """As stored."""
@@ -100,7 +100,7 @@ class DatasetFolder:
         if stored.get("format") not in get_args(FileFormat):
             raise DatasetError(str(path), f"dataset.json is damaged (format {stored.get('format')!r})")
         try:
-            layout = RowLayout.from_dict(stored)
+            layout = ColumnLayout.from_dict(stored)
             return cls(path, Description(task=stored["task"], format=stored["format"], layout=layout))
         except (KeyError, TypeError, ValueError) as error:
             raise DatasetError(str(path), f"dataset.json is damaged ({error!r})") from error
@@ -208,7 +208,7 @@ class DatasetFolder:
 
     def statistics(self) -> FileStatistics:
         """Of all complete files."""
-        return together(file.statistics for file in self.files())
+        return merge_statistics(file.statistics for file in self.files())
 
     def sessions(self) -> list[dict[str, Any]]:
         """What provenance.json says of each time that the dataset was written to."""

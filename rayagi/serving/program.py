@@ -68,7 +68,7 @@ class RowSink(Protocol):
     wait_s: float
     """Seconds that the GMI has waited for room so far."""
 
-    def acted(self, obs: Tensor, actions: Tensor) -> None:
+    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
         """What is about to be done, copied now: obs (N, obs_dim) float32, actions (N, dim) float32 or (N,) int64; host.
 
         Raises:
@@ -76,7 +76,7 @@ class RowSink(Protocol):
         """
         ...
 
-    def stepped(self, step: StepResult) -> None:
+    def record_step(self, step: StepResult) -> None:
         """What came of it.
 
         Raises:

@@ -19,8 +19,8 @@ from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.file_layout import pid_of
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from rayagi.run.errors import DiskError
+from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.errors import WriterError
-from rayagi.serving.layout import RowLayout
 from rayagi.serving.program import RowSink, ServingJob
 from rayagi.serving.writer_process import WriterJob
 
@@ -43,10 +43,10 @@ class NoSink:
 
     wait_s = 0.0
 
-    def acted(self, obs: Tensor, actions: Tensor) -> None:
+    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
         """Nothing."""
 
-    def stepped(self, step: StepResult) -> None:
+    def record_step(self, step: StepResult) -> None:
         """Nothing."""
 
     def close(self, timeout_s: float) -> None:
@@ -70,7 +70,7 @@ def open_sink(
     """
     if job.recording is None:
         return NoSink()
-    layout = RowLayout.of(info)
+    layout = ColumnLayout.for_env(info)
     row_bytes = layout.channel(1).row_bytes
     return ChannelSink(
         WriterJob(
@@ -108,7 +108,7 @@ class ChannelSink:
         self._closed = False
         self.wait_s = 0.0
 
-    def acted(self, obs: Tensor, actions: Tensor) -> None:
+    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
         """Copy what is about to be done, actions within their range.
 
         Raises:
@@ -121,7 +121,7 @@ class ChannelSink:
         # What the simulator will use: it clips too.
         views["action"][self._filled].copy_(actions if self._range is None else actions.clamp(*self._range))
 
-    def stepped(self, step: StepResult) -> None:
+    def record_step(self, step: StepResult) -> None:
         """Copy what came of it, and post the block if it is full."""
         assert self._reservation is not None, "acted() comes first"
         views, place = self._views[self._reservation.slot], self._filled

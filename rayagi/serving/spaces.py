@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rayagi.serving.layout import RowLayout
+from rayagi.serving.column_layout import ColumnLayout
 
 
-def spaces_of(layout: RowLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+def spaces_of(layout: ColumnLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """Of observations, and of actions, as the columns hold them."""
     obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
     action = layout.action

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from collectives.statistics import Moments, merged
-from rayagi.serving.layout import EndedEpisode
+from rayagi.serving.column_layout import EndedEpisode
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class FileStatistics:
         }
 
 
-def together(parts: Iterable[FileStatistics]) -> FileStatistics:
+def merge_statistics(parts: Iterable[FileStatistics]) -> FileStatistics:
     """Of all files."""
     whole = FileStatistics()
     for part in parts:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from actors.gmi import WorkloadFactory
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
-from rayagi.serving.apart import ApartServingFactory
 from rayagi.serving.dp_only import DpOnlyServingFactory
 from rayagi.serving.program import ServingJob
+from rayagi.serving.task_dedicated import TaskDedicatedServingFactory
 
 TIE = 1.02
 """Templates whose predictions differ by less are equally fast: unit costs are measured no better."""
@@ -43,4 +43,4 @@ def chosen_template(
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
     """What builds the program of each GMI."""
-    return DpOnlyServingFactory(job) if template == "dp_only" else ApartServingFactory(job)
+    return DpOnlyServingFactory(job) if template == "dp_only" else TaskDedicatedServingFactory(job)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.run.errors import DiskError
+from rayagi.serving.column_layout import Block, ColumnLayout, Numbering, record_batch
 from rayagi.serving.files import RotatingFiles
-from rayagi.serving.layout import Block, Numbering, RowLayout, record_batch
 from rayagi.serving.manifest import DatasetFolder
 from rayagi.serving.program import Recording
 
@@ -37,7 +37,7 @@ class WriterJob:
     """What the writer of a GMI needs to know; travels as JSON."""
 
     recording: Recording
-    layout: RowLayout
+    layout: ColumnLayout
     gmi: int
     num_envs: int
     first_env_index: int
@@ -55,7 +55,7 @@ class WriterJob:
     def from_json(cls, text: str) -> WriterJob:
         """Inverse of ``to_json``."""
         stored = json.loads(text)
-        recording, layout = Recording(**stored.pop("recording")), RowLayout.from_dict(stored.pop("layout"))
+        recording, layout = Recording(**stored.pop("recording")), ColumnLayout.from_dict(stored.pop("layout"))
         return cls(recording=recording, layout=layout, **stored)
 
 
@@ -191,7 +191,7 @@ def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
     writer.close()
 
 
-def tell(**values: Any) -> None:
+def send_status(**values: Any) -> None:
     """Say something to the GMI, if it is still there."""
     with suppress(OSError):
         os.write(sys.stdout.fileno(), f"{json.dumps(values)}\n".encode())
@@ -207,10 +207,10 @@ def main() -> None:
             writer.folder.being_written(),
             ConsumerEndpoint(job.layout.channel(job.num_steps)) as consumer_endpoint,
         ):
-            tell(endpoint=consumer_endpoint.endpoint)
+            send_status(endpoint=consumer_endpoint.endpoint)
             write_all(writer, consumer_endpoint)
-        tell(done=writer.rows)
+        send_status(done=writer.rows)
     except DiskError as error:
-        tell(disk=[error.path, error.reason, error.hint])
+        send_status(disk=[error.path, error.reason, error.hint])
     except Exception as error:
-        tell(failed=f"{type(error).__name__}: {error}")
+        send_status(failed=f"{type(error).__name__}: {error}")

@@ -11,10 +11,10 @@ import pytest
 import ray
 import torch
 
+from rayagi.algorithms.collector_learner import CollectorLearnerFactory
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
-from rayagi.algorithms.separate import SeparateFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
@@ -58,7 +58,7 @@ def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
     with Session(whole, factory=DpOnlyFactory(whole, make_point)) as session:
         expected = session.train(5)
         reference = session.state_dict()["shared"]
-    with Session(SPEC, factory=SeparateFactory(SPEC, make_point)) as session:
+    with Session(SPEC, factory=CollectorLearnerFactory(SPEC, make_point)) as session:
         assert [len(gmi_slice.cores) for gmi_slice in session.plan.slices] == [1, 1, 2]
         results = session.train(3)
         state = session.state_dict()
@@ -97,7 +97,7 @@ def updates_until(session, told, mark, limit=2000):
 
 def test_whoever_is_killed_training_goes_on_and_counts_add_up():
     told: list[str] = []
-    session = session_of(DECOUPLED, log=told.append, factory=SeparateFactory(DECOUPLED, make_point))
+    session = session_of(DECOUPLED, log=told.append, factory=CollectorLearnerFactory(DECOUPLED, make_point))
     with session:
         results = session.train(20)
         assert {result.metrics["train_samples"] for result in results} == {4 * 8}
@@ -135,7 +135,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
 def test_of_several_learners_one_is_killed_and_all_go_on_alike():
     spec = replace(DECOUPLED, gmi=replace(DECOUPLED.gmi, num_learners=2))
     told: list[str] = []
-    with session_of(spec, log=told.append, factory=SeparateFactory(spec, make_point)) as session:
+    with session_of(spec, log=told.append, factory=CollectorLearnerFactory(spec, make_point)) as session:
         learners = session.plan.hosting("trainer")
         assert len(learners) == 2
         session.train(10)
@@ -156,7 +156,7 @@ def test_of_several_learners_one_is_killed_and_all_go_on_alike():
 def test_what_a_program_raises_ends_the_session():
     spec = replace(DECOUPLED, learning=replace(DECOUPLED.learning, learning_rate=1e30))
     with (
-        session_of(spec, factory=SeparateFactory(spec, make_point)) as session,
+        session_of(spec, factory=CollectorLearnerFactory(spec, make_point)) as session,
         pytest.raises(Exception, match="NaN or infinite"),
     ):
         session.train(50)

@@ -8,7 +8,7 @@ import torch
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
 from rayagi.envs.fused.variants.catalogue import variant
-from rayagi.envs.fused.variants.variant import Standing, Work, random_actions
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,19 +24,19 @@ def test_a_kernel_on_a_gpu_moves_as_torch_does(name, simulator, compute, copies,
     if name == "warp-gpu" and find_spec("warp") is None:
         pytest.skip("no warp: nothing here was verified")
     knobs = {"compute": compute, "copies": copies, "real": real}
-    work = Work(simulator=simulator, num_envs=1000, steps_per_call=20, seed=5, **knobs)
+    work = BenchmarkConfig(simulator=simulator, num_envs=1000, steps_per_call=20, seed=5, **knobs)
     found, wanted = (_stepped(one, work) for one in (name, "torch"))
-    assert torch.equal(found.fleet.episode, wanted.fleet.episode)
+    assert torch.equal(found.env_state.episode, wanted.env_state.episode)
     assert torch.equal(found.totals.ended, wanted.totals.ended)
     for one, other in (
-        (found.fleet.state, wanted.fleet.state),
+        (found.env_state.state, wanted.env_state.state),
         (found.copies, wanted.copies),
         (found.totals.rewards, wanted.totals.rewards),
     ):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def _stepped(name: str, work: Work) -> Standing:
+def _stepped(name: str, work: BenchmarkConfig) -> BenchmarkState:
     stepper = variant(name).make(work)
     stepper.step(stepper.prepare(random_actions(work)))
     return stepper.get()

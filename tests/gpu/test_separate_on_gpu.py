@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.algorithms.test_separate import IMPALA, SPEC, after, run_gmis
+from tests.unit.algorithms.test_collector_learner import IMPALA, SPEC, after, run_gmis
 
 pytestmark = [
     pytest.mark.gpu,

@@ -70,7 +70,7 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
     def _compile(self) -> CompiledUpdate | None:
         """None on a GPU, and where there is no compiler."""
         model, spec = self.model, self.spec
-        if self._descent is None:
+        if self._optimizer_step is None:
             return None
         return CompiledUpdate(
             Trained(
@@ -84,7 +84,7 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
                 entropy_coef=spec.entropy_coef,
                 weight=self.weight,
             ),
-            self._descent,
+            self._optimizer_step,
         )
 
 

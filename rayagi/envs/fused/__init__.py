@@ -1,5 +1,8 @@
 """Simulators written in a small dialect, of which fused kernels are made: see docs/simulation.md."""
 
-from rayagi.envs.fused.simulator import Box, Choices, Simulator
+from rayagi.envs.fused.simulator import Box, Discrete, Simulator
 
-__all__ = ["Box", "Choices", "Simulator"]
+Choices = Discrete
+"""The name of Discrete before."""
+
+__all__ = ["Box", "Choices", "Discrete", "Simulator"]

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.simulator import Choices, Simulator, action_dim
+from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim
 
 START: Final = 0
 """Purpose of the numbers that begin an episode; positioned by episode, at step 0."""
@@ -90,7 +90,7 @@ def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: 
     """Uniformly random choices (N,) int64, or reals of the box (N, dim) float32."""
     drawn = uniform(word, indices, iteration, step, EXPLORE, action_dim(simulator))
     actions = simulator.actions
-    if isinstance(actions, Choices):
+    if isinstance(actions, Discrete):
         return torch.floor(drawn[:, 0] * actions.count).to(torch.int64)
     low, high = (torch.tensor(side, device=drawn.device) for side in (actions.low, actions.high))
     return low + (high - low) * drawn

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.errors import EnvError
-from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.backends import EnvConfig, FusedBackend, StepBatch, Totals
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.draws import random_actions
-from rayagi.envs.fused.forms import Form, Setting, Steps, Totals
-from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulator import Simulator
 
 EXACT = 1e-9
@@ -60,7 +60,7 @@ class Parity:
 
 def check(
     simulator: Simulator,
-    make_form: Callable[[Setting], Form] = CForm,
+    make_backend: Callable[[EnvConfig], FusedBackend] = CBackend,
     *,
     num_envs: int = 500,
     num_steps: int = 20,
@@ -72,7 +72,7 @@ def check(
 
     Args:
         simulator: whose forms are compared
-        make_form: what makes the form, of the setting's type of reals; by default the C form
+        make_backend: what makes the form, of the setting's type of reals; by default the C form
         num_envs: environments, the last tile not full
         num_steps: steps side by side
         warm_up: steps of the reference before
@@ -86,37 +86,43 @@ def check(
     """
 
     def course(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
-        setting = Setting(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
-        reference, form = TorchForm(setting), make_form(setting)
+        env_config = EnvConfig(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
+        reference, backend = TorchBackend(env_config), make_backend(env_config)
         wandered(reference, warm_up)
-        form.start()
-        wanted, given = zip(*_steps(reference, form, num_steps, block), strict=True)
+        backend.start()
+        wanted, given = zip(*_steps(reference, backend, num_steps, block), strict=True)
         return compared(simulator, joined(wanted), joined(given), tolerance, free=block > 1)
 
     exact, single = course(torch.float64, num_steps, EXACT), course(torch.float32, 1, tolerance)
     return Parity(exact[0], single[0], exact[1] + single[1])
 
 
-def wandered(reference: TorchForm, num_steps: int) -> None:
+def wandered(reference: TorchBackend, num_steps: int) -> None:
     """Begin, and take some steps at random."""
-    setting = reference.setting
+    env_config = reference.env_config
     reference.start()
-    reference.wander(0, num_steps, Totals.allocate(setting.num_envs, real=setting.real))
+    reference.run_random_actions(0, num_steps, Totals.allocate(env_config.num_envs, real=env_config.real))
 
 
-def _steps(reference: TorchForm, form: Form, num_steps: int, block: int) -> Iterator[tuple[Fields, Fields]]:
+def _steps(
+    reference: TorchBackend, backend: FusedBackend, num_steps: int, block: int
+) -> Iterator[tuple[Fields, Fields]]:
     """What both give, ``block`` steps at a time, each block from where the reference stands."""
-    setting, obs_dim = reference.setting, len(reference.observe())
-    indices = torch.arange(setting.num_envs)
+    env_config, obs_dim = reference.env_config, len(reference.observe())
+    indices = torch.arange(env_config.num_envs)
     for begin in range(0, num_steps, block):
-        drawn = [random_actions(setting.simulator, 1, indices, setting.seed, begin + k) for k in range(block)]
+        drawn = [
+            random_actions(env_config.simulator, 1, indices, env_config.seed, begin + k) for k in range(block)
+        ]
         actions = torch.stack(drawn)
-        actions = actions.to(setting.real) if actions.is_floating_point() else actions
-        form.fleet.copy_(reference.fleet)
-        out = [Steps.allocate(block, setting.num_envs, obs_dim, real=setting.real) for _ in range(2)]
+        actions = actions.to(env_config.real) if actions.is_floating_point() else actions
+        backend.env_state.copy_(reference.env_state)
+        out = [
+            StepBatch.allocate(block, env_config.num_envs, obs_dim, real=env_config.real) for _ in range(2)
+        ]
         reference.run(actions, out[0])
-        form.run(actions.to(form.fleet.state.device), out[1])
-        wanted, given = ({name: getattr(one, name).cpu() for name in Steps.__slots__} for one in out)
+        backend.run(actions.to(backend.env_state.state.device), out[1])
+        wanted, given = ({name: getattr(one, name).cpu() for name in StepBatch.__slots__} for one in out)
         yield wanted, given
 
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, Totals, check_actions
 from rayagi.envs.fused.draws import START, random_actions, seed_word, uniform
-from rayagi.envs.fused.forms import Fleet, Setting, Steps, Totals, check_actions
 from rayagi.envs.fused.ops import clip
 from rayagi.envs.fused.simulator import Box, Simulator, named
 
 
-class Advanced(NamedTuple):
-    """One step of N environments: what Fleet and Steps hold, without the first dimension of the latter."""
+class TorchStepResult(NamedTuple):
+    """One step of N environments: what BatchedEnvState and StepBatch hold, without the first dimension of the latter."""
 
     state: Tensor
     elapsed: Tensor
@@ -31,66 +31,72 @@ class Advanced(NamedTuple):
     final_obs: Tensor
 
 
-class TorchForm:
+class TorchBackend:
     """Implements Form."""
 
     def __init__(
-        self, setting: Setting, device: torch.device | str = "cpu", *, compiled: bool = False
+        self, env_config: EnvConfig, device: torch.device | str = "cpu", *, compiled: bool = False
     ) -> None:
         """``compiled``: one call of what torch.compile makes of a step, instead of an operation at a time."""
-        self.setting = setting
-        self.fleet = Fleet.allocate(setting.simulator, setting.num_envs, device, setting.real)
-        self._indices = torch.arange(
-            setting.first_env_index, setting.first_env_index + setting.num_envs, device=device
+        self.env_config = env_config
+        self.env_state = BatchedEnvState.allocate(
+            env_config.simulator, env_config.num_envs, device, env_config.real
         )
-        self._advance: Callable[..., Advanced] = torch.compile(advance) if compiled else advance
+        self._indices = torch.arange(
+            env_config.first_env_index, env_config.first_env_index + env_config.num_envs, device=device
+        )
+        self._advance: Callable[..., TorchStepResult] = torch.compile(advance) if compiled else advance
 
     def start(self) -> None:
         """A new episode everywhere."""
-        self.fleet.episode += 1
-        self.fleet.elapsed.zero_()
-        setting, fleet = self.setting, self.fleet
+        self.env_state.episode += 1
+        self.env_state.elapsed.zero_()
+        env_config, env_state = self.env_config, self.env_state
         started = started_states(
-            setting.simulator, seed_word(setting.seed), self._indices, fleet.episode, setting.real
+            env_config.simulator,
+            seed_word(env_config.seed),
+            self._indices,
+            env_state.episode,
+            env_config.real,
         )
-        self.fleet.state.copy_(started)
+        self.env_state.state.copy_(started)
 
     def observe(self) -> Tensor:
         """(D, N)."""
-        return observations(self.setting.simulator, self.fleet.state)
+        return observations(self.env_config.simulator, self.env_state.state)
 
-    def run(self, actions: Tensor, out: Steps) -> None:
+    def run(self, actions: Tensor, out: StepBatch) -> None:
         """K steps, each a chain of operations."""
-        check_actions(self.setting, actions, len(out.rewards))
+        check_actions(self.env_config, actions, len(out.rewards))
         for t in range(len(out.rewards)):
             after = self._step(actions[t])
             for name in ("obs", "rewards", "terminated", "truncated", "final_obs"):
                 getattr(out, name)[t].copy_(getattr(after, name))
 
-    def wander(self, iteration: int, num_steps: int, out: Totals) -> None:
+    def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
         """K steps, each a chain of operations."""
         out.rewards.zero_()
         out.ended.zero_()
-        word = seed_word(self.setting.seed)
+        word = seed_word(self.env_config.seed)
         for t in range(num_steps):
-            after = self._step(random_actions(self.setting.simulator, word, self._indices, iteration, t))
+            after = self._step(random_actions(self.env_config.simulator, word, self._indices, iteration, t))
             out.rewards += after.rewards
             out.ended += after.terminated | after.truncated
 
     @torch.no_grad()
-    def _step(self, actions: Tensor) -> Advanced:
-        setting, fleet = self.setting, self.fleet
+    def _step(self, actions: Tensor) -> TorchStepResult:
+        env_config, env_state = self.env_config, self.env_state
         after = self._advance(
-            setting.simulator,
-            seed_word(setting.seed),
-            setting.limit,
+            env_config.simulator,
+            seed_word(env_config.seed),
+            env_config.limit,
             self._indices,
-            fleet.state,
-            fleet.elapsed,
-            fleet.episode,
+            env_state.state,
+            env_state.elapsed,
+            env_state.episode,
             actions,
         )
-        fleet.copy_(Fleet(after.state, after.elapsed, after.episode))
+        env_state.copy_(BatchedEnvState(after.state, after.elapsed, after.episode))
         return after
 
 
@@ -103,10 +109,12 @@ def advance(
     elapsed: Tensor,
     episode: Tensor,
     actions: Tensor,
-) -> Advanced:
+) -> TorchStepResult:
     """One step of every environment, those that end it begun anew."""
     shape = elapsed.shape
-    result = simulator.step(named(simulator, state.unbind(0)), acted(simulator, actions, state.dtype))
+    result = simulator.step(
+        named(simulator, state.unbind(0)), clipped_actions(simulator, actions, state.dtype)
+    )
     after = _stacked(result[0], shape, state)
     rewards = _column(result[1], shape, state)
     terminated = torch.as_tensor(result[2], dtype=torch.bool, device=state.device).expand(shape)
@@ -119,10 +127,10 @@ def advance(
     after = torch.where(ended, begun, after)
     elapsed = torch.where(ended, 0, elapsed)
     obs = observations(simulator, after)
-    return Advanced(after, elapsed, episode, obs, rewards, terminated, truncated, final_obs)
+    return TorchStepResult(after, elapsed, episode, obs, rewards, terminated, truncated, final_obs)
 
 
-def acted(simulator: Simulator, actions: Tensor, real: torch.dtype) -> Any:
+def clipped_actions(simulator: Simulator, actions: Tensor, real: torch.dtype) -> Any:
     """Actions as ``step`` sees them: a choice as a real, or the box's reals, clipped."""
     if not isinstance(simulator.actions, Box):
         return actions.to(real)

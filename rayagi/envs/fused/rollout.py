@@ -13,8 +13,8 @@ from torch import Tensor
 
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout
-from rayagi.envs.fused.c.form import CForm, RolloutPointers
-from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.c.backend import CBackend, RolloutPointers
+from rayagi.envs.fused.simulator import Discrete
 from rayagi.native.packed_policy import PackedPolicy
 from rayagi.native.pointers import pointer
 
@@ -22,12 +22,14 @@ from rayagi.native.pointers import pointer
 class FusedRollout:
     """Fills rollouts from the environments of a C form."""
 
-    def __init__(self, form: CForm) -> None:
-        self.form = form
-        self._rows = int(form.library.rayagi_rows())
+    def __init__(self, backend: CBackend) -> None:
+        self.backend = backend
+        self._rows = int(backend.library.rayagi_rows())
         self._finals: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+    def collect_rollout(
+        self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
+    ) -> Episodes:
         """T steps of every environment. Actions are sampled with ``draws.exploration_noise`` of ``iteration``.
 
         Args:
@@ -43,12 +45,12 @@ class FusedRollout:
             ValueError: rollout or policy are not of these environments.
             MemoryError: no room for the activations.
         """
-        form = self.form
+        backend = self.backend
         num_steps = rollout.num_steps
         final_obs, final_returns, final_lengths = self._final_storage(rollout)
         self._check(rollout, policy)
         packed = PackedPolicy(policy, self._rows)
-        discrete = isinstance(form.setting.simulator.actions, Choices)
+        discrete = isinstance(backend.env_config.simulator.actions, Discrete)
         out = RolloutPointers(
             *(pointer(getattr(rollout, name)) for name in ("raw_obs", "obs", "outputs")),
             pointer(rollout.actions) if discrete else None,
@@ -56,11 +58,11 @@ class FusedRollout:
             *(pointer(getattr(rollout, name)) for name in ("rewards", "terminated", "truncated", "last_obs")),
             *(pointer(one) for one in (final_obs, running, final_returns, final_lengths)),
         )
-        fleet, call = form.fleet_pointers(), form.library.rayagi_rollout
-        results = form.on_threads(
+        env_state, call = backend.env_state_pointers(), backend.library.rayagi_rollout
+        results = backend.on_threads(
             num_steps,
             lambda begin, end: call(
-                fleet, begin, end, num_steps, iteration, packed.address, ctypes.byref(out)
+                env_state, begin, end, num_steps, iteration, packed.address, ctypes.byref(out)
             ),
         )
         if any(results):
@@ -83,7 +85,11 @@ class FusedRollout:
 
     def _check(self, rollout: Rollout, policy: PolicyTensors) -> None:
         sizes = [policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)]
-        n, d, real = self.form.setting.num_envs, self.form.traced.obs_dim, self.form.setting.real
+        n, d, real = (
+            self.backend.env_config.num_envs,
+            self.backend.traced.obs_dim,
+            self.backend.env_config.real,
+        )
         wanted = (rollout.num_envs, rollout.raw_obs.shape[-1], rollout.outputs.shape[-1])
         if (n, d) != wanted[:2] or (sizes[0], sizes[-1]) != wanted[1:]:
             raise ValueError(

@@ -17,11 +17,11 @@ from torch.nn import functional
 from actors.policy_tensors import ActivationName, PolicyTensors
 from actors.protocols import EnvInfo
 from actors.rollout import Rollout
-from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.backends import EnvConfig, StepBatch
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.draws import exploration_noise
-from rayagi.envs.fused.forms import Setting, Steps
 from rayagi.envs.fused.parity import EXACT, Fields, Parity, compared, joined, wandered
-from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.rollout import FusedRollout
 from rayagi.envs.fused.simulator import Simulator, action_spec
 
@@ -63,10 +63,10 @@ def check(
     """
 
     def course(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
-        setting = Setting(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
-        loop = _Loop(setting, hidden, activation)
-        wandered(loop.form, warm_up)
-        wanted, given = zip(*loop.beside(CForm(setting), num_steps, block), strict=True)
+        env_config = EnvConfig(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
+        loop = _Loop(env_config, hidden, activation)
+        wandered(loop.backend, warm_up)
+        wanted, given = zip(*loop.beside(CBackend(env_config), num_steps, block), strict=True)
         return compared(simulator, joined(wanted), joined(given), tolerance, free=block > 1)
 
     exact, single = course(torch.float64, num_steps, EXACT), course(torch.float32, 1, tolerance)
@@ -76,65 +76,67 @@ def check(
 class _Loop:
     """Observe, infer, sample and step, an operation at a time."""
 
-    def __init__(self, setting: Setting, hidden: tuple[int, ...], activation: ActivationName) -> None:
-        self.setting, self.form = setting, TorchForm(setting)
-        self._spec = action_spec(setting.simulator)
+    def __init__(self, env_config: EnvConfig, hidden: tuple[int, ...], activation: ActivationName) -> None:
+        self.env_config, self.backend = env_config, TorchBackend(env_config)
+        self._spec = action_spec(env_config.simulator)
         self._discrete = self._spec.kind == "discrete"
         self._num_outputs = self._spec.num_choices if self._discrete else self._spec.dim
-        self._obs_dim = len(self.form.observe())
+        self._obs_dim = len(self.backend.observe())
         sizes = [self._obs_dim, *hidden, self._num_outputs]
-        self.policy = _random_policy(sizes, activation, setting.real, drawn_reals=not self._discrete)
+        self.policy = _random_policy(sizes, activation, env_config.real, drawn_reals=not self._discrete)
 
-    def beside(self, form: CForm, num_steps: int, block: int) -> Iterator[tuple[Fields, Fields]]:
+    def beside(self, backend: CBackend, num_steps: int, block: int) -> Iterator[tuple[Fields, Fields]]:
         """What both give, ``block`` steps at a time, each block from where this loop stands."""
-        kernel = FusedRollout(form)
+        kernel = FusedRollout(backend)
         for number in range(num_steps // block):
-            form.fleet.copy_(self.form.fleet)
+            backend.env_state.copy_(self.backend.env_state)
             rollout = self._storage(block)
-            kernel.fill(rollout, self.policy, number, torch.zeros(self.setting.num_envs, dtype=torch.float64))
+            kernel.collect_rollout(
+                rollout, self.policy, number, torch.zeros(self.env_config.num_envs, dtype=torch.float64)
+            )
             yield joined([self._step(noise) for noise in self._noise(number, block)]), _told(rollout)
 
     def _step(self, noise: Tensor) -> Fields:
-        raw, policy = self.form.observe(), self.policy
+        raw, policy = self.backend.observe(), self.policy
         seen = raw.t()
         if policy.shift is not None and policy.scale is not None:
             seen = ((seen - policy.shift) * policy.scale).clamp(-policy.clip, policy.clip)
         outputs = _inferred(policy, seen)
         actions = (outputs + noise).argmax(-1) if policy.std is None else outputs + policy.std * noise
-        out = Steps.allocate(1, self.setting.num_envs, self._obs_dim, real=self.setting.real)
-        self.form.run(actions.unsqueeze(0), out)
+        out = StepBatch.allocate(1, self.env_config.num_envs, self._obs_dim, real=self.env_config.real)
+        self.backend.run(actions.unsqueeze(0), out)
         acted = {"raw_obs": raw, "obs": seen.t(), "outputs": outputs.t(), "actions": actions.t()}
         after = {"rewards": out.rewards, "terminated": out.terminated, "truncated": out.truncated}
         after |= {"next_obs": out.obs, "final_obs": out.final_obs}
         return {name: values.unsqueeze(0) for name, values in acted.items()} | after
 
     def _noise(self, number: int, num_steps: int) -> Tensor:
-        setting = self.setting
+        env_config = self.env_config
         return exploration_noise(
-            seed=setting.seed,
-            first_env_index=setting.first_env_index,
-            num_envs=setting.num_envs,
+            seed=env_config.seed,
+            first_env_index=env_config.first_env_index,
+            num_envs=env_config.num_envs,
             iteration=number,
             num_steps=num_steps,
             dim=self._num_outputs,
             gumbel=self._discrete,
-            real=setting.real,
+            real=env_config.real,
         )
 
     def _storage(self, num_steps: int) -> Rollout:
         """A rollout of the setting's reals."""
-        setting = self.setting
+        env_config = self.env_config
         info = EnvInfo(
-            env_id=setting.simulator.name,
+            env_id=env_config.simulator.name,
             engine="fused",
             obs_dim=self._obs_dim,
             action=self._spec,
-            max_episode_steps=setting.max_episode_steps,
+            max_episode_steps=env_config.max_episode_steps,
         )
-        empty = Rollout.allocate(num_steps, setting.num_envs, info, torch.device("cpu"))
+        empty = Rollout.allocate(num_steps, env_config.num_envs, info, torch.device("cpu"))
         names = [one for one in Rollout.__slots__ if isinstance(getattr(empty, one), Tensor)]
         reals = {name: getattr(empty, name) for name in names if getattr(empty, name).is_floating_point()}
-        return replace(empty, **{name: values.to(setting.real) for name, values in reals.items()})
+        return replace(empty, **{name: values.to(env_config.real) for name, values in reals.items()})
 
 
 def _told(rollout: Rollout) -> Fields:

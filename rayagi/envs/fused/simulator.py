@@ -22,7 +22,7 @@ ENGINE = "fused"
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class Discrete:
     """One of ``count`` choices. ``step`` sees its number as a real: 0.0, 1.0, ..."""
 
     count: int
@@ -36,7 +36,7 @@ class Box:
     high: tuple[float, ...]
 
 
-class Outcome(NamedTuple):
+class Transition(NamedTuple):
     """What ``step`` returns."""
 
     state: Sequence[Scalar]
@@ -51,7 +51,7 @@ class Simulator(ABC):
     """What it is, in a few words."""
     state: ClassVar[tuple[str, ...]]
     """Names of the state's reals."""
-    actions: Choices | Box
+    actions: Discrete | Box
     max_episode_steps: int | None = None
     """After which a time limit cuts the episode."""
     num_draws: ClassVar[int]
@@ -88,14 +88,14 @@ def named(simulator: Simulator, values: Sequence[Scalar]) -> Any:
 def action_spec(simulator: Simulator) -> ActionSpec:
     """The actions as policies know them."""
     actions = simulator.actions
-    if isinstance(actions, Choices):
+    if isinstance(actions, Discrete):
         return ActionSpec(kind="discrete", dim=1, num_choices=actions.count)
     return ActionSpec(kind="continuous", dim=len(actions.low), low=actions.low, high=actions.high)
 
 
 def action_dim(simulator: Simulator) -> int:
     """Reals of one action."""
-    return 1 if isinstance(simulator.actions, Choices) else len(simulator.actions.low)
+    return 1 if isinstance(simulator.actions, Discrete) else len(simulator.actions.low)
 
 
 def between(draw: Scalar, low: float, high: float) -> Scalar:

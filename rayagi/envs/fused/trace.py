@@ -9,7 +9,7 @@ from typing import Any
 
 from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr, Graph, Kind, Node
-from rayagi.envs.fused.simulator import Box, Choices, Simulator, action_dim, named
+from rayagi.envs.fused.simulator import Box, Discrete, Simulator, action_dim, named
 
 MAX_NODES = 100_000
 """More than that, and no compiler comes to an end in time."""
@@ -62,7 +62,7 @@ def trace(simulator: Simulator) -> Traced:
     check_declaration(simulator)
     names = tuple(simulator.state)
     reals = tuple(f"action{i}" for i in range(action_dim(simulator)))
-    discrete = isinstance(simulator.actions, Choices)
+    discrete = isinstance(simulator.actions, Discrete)
 
     def start(*draws: Expr) -> list[Any]:
         return list(_sized(simulator, "start", "state", simulator.start(draws), len(names)))
@@ -117,7 +117,7 @@ def check_declaration(simulator: Simulator) -> None:
     if wrong:
         raise SimulatorError(place, f"{wrong[0]!r} in state is not a name that Python takes")
     actions = getattr(simulator, "actions", None)
-    if isinstance(actions, Choices):
+    if isinstance(actions, Discrete):
         if actions.count < 2:
             raise SimulatorError(place, f"actions are Choices({actions.count}); there must be at least 2")
     elif not isinstance(actions, Box):

@@ -12,26 +12,26 @@ from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.rollout import Episodes, Rollout
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved
-from rayagi.envs.fused.c.form import CForm
-from rayagi.envs.fused.forms import Fleet, Form, Setting, Steps
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, FusedBackend, StepBatch
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.rollout import FusedRollout
+from rayagi.envs.providers import check_num_envs
 
 
-class FormVecEnv:
+class BackendVecEnv:
     """Implements VecEnv for any form on the host. Actions are clipped to the box."""
 
     resumes_episodes = True
 
-    def __init__(self, info: EnvInfo, setting: Setting, form: Form) -> None:
-        self.info, self.num_envs = info, setting.num_envs
-        self._setting, self._form = setting, form
-        self._out = Steps.allocate(1, setting.num_envs, info.obs_dim)
+    def __init__(self, info: EnvInfo, env_config: EnvConfig, backend: FusedBackend) -> None:
+        self.info, self.num_envs = info, env_config.num_envs
+        self._env_config, self._backend = env_config, backend
+        self._out = StepBatch.allocate(1, env_config.num_envs, info.obs_dim)
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
-        self._form.start()
-        return self._rows(self._form.observe())
+        self._backend.start()
+        return self._rows(self._backend.observe())
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment.
@@ -45,10 +45,10 @@ class FormVecEnv:
             bad = (~torch.isfinite(given)).nonzero()
             if len(bad):
                 env = int(bad[0, 0])
-                step = int(self._form.fleet.elapsed[env]) + 1
-                raise SimulationError(self._setting.first_env_index + env, step, "the action")
+                step = int(self._backend.env_state.elapsed[env]) + 1
+                raise SimulationError(self._env_config.first_env_index + env, step, "the action")
         out = self._out
-        self._form.run(given.unsqueeze(0), out)
+        self._backend.run(given.unsqueeze(0), out)
         ids = (out.terminated[0] | out.truncated[0]).nonzero().flatten()
         return StepResult(
             obs=self._rows(out.obs[0]),
@@ -61,18 +61,18 @@ class FormVecEnv:
 
     def state_dict(self) -> StateDict:
         """State, steps and number of every running episode."""
-        fleet = self._form.fleet
+        env_state = self._backend.env_state
         return {
-            "state": fleet.state.clone(),
-            "elapsed": fleet.elapsed.clone(),
-            "episode": fleet.episode.clone(),
+            "state": env_state.state.clone(),
+            "elapsed": env_state.elapsed.clone(),
+            "episode": env_state.episode.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Go on within the saved episodes of as many environments."""
-        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
-        self._form.fleet.copy_(Fleet(state["state"], state["elapsed"], state["episode"]))
-        return self._rows(self._form.observe())
+        check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
+        self._backend.env_state.copy_(BatchedEnvState(state["state"], state["elapsed"], state["episode"]))
+        return self._rows(self._backend.observe())
 
     def close(self) -> None:
         """Nothing is held."""
@@ -82,19 +82,21 @@ class FormVecEnv:
         return columns.t().contiguous()
 
 
-class FusedVecEnv(FormVecEnv):
+class FusedVecEnv(BackendVecEnv):
     """Implements RolloutEnv: the C form, which also acts."""
 
-    _form: CForm
+    _backend: CBackend
 
-    def __init__(self, info: EnvInfo, setting: Setting, num_threads: int) -> None:
-        super().__init__(info, setting, CForm(setting, num_threads))
-        self._rollout = FusedRollout(self._form)
+    def __init__(self, info: EnvInfo, env_config: EnvConfig, num_threads: int) -> None:
+        super().__init__(info, env_config, CBackend(env_config, num_threads))
+        self._rollout = FusedRollout(self._backend)
 
-    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+    def collect_rollout(
+        self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
+    ) -> Episodes:
         """T steps in one call: see RolloutEnv."""
-        return self._rollout.fill(rollout, policy, iteration, running)
+        return self._rollout.collect_rollout(rollout, policy, iteration, running)
 
     def close(self) -> None:
         """End the threads."""
-        self._form.close()
+        self._backend.close()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import Place, check_saved
 from rayagi.envs.isaac.process import SimulatorProcess
+from rayagi.envs.providers import VecEnvArgs, check_num_envs
 
 
 class IsaacVecEnv:
@@ -29,16 +29,16 @@ class IsaacVecEnv:
 
     resumes_episodes = False
 
-    def __init__(self, info: EnvInfo, process: SimulatorProcess, place: Place) -> None:
-        self.info, self.num_envs = info, place.num_envs
-        self._process, self._place = process, place
+    def __init__(self, info: EnvInfo, process: SimulatorProcess, env_args: VecEnvArgs) -> None:
+        self.info, self.num_envs = info, env_args.num_envs
+        self._process, self._env_args = process, env_args
         self._low, self._high = torch.tensor(info.action.low), torch.tensor(info.action.high)
-        self._elapsed = torch.zeros(place.num_envs, dtype=torch.int64)
+        self._elapsed = torch.zeros(env_args.num_envs, dtype=torch.int64)
         self._resets = 0
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
-        seed = reset_seed(self._place, self._resets)
+        seed = reset_seed(self._env_args, self._resets)
         self._resets += 1
         self._elapsed.zero_()
         return self._process.reset(seed)["obs"].clone()
@@ -71,7 +71,7 @@ class IsaacVecEnv:
             bad = (~torch.isfinite(actions)).any(-1).nonzero()
             if len(bad):
                 row = int(bad[0])
-                raise SimulationError(self._place.first_env_index + row, int(self._elapsed[row]), "action")
+                raise SimulationError(self._env_args.first_env_index + row, int(self._elapsed[row]), "action")
 
     def state_dict(self) -> StateDict:
         """How often everything was reset: the simulators do not tell their state."""
@@ -79,7 +79,7 @@ class IsaacVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
-        check_saved(self.info.env_id, int(state["num_envs"]), self.num_envs)
+        check_num_envs(self.info.env_id, int(state["num_envs"]), self.num_envs)
         self._resets = int(state["resets"])
         return self.reset()
 
@@ -88,7 +88,7 @@ class IsaacVecEnv:
         self._process.close()
 
 
-def reset_seed(place: Place, number: int) -> int:
+def reset_seed(env_args: VecEnvArgs, number: int) -> int:
     """A 31-bit seed of a reset, unlike those of other GMIs."""
-    words = [place.seed % 2**64, place.first_env_index, number]
+    words = [env_args.seed % 2**64, env_args.first_env_index, number]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0] >> 1)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import Robot, Task, sum_of_squares
+from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, sum_of_squares
 
 _SPEED_NOISE = 0.005
 
@@ -25,10 +25,10 @@ class Reacher(Task):
     derived_fields: ClassVar[tuple[str, ...]] = ("xpos",)
     description: ClassVar[str] = "a two-link arm reaches a target"
 
-    def _to_target(self, robot: Robot, fields: Fields) -> Array:
-        return fields["xpos"][:, robot.body("fingertip")] - fields["xpos"][:, robot.body("target")]
+    def _to_target(self, compiled: CompiledModel, fields: Fields) -> Array:
+        return fields["xpos"][:, compiled.body("fingertip")] - fields["xpos"][:, compiled.body("target")]
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Joint angles as cosine and sine, target, joint speeds, planar vector from target to fingertip."""
         angles = fields["qpos"][:, :2]
         parts = (
@@ -36,26 +36,28 @@ class Reacher(Task):
             np.sin(angles),
             fields["qpos"][:, 2:],
             fields["qvel"][:, :2],
-            self._to_target(robot, fields)[:, :2],
+            self._to_target(compiled, fields)[:, :2],
         )
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Minus distance, minus control; never ends."""
-        rewards = -np.sqrt(sum_of_squares(self._to_target(robot, fields))) * self.reward_dist_weight
+        rewards = -np.sqrt(sum_of_squares(self._to_target(compiled, fields))) * self.reward_dist_weight
         return rewards - sum_of_squares(actions) * self.reward_control_weight, np.zeros(
             len(speed), dtype=bool
         )
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise on the joints; a target within 0.2 m."""
-        qpos = rng.uniform(-0.1, 0.1, robot.model.nq) + robot.init_qpos
+        qpos = rng.uniform(-0.1, 0.1, compiled.model.nq) + compiled.init_qpos
         while True:
             target = rng.uniform(-0.2, 0.2, 2)
             if np.hypot(*target) < 0.2:
                 break
         qpos[-2:] = target
-        qvel = robot.init_qvel + rng.uniform(-_SPEED_NOISE, _SPEED_NOISE, robot.model.nv)
+        qvel = compiled.init_qvel + rng.uniform(-_SPEED_NOISE, _SPEED_NOISE, compiled.model.nv)
         qvel[-2:] = 0
         return qpos, qvel
 
@@ -73,29 +75,33 @@ class Pusher(Task):
     derived_fields: ClassVar[tuple[str, ...]] = ("xpos",)
     description: ClassVar[str] = "a seven-joint arm pushes a cylinder to a goal"
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Joint angles and speeds; positions of the arm's tip, the cylinder and the goal."""
-        bodies = [robot.body(name) for name in ("tips_arm", "object", "goal")]
+        bodies = [compiled.body(name) for name in ("tips_arm", "object", "goal")]
         points = fields["xpos"][:, bodies].reshape(len(fields["qpos"]), -1)
         return np.concatenate((fields["qpos"][:, :7], fields["qvel"][:, :7], points), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Minus the distances tip to cylinder and cylinder to goal, minus control; never ends."""
-        tip, cylinder, goal = (fields["xpos"][:, robot.body(name)] for name in ("tips_arm", "object", "goal"))
+        tip, cylinder, goal = (
+            fields["xpos"][:, compiled.body(name)] for name in ("tips_arm", "object", "goal")
+        )
         near = np.sqrt(sum_of_squares(cylinder - tip)) * self.reward_near_weight
         away = np.sqrt(sum_of_squares(cylinder - goal)) * self.reward_dist_weight
         rewards = -away - sum_of_squares(actions) * self.reward_control_weight - near
         return rewards, np.zeros(len(speed), dtype=bool)
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """The cylinder anywhere on its half of the table that is not on the goal, which is at the origin."""
-        qpos = robot.init_qpos.copy()
+        qpos = compiled.init_qpos.copy()
         while True:
             cylinder = np.concatenate((rng.uniform(-0.3, 0, 1), rng.uniform(-0.2, 0.2, 1)))
             if np.hypot(*cylinder) > 0.17:
                 break
         qpos[-4:-2] = cylinder
         qpos[-2:] = 0
-        qvel = robot.init_qvel + rng.uniform(-_SPEED_NOISE, _SPEED_NOISE, robot.model.nv)
+        qvel = compiled.init_qvel + rng.uniform(-_SPEED_NOISE, _SPEED_NOISE, compiled.model.nv)
         qvel[-4:] = 0
         return qpos, qvel

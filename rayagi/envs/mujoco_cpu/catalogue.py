@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayagi.envs.families import check_options
 from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
 from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
 from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
 from rayagi.envs.mujoco_cpu.task import Task
 from rayagi.envs.mujoco_cpu.walkers import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
+from rayagi.envs.providers import check_options
 
 TASKS: Mapping[str, type[Task]] = {
     "Ant-v5": Ant,

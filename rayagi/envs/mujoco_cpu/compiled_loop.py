@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from collectives.compiler import CompilerError
 from collectives.kernels import Kernel
 from rayagi.envs.mujoco_cpu.physics import became_unstable
-from rayagi.envs.mujoco_cpu.world_loop import STATE, Worlds, failed
+from rayagi.envs.mujoco_cpu.world_loop import STATE, WorldBatch, failed
 from rayagi.envs.mujoco_cpu.world_structs import (
     FAILED,
     FUNCTIONS,
@@ -24,7 +24,7 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     NONE_LEFT,
     WARNED,
     SimulationStruct,
-    WorldsStruct,
+    WorldBatchStruct,
 )
 from rayagi.native.headers import shared
 
@@ -40,15 +40,15 @@ _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 class CompiledLoop:
     """Implements WorldLoop: the same calls in the same order as PythonLoop, so the same bits."""
 
-    def __init__(self, program: ctypes.CDLL, worlds: Worlds) -> None:
-        self._step, self._roll = program.rayagi_step_worlds, program.rayagi_roll
+    def __init__(self, program: ctypes.CDLL, worlds: WorldBatch) -> None:
+        self._step, self._roll = program.rayagi_step_worlds, program.rayagi_run_rollout
         self._kept = worlds  # while its addresses are used
         derived = list(worlds.derived.values())
         self._fields = _addresses(derived)
         self._sizes = (_I64 * len(derived))(*(field[0].size for field in derived))
         engine = _engine()
         functions = (ctypes.cast(getattr(engine, name), _ADDRESS).value for name in FUNCTIONS.values())
-        self._worlds = WorldsStruct(
+        self._worlds = WorldBatchStruct(
             *functions,
             worlds.model._address,
             STATE,
@@ -74,8 +74,8 @@ class CompiledLoop:
             self._kept.unstable[thread.world] = True
         return end != NONE_LEFT
 
-    def roll(self, data: mujoco.MjData, rollout: int, turn: int, most: int) -> int:
-        """rayagi_roll of world_rollout.h in this thread's own MjData; ``rollout`` and ``turn`` are addresses.
+    def run_rollout(self, data: mujoco.MjData, rollout: int, turn: int, most: int) -> int:
+        """rayagi_run_rollout of world_rollout.h in this thread's own MjData; ``rollout`` and ``turn`` are addresses.
 
         Returns:
             what ended it
@@ -129,7 +129,7 @@ class _Thread:
         return bool(became_unstable(self._warnings))
 
 
-def compiled_loop(worlds: Worlds) -> CompiledLoop | None:
+def compiled_loop(worlds: WorldBatch) -> CompiledLoop | None:
     """The loop for these worlds; None where it cannot be compiled."""
     program = _program()
     return None if program is None else CompiledLoop(program, worlds)
@@ -150,8 +150,8 @@ def _load() -> ctypes.CDLL:
         raise CompilerError(str(error)) from error
     found.rayagi_step_worlds.argtypes = (_ADDRESS, _ADDRESS, _I64, _I64)
     found.rayagi_step_worlds.restype = _I64
-    found.rayagi_roll.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64)
-    found.rayagi_roll.restype = _I64
+    found.rayagi_run_rollout.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64)
+    found.rayagi_run_rollout.restype = _I64
     found.rayagi_catch.argtypes = (_ADDRESS,)
     found.rayagi_catch.restype = None
     # MuJoCo ends the process after an error that nobody catches; Python's own calls catch theirs in another way.

@@ -16,26 +16,28 @@ from numpy.typing import NDArray
 from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
-from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldLoop, Worlds
+from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldBatch, WorldLoop
 
 _LOOK_EVERY = 4
 """Worlds between looks for lenders: a look before each cost more than lending gained."""
-AT_ONCE = 64
+MAX_ITEMS = 64
 """Pieces where nobody has to look for lenders: between them Python sees to signals."""
 
 
-class Work(Protocol):
+class SharedWork(Protocol):
     """Pieces that threads share, each in an MjData of its own."""
 
     def run(self, data: mujoco.MjData, most: int) -> bool:
         """Do at most so many. Returns whether some may be left."""
         ...
 
-    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
+    def watch_peers(
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+    ) -> None:
         """Who works in this MjData looks for lenders: ``run`` may return when one of these ranks waits for this member."""
         ...
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits for what is left."""
         ...
 
@@ -50,10 +52,12 @@ class _Step:
     def run(self, data: mujoco.MjData, most: int) -> bool:
         return self.loop.run(data, self.num_substeps, most)
 
-    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
+    def watch_peers(
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+    ) -> None:
         """Python looks, every few worlds."""
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Threads end by themselves."""
 
 
@@ -86,10 +90,10 @@ class ContactPhysics:
         }
         self.fields = {name: views[name] for name in names if name in views} | self._derived
         self._unstable = np.zeros(num_worlds, dtype=np.bool_)
-        worlds = Worlds(model, self.rows, self._derived, self._unstable)
+        worlds = WorldBatch(model, self.rows, self._derived, self._unstable)
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
-        self._lenders: dict[int, _Lender] = {}
+        self._idle_core_workers: dict[int, _IdleCoreWorker] = {}
         self._barrier_progress: BarrierProgress | None = None
         self.restart(
             np.arange(num_worlds),
@@ -101,14 +105,14 @@ class ContactPhysics:
         """Advance every world."""
         self.controls[:] = controls
         self.loop.begin()
-        self.share(_Step(self.loop, num_substeps), _LOOK_EVERY)
+        self.run_parallel(_Step(self.loop, num_substeps), _LOOK_EVERY)
         if not self._unstable.any():
             return None
         unstable = self._unstable.copy()
         self._unstable[:] = False
         return unstable
 
-    def share(self, work: Work, look_every: int) -> None:
+    def run_parallel(self, work: SharedWork, look_every: int) -> None:
         """Do work on all threads, and on cores that are lent.
 
         Args:
@@ -117,39 +121,39 @@ class ContactPhysics:
         """
         waiting: list[Future[None]] = []
         if self._pool is not None:
-            waiting = [self._pool.submit(_finish, work, data) for data in self.datas[1:]]
+            waiting = [self._pool.submit(_run_to_end, work, data) for data in self.datas[1:]]
         try:
-            if self._lenders:
-                self._finish_inviting(work, look_every, waiting)
+            if self._idle_core_workers:
+                self._run_with_idle_cores(work, look_every, waiting)
             else:
-                _finish(work, self.datas[0])
+                _run_to_end(work, self.datas[0])
         except BaseException:
-            work.abandon()  # of what this thread has begun
+            work.cancel()  # of what this thread has begun
             raise
         finally:
             wait(waiting)
         for future in waiting:
             future.result()
 
-    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
+    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Use cores that are lent: a thread for each lender, made when that first lends."""
-        self._lenders = {rank: _Lender(self._model, ids) for rank, ids in cores.items()}
+        self._idle_core_workers = {rank: _IdleCoreWorker(self._model, ids) for rank, ids in cores.items()}
         self._barrier_progress = barrier_progress
         return True
 
     @property
-    def num_takers(self) -> int:
+    def num_workers(self) -> int:
         """Threads that work should be divided for: own ones, and a lender's where there may be any."""
-        return len(self.datas) + bool(self._lenders)
+        return len(self.datas) + bool(self._idle_core_workers)
 
-    def _finish_inviting(self, work: Work, look_every: int, waiting: list[Future[None]]) -> None:
-        """As ``_finish``; now and then, who has begun to lend is asked to take some of what is left."""
+    def _run_with_idle_cores(self, work: SharedWork, look_every: int, waiting: list[Future[None]]) -> None:
+        """As ``_run_to_end``; now and then, who has begun to lend is asked to take some of what is left."""
         assert self._barrier_progress is not None
-        away, more = dict(self._lenders), True
+        away, more = dict(self._idle_core_workers), True
         while more:
             begun = [away.pop(rank) for rank in self._barrier_progress.waiting_ranks() if rank in away]
-            waiting += [lender.finish(work) for lender in begun]
-            work.watch(self.datas[0], self._barrier_progress, away)
+            waiting += [worker.submit(work) for worker in begun]
+            work.watch_peers(self.datas[0], self._barrier_progress, away)
             more = work.run(self.datas[0], look_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
@@ -181,12 +185,12 @@ class ContactPhysics:
         """Stop the threads and free the simulations."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        for lender in self._lenders.values():
-            lender.close()
-        self.datas, self._lenders = [], {}
+        for worker in self._idle_core_workers.values():
+            worker.close()
+        self.datas, self._idle_core_workers = [], {}
 
 
-class _Lender:
+class _IdleCoreWorker:
     """Another GMI's cores: a thread there, and a simulation for it, made when they are first used."""
 
     def __init__(self, model: mujoco.MjModel, cores: Collection[int]) -> None:
@@ -194,11 +198,11 @@ class _Lender:
         self._data: mujoco.MjData | None = None
         self._pool = ThreadPoolExecutor(1, "borrowed", initializer=_pin, initargs=(cores,))
 
-    def finish(self, work: Work) -> Future[None]:
+    def submit(self, work: SharedWork) -> Future[None]:
         """Start to take pieces there."""
         if self._data is None:
             self._data = mujoco.MjData(self._model)
-        return self._pool.submit(_finish, work, self._data)
+        return self._pool.submit(_run_to_end, work, self._data)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -206,8 +210,8 @@ class _Lender:
         self._data = None
 
 
-def _finish(work: Work, data: mujoco.MjData) -> None:
-    while work.run(data, AT_ONCE):
+def _run_to_end(work: SharedWork, data: mujoco.MjData) -> None:
+    while work.run(data, MAX_ITEMS):
         pass
 
 

@@ -15,10 +15,10 @@ from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
 from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved, log_faults
+from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model, make_physics
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
-from rayagi.envs.mujoco_cpu.robots import describe, load_robot, make_physics
 from rayagi.envs.mujoco_cpu.task import Task
+from rayagi.envs.providers import check_num_envs, log_sim_errors
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class MujocoVecEnv:
     so its course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
 
     A world that becomes unstable (NaN, infinite or above 1e10) ends its episode: terminated, with a reward of 0 and the last
-    observation before it. It is counted in ``faults`` and begins anew.
+    observation before it. It is counted in ``sim_errors`` and begins anew.
     """
 
     resumes_episodes = True
@@ -58,9 +58,9 @@ class MujocoVecEnv:
     ) -> None:
         self.num_envs = num_envs
         self._task = task
-        self._robot = load_robot(env_id, task)
-        self.info = describe(env_id, self._robot, task, max_episode_steps)
-        self._physics = make_physics(self._robot, task, num_envs, num_threads)
+        self._compiled = load_model(env_id, task)
+        self.info = describe(env_id, self._compiled, task, max_episode_steps)
+        self._physics = make_physics(self._compiled, task, num_envs, num_threads)
         self._first_env_index, self._seed = first_env_index, seed
         self._low, self._high = np.array(self.info.action.low), np.array(self.info.action.high)
         self._limit = np.iinfo(np.int64).max if max_episode_steps is None else max_episode_steps
@@ -71,7 +71,7 @@ class MujocoVecEnv:
         """The last step's observations; None where a whole rollout came since."""
 
     @property
-    def faults(self) -> Mapping[str, int]:
+    def sim_errors(self) -> Mapping[str, int]:
         """Times that a world became unstable, since the beginning."""
         return {"unstable": self._num_unstable}
 
@@ -98,27 +98,27 @@ class MujocoVecEnv:
     def reset_raw(self) -> Array:
         """``reset`` in float64."""
         self._start_episodes(np.arange(self.num_envs))
-        self._obs = self._task.observe(self._robot, self._physics.fields)
+        self._obs = self._task.observe(self._compiled, self._physics.fields)
         return self._obs
 
     def step_raw(self, actions: NDArray[Any]) -> RawStep:
         """``step`` in float64."""
-        task, robot, fields = self._task, self._robot, self._physics.fields
+        task, compiled, fields = self._task, self._compiled, self._physics.fields
         self._elapsed += 1
         controls = np.clip(np.asarray(actions, dtype=np.float64), self._low, self._high)
         if not np.isfinite(controls).all():
             row = int(np.flatnonzero(~np.isfinite(controls).all(axis=1))[0])
             raise SimulationError(self._first_env_index + row, int(self._elapsed[row]), "action")
-        before = task.observe(robot, fields) if self._obs is None else self._obs
-        start = task.place(robot, fields).copy()
+        before = task.observe(compiled, fields) if self._obs is None else self._obs
+        start = task.forward_position(compiled, fields).copy()
         try:
             unstable = self._physics.step(controls, task.frame_skip)
         except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
-        speed = (task.place(robot, fields) - start) / robot.dt
-        obs = task.observe(robot, fields)
-        rewards, terminated = task.outcome(robot, fields, controls, speed)
+        speed = (task.forward_position(compiled, fields) - start) / compiled.dt
+        obs = task.observe(compiled, fields)
+        rewards, terminated = task.reward_and_done(compiled, fields, controls, speed)
         if unstable is not None:
             self._num_unstable += int(unstable.sum())
             rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
@@ -128,7 +128,9 @@ class MujocoVecEnv:
         final_obs = obs[final_ids]
         if final_ids.size:
             self._start_episodes(final_ids)
-            obs[final_ids] = task.observe(robot, {name: field[final_ids] for name, field in fields.items()})
+            obs[final_ids] = task.observe(
+                compiled, {name: field[final_ids] for name, field in fields.items()}
+            )
         self._obs = obs
         return RawStep(obs, rewards, terminated, truncated, final_ids, final_obs)
 
@@ -142,14 +144,14 @@ class MujocoVecEnv:
         """Count environment ``i``'s next episode. Returns the qpos and qvel that it begins with."""
         self._elapsed[i] = 0
         self._episode[i] += 1
-        return self._task.draw_start(self._robot, self._generator(i))
+        return self._task.draw_start(self._compiled, self._generator(i))
 
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
-    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Step some environments on cores that are lent, where the task's physics can (BorrowingEnv)."""
-        return self._physics.borrow(cores, barrier_progress)
+    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
+        """Step some environments on cores that are lent, where the task's physics can (CoreSharingEnv)."""
+        return self._physics.use_idle_cores(cores, barrier_progress)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""
@@ -161,16 +163,16 @@ class MujocoVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Go on from a saved state of as many environments. Returns the observation to act on next."""
-        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
+        check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._physics.load_state_dict(state["physics"])
         self._elapsed[:] = state["elapsed"]
         self._episode[:] = state["episode"]
-        self._obs = self._task.observe(self._robot, self._physics.fields)
+        self._obs = self._task.observe(self._compiled, self._physics.fields)
         return _to_float32(self._obs)
 
     def close(self) -> None:
         """Stop the threads and free the simulations."""
-        log_faults(self.info.env_id, self.faults)
+        log_sim_errors(self.info.env_id, self.sim_errors)
         self._physics.close()
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import Robot, Task, sum_of_squares, uniform_start
+from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, sum_of_squares, uniform_start
 
 _FREE_JOINT_DOFS = 6
 
@@ -28,7 +28,7 @@ class _HumanoidBody(Task):
 
     derived_fields: ClassVar[tuple[str, ...]] = ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions, velocities, and per body inertia, velocity and contact forces; actuator forces."""
         rows = len(fields["qpos"])
         parts = [fields["qpos"][:, 2 * self.exclude_current_positions_from_observation :], fields["qvel"]]
@@ -42,9 +42,9 @@ class _HumanoidBody(Task):
             parts.append(fields["cfrc_ext"][:, 1:].reshape(rows, -1))
         return np.concatenate(parts, axis=1)
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around the model's pose."""
-        return uniform_start(robot, rng, self.reset_noise_scale)
+        return uniform_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,13 @@ class Humanoid(_HumanoidBody):
     derived_fields: ClassVar[tuple[str, ...]] = (*_HumanoidBody.derived_fields, "xipos")
     description: ClassVar[str] = "a humanoid runs forward without falling"
 
-    def place(self, robot: Robot, fields: Fields) -> Array:
+    def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
         """The centre of mass's x."""
-        return fields["xipos"][:, :, 0] @ robot.mass_fractions
+        return fields["xipos"][:, :, 0] @ compiled.mass_fractions
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Speed and survival, less control and contact costs; ends when it falls."""
         low, high = self.healthy_z_range
         z = fields["qpos"][:, 2]
@@ -91,9 +93,11 @@ class HumanoidStandup(_HumanoidBody):
 
     description: ClassVar[str] = "a humanoid stands up from lying"
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Height, less control and impact costs; never ends."""
-        height = fields["qpos"][:, 2] / robot.model.opt.timestep
+        height = fields["qpos"][:, 2] / compiled.model.opt.timestep
         impact_cost = self.impact_cost_weight * sum_of_squares(fields["cfrc_ext"])
         costs = self.ctrl_cost_weight * sum_of_squares(actions) + np.clip(
             impact_cost, *self.impact_cost_range

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import Robot, Task, gaussian_speed_start, uniform_start
+from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, gaussian_speed_start, uniform_start
 
 _MAX_ANGLE_RAD = 0.2
 
@@ -23,19 +23,21 @@ class InvertedPendulum(Task):
 
     description: ClassVar[str] = "a cart balances a pole"
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions and velocities."""
         return np.concatenate((fields["qpos"], fields["qvel"]), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """One for every step upright; ends when the pole leans."""
         # Gymnasium also ends where the state is not finite; here physics has raised before.
         terminated = np.abs(fields["qpos"][:, 1]) > _MAX_ANGLE_RAD
         return (~terminated).astype(np.float64), terminated
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around upright."""
-        return uniform_start(robot, rng, self.reset_noise_scale)
+        return uniform_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class InvertedDoublePendulum(Task):
     derived_fields: ClassVar[tuple[str, ...]] = ("site_xpos", "qfrc_constraint")
     description: ClassVar[str] = "a cart balances two poles"
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Cart position, angles as sine and cosine, clipped velocities, clipped force on the cart's rail."""
         qpos = fields["qpos"]
         parts = (
@@ -62,7 +64,9 @@ class InvertedDoublePendulum(Task):
         )
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Survival, less distance from upright and speed; ends when the tip sinks to 1 m."""
         x, y = fields["site_xpos"][:, 0, 0], fields["site_xpos"][:, 0, 2]
         v1, v2 = fields["qvel"][:, 1], fields["qvel"][:, 2]
@@ -71,6 +75,6 @@ class InvertedDoublePendulum(Task):
         speed_penalty = 1e-3 * v1**2 + 5e-3 * v2**2
         return self.healthy_reward * ~terminated - distance_penalty - speed_penalty, terminated
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around upright."""
-        return gaussian_speed_start(robot, rng, self.reset_noise_scale)
+        return gaussian_speed_start(compiled, rng, self.reset_noise_scale)

@@ -76,8 +76,8 @@ class Physics(Protocol):
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
         ...
 
-    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Use cores that are lent, as ``actors.protocols.BorrowingEnv`` says."""
+    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
+        """Use cores that are lent, as ``actors.protocols.CoreSharingEnv`` says."""
         ...
 
     def state_dict(self) -> dict[str, Array]:
@@ -140,7 +140,7 @@ class BatchPhysics:
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
 
-    def borrow(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
+    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
         return False
 

@@ -19,7 +19,7 @@ _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 @dataclass(frozen=True)
-class Robot:
+class CompiledModel:
     """A compiled model and the constants that tasks read from it."""
 
     model: mujoco.MjModel
@@ -70,28 +70,30 @@ class Task(ABC):
         """Whether the task reads cfrc_ext."""
         return "cfrc_ext" in self.derived_fields
 
-    def load(self) -> Robot:
+    def load(self) -> CompiledModel:
         """Compile the model. Raises OSError where there is no file, ValueError where MuJoCo refuses it."""
         given = os.path.expanduser(self.xml_file)  # not Path's: it drops a leading "./"
         path = Path(given) if given.startswith((".", "/")) else _ASSETS / given
         if not path.exists():
             raise FileNotFoundError(f"there is no model file {path}")
-        return Robot(mujoco.MjModel.from_xml_path(str(path)), self.frame_skip)
+        return CompiledModel(mujoco.MjModel.from_xml_path(str(path)), self.frame_skip)
 
-    def place(self, robot: Robot, fields: Fields) -> Array:
+    def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Where the robot is along the axis that it is paid to travel, (N,) metres."""
         return np.zeros(len(fields["qpos"]))
 
     @abstractmethod
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """What the policy sees, (N, obs_dim)."""
 
     @abstractmethod
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
-        """Rewards (N,) and whether the task ended (N,) bool. ``speed``: change of ``place``, (N,) m/s."""
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
+        """Rewards (N,) and whether the task ended (N,) bool. ``speed``: change of ``forward_position``, (N,) m/s."""
 
     @abstractmethod
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """One random start: qpos (nq,) and qvel (nv,), drawn in Gymnasium's order and distributions."""
 
 
@@ -101,13 +103,15 @@ def sum_of_squares(values: Array) -> Array:
     return np.einsum("ij,ij->i", flat, flat)
 
 
-def uniform_start(robot: Robot, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
+def uniform_start(compiled: CompiledModel, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
     """Uniform noise of ``scale`` on positions and velocities."""
-    qpos = robot.init_qpos + rng.uniform(-scale, scale, robot.model.nq)
-    return qpos, robot.init_qvel + rng.uniform(-scale, scale, robot.model.nv)
+    qpos = compiled.init_qpos + rng.uniform(-scale, scale, compiled.model.nq)
+    return qpos, compiled.init_qvel + rng.uniform(-scale, scale, compiled.model.nv)
 
 
-def gaussian_speed_start(robot: Robot, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
+def gaussian_speed_start(
+    compiled: CompiledModel, rng: np.random.Generator, scale: float
+) -> tuple[Array, Array]:
     """Uniform noise of ``scale`` on positions, Gaussian of that standard deviation on velocities."""
-    qpos = robot.init_qpos + rng.uniform(-scale, scale, robot.model.nq)
-    return qpos, robot.init_qvel + scale * rng.standard_normal(robot.model.nv)
+    qpos = compiled.init_qpos + rng.uniform(-scale, scale, compiled.model.nq)
+    return qpos, compiled.init_qvel + scale * rng.standard_normal(compiled.model.nv)

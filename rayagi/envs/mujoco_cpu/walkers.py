@@ -8,7 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import Robot, Task, gaussian_speed_start, sum_of_squares, uniform_start
+from rayagi.envs.mujoco_cpu.task import (
+    CompiledModel,
+    Task,
+    gaussian_speed_start,
+    sum_of_squares,
+    uniform_start,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +38,24 @@ class Ant(Task):
     derived_fields: ClassVar[tuple[str, ...]] = ("xpos", "cfrc_ext")
     description: ClassVar[str] = "a four-legged robot runs forward"
 
-    def place(self, robot: Robot, fields: Fields) -> Array:
+    def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
         """The main body's x."""
-        return fields["xpos"][:, robot.body(self.main_body), 0]
+        return fields["xpos"][:, compiled.body(self.main_body), 0]
 
     def _contact_forces(self, fields: Fields) -> Array:
         low, high = self.contact_force_range
         return np.minimum(np.maximum(fields["cfrc_ext"], low), high)
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions, velocities, clipped contact forces on every body but the world."""
         parts = [fields["qpos"][:, 2 * self.exclude_current_positions_from_observation :], fields["qvel"]]
         if self.include_cfrc_ext_in_observation:
             parts.append(self._contact_forces(fields)[:, 1:].reshape(len(parts[0]), -1))
         return np.concatenate(parts, axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Speed and survival, less control and contact costs; ends when it falls or jumps too high."""
         low, high = self.healthy_z_range
         z = fields["qpos"][:, 2]
@@ -58,9 +66,9 @@ class Ant(Task):
         rewards = speed * self.forward_reward_weight + healthy * self.healthy_reward - costs
         return rewards, ~healthy & self.terminate_when_unhealthy
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around the model's pose."""
-        return gaussian_speed_start(robot, rng, self.reset_noise_scale)
+        return gaussian_speed_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +84,25 @@ class HalfCheetah(Task):
 
     description: ClassVar[str] = "a two-legged planar robot runs forward"
 
-    def place(self, robot: Robot, fields: Fields) -> Array:
+    def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
         """The root's x."""
         return fields["qpos"][:, 0]
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions and velocities."""
         skip = int(self.exclude_current_positions_from_observation)
         return np.concatenate((fields["qpos"][:, skip:], fields["qvel"]), axis=1)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Speed less control cost; never ends."""
         rewards = self.forward_reward_weight * speed - self.ctrl_cost_weight * sum_of_squares(actions)
         return rewards, np.zeros(len(speed), dtype=bool)
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around the model's pose."""
-        return gaussian_speed_start(robot, rng, self.reset_noise_scale)
+        return gaussian_speed_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +115,14 @@ class Swimmer(HalfCheetah):
 
     description: ClassVar[str] = "a three-link robot swims forward"
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions and velocities."""
         skip = 2 * self.exclude_current_positions_from_observation
         return np.concatenate((fields["qpos"][:, skip:], fields["qvel"]), axis=1)
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around the model's pose."""
-        return uniform_start(robot, rng, self.reset_noise_scale)
+        return uniform_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +142,11 @@ class Walker2d(Task):
 
     description: ClassVar[str] = "a two-legged planar robot walks forward without falling"
 
-    def place(self, robot: Robot, fields: Fields) -> Array:
+    def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
         """The root's x."""
         return fields["qpos"][:, 0]
 
-    def observe(self, robot: Robot, fields: Fields) -> Array:
+    def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
         """Positions, and velocities clipped to 10."""
         skip = int(self.exclude_current_positions_from_observation)
         return np.concatenate((fields["qpos"][:, skip:], np.clip(fields["qvel"], -10, 10)), axis=1)
@@ -145,7 +155,9 @@ class Walker2d(Task):
         z, angle = fields["qpos"][:, 1], fields["qpos"][:, 2]
         return _inside(z, self.healthy_z_range) & _inside(angle, self.healthy_angle_range)
 
-    def outcome(self, robot: Robot, fields: Fields, actions: Array, speed: Array) -> tuple[Array, BoolArray]:
+    def reward_and_done(
+        self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
+    ) -> tuple[Array, BoolArray]:
         """Speed and survival, less control cost; ends when it falls."""
         healthy = self._healthy(fields)
         rewards = self.forward_reward_weight * speed + healthy * self.healthy_reward
@@ -153,9 +165,9 @@ class Walker2d(Task):
             actions
         ), ~healthy & self.terminate_when_unhealthy
 
-    def draw_start(self, robot: Robot, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
         """Noise around the model's pose."""
-        return uniform_start(robot, rng, self.reset_noise_scale)
+        return uniform_start(compiled, rng, self.reset_noise_scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 @dataclass(frozen=True)
-class Worlds:
+class WorldBatch:
     """N worlds of one model.
 
     Attributes:
@@ -53,7 +53,7 @@ class WorldLoop(Protocol):
 class PythonLoop:
     """A WorldLoop that needs no compiler. MuJoCo's calls release the interpreter lock, so that threads help."""
 
-    def __init__(self, worlds: Worlds) -> None:
+    def __init__(self, worlds: WorldBatch) -> None:
         self._model, self._names = worlds.model, tuple(worlds.derived)
         self._unstable = worlds.unstable
         # Every world's own views, once, not in every step.

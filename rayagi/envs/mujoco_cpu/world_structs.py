@@ -8,8 +8,8 @@ from collectives.mirrors import Mirrors
 
 NONE_LEFT, ENOUGH, WARNED, FAILED = range(4)
 """What rayagi_step_worlds returns."""
-ENDED, UNFIT, LENT = FAILED + 1, FAILED + 2, FAILED + 3
-"""What rayagi_roll returns beside rayagi_step_worlds's."""
+ENDED, UNFIT, PEER_WAITING = FAILED + 1, FAILED + 2, FAILED + 3
+"""What rayagi_run_rollout returns beside rayagi_step_worlds's."""
 FUNCTIONS = {
     "load": "mj_setState",
     "step": "mj_step",
@@ -20,8 +20,8 @@ FUNCTIONS = {
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
-class WorldsStruct(ctypes.Structure):
-    """Worlds of worlds.h."""
+class WorldBatchStruct(ctypes.Structure):
+    """WorldBatch of worlds.h."""
 
     _fields_ = (
         *((name, _ADDRESS) for name in (*FUNCTIONS, "model")),
@@ -60,7 +60,10 @@ class RolloutStruct(ctypes.Structure):
     _fields_ = (
         ("worlds", _ADDRESS),
         ("substeps", _I64),
-        *((name, _ADDRESS) for name in ("act", "policy", "acting", "place", "judge", "observe")),
+        *(
+            (name, _ADDRESS)
+            for name in ("act", "policy", "acting", "forward_position", "compute_reward_done", "observe")
+        ),
         ("num_fields", _I64),
         ("fields", _ADDRESS),
         ("dt", ctypes.c_double),
@@ -77,8 +80,8 @@ class RolloutStruct(ctypes.Structure):
     )
 
 
-class TurnStruct(ctypes.Structure):
-    """Turn of world_rollout.h."""
+class ThreadStateStruct(ctypes.Structure):
+    """ThreadState of world_rollout.h."""
 
     unstable: int
     own: int
@@ -86,7 +89,7 @@ class TurnStruct(ctypes.Structure):
     num_others: int
 
     _fields_ = (
-        ("room", _ADDRESS),
+        ("scratch", _ADDRESS),
         ("stage", ctypes.c_int),
         *((name, _I64) for name in ("t", "group", "world", "end")),
         ("before", ctypes.c_double),
@@ -97,16 +100,16 @@ class TurnStruct(ctypes.Structure):
 
 
 MIRRORS: Mirrors = {
-    "Worlds": WorldsStruct,
+    "WorldBatch": WorldBatchStruct,
     "Simulation": SimulationStruct,
     "Rows": RowsStruct,
     "Rollout": RolloutStruct,
-    "Turn": TurnStruct,
+    "ThreadState": ThreadStateStruct,
     "NONE_LEFT": NONE_LEFT,
     "ENOUGH": ENOUGH,
     "WARNED": WARNED,
     "FAILED": FAILED,
     "ENDED": ENDED,
     "UNFIT": UNFIT,
-    "LENT": LENT,
+    "PEER_WAITING": PEER_WAITING,
 }

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.task import Task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
@@ -35,7 +35,7 @@ def measured(task: Task, model: mujoco.MjModel) -> Capacity:
 
     Where the model's ``<size nconmax njmax>`` says so, what it says. Worlds that exceed it count a fault.
     """
-    worlds = CpuWorlds(model, _WORLDS, 1, (*task.fields, "ncon", "nefc", "geom_xpos", "geom_xmat"))
+    worlds = CpuBatchedSim(model, _WORLDS, 1, (*task.fields, "ncon", "nefc", "geom_xpos", "geom_xmat"))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
     env = TaskVecEnv(describe("", "mujoco_cpu", task, task.max_episode_steps), rules, worlds)
     generator = torch.Generator().manual_seed(0)

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.tasks.rotations import rotate_back
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _LEGS = ("LF", "LH", "RF", "RH")
 _JOINTS = tuple(f"{leg}_{joint}" for leg in _LEGS for joint in ("HAA", "HFE", "KFE"))
@@ -86,7 +86,7 @@ class Anymal(Task):
         return AnymalRules(self, model, device=device, dtype=dtype)
 
 
-class AnymalRules(Rules[Anymal]):
+class AnymalRules(TaskFunctions[Anymal]):
     """Anymal's functions. Memory: ``commands``, the base's velocity ahead and to the left, m/s, and turn, rad/s, (N, 3)."""
 
     def __init__(
@@ -112,7 +112,7 @@ class AnymalRules(Rules[Anymal]):
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Target positions around the default pose, rad."""
-        return self.told(self.drives, self.standing + 0.5 * state.actions), {}
+        return self.scatter_controls(self.drives, self.standing + 0.5 * state.actions), {}
 
     def _turned(self, state: State) -> tuple[Tensor, Tensor]:
         """The base's velocity and the direction of gravity in its frame."""
@@ -124,7 +124,7 @@ class AnymalRules(Rules[Anymal]):
     def observe(self, state: State) -> Tensor:
         """The base's motion, commands, joints and actions: see the module."""
         qpos, qvel = state.fields["qpos"], state.fields["qvel"]
-        velocity, gravity = self.once(state, self._turned)
+        velocity, gravity = self.memoize(state, self._turned)
         parts = (
             2.0 * velocity,
             0.25 * qvel[:, 3:6],
@@ -136,13 +136,13 @@ class AnymalRules(Rules[Anymal]):
         )
         return torch.cat(parts, -1)
 
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """How well it follows its commands, less effort; ends when the base or a knee touches the floor."""
-        commands, (velocity, _) = state.memory["commands"], self.once(state, self._turned)
+        commands, (velocity, _) = state.memory["commands"], self.memoize(state, self._turned)
         off_course = (commands[:, :2] - velocity[:, :2]).square().sum(-1)
         off_turn = (commands[:, 2] - state.fields["qvel"][:, 5]).square()
         course, turn = torch.exp(-4.0 * off_course), 0.5 * torch.exp(-4.0 * off_turn)
         effort = 2.5e-5 * state.fields["actuator_force"][:, self.drives].square().sum(-1)
         fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)
         terms = {"velocity": course, "turn": turn, "effort": -effort}
-        return Outcome((course + turn - effort).clamp_min(0.0), fallen, terms=terms)
+        return StepOutcome((course + turn - effort).clamp_min(0.0), fallen, terms=terms)

@@ -37,7 +37,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _KNEES = ("knee_0", "knee_1", "knee_2")
 _LOADS = ("load_force", "load_torque_0", "load_torque_1", "load_torque_2")
@@ -73,7 +73,7 @@ class BallBalance(Task):
         return BallBalanceRules(self, model, device=device, dtype=dtype)
 
 
-class BallBalanceRules(Rules[BallBalance]):
+class BallBalanceRules(TaskFunctions[BallBalance]):
     """BallBalance's functions. Memory: ``targets``, the knees' target positions, rad, (N, 3)."""
 
     def __init__(
@@ -110,7 +110,7 @@ class BallBalanceRules(Rules[BallBalance]):
         """The knees' targets move with the actions, within the joints' limits."""
         moved = state.memory["targets"] + self.dt * self.task.action_speed * state.actions
         targets = torch.minimum(torch.maximum(moved, self.low), self.high)
-        return self.told(self.drives, targets), {"targets": targets}
+        return self.scatter_controls(self.drives, targets), {"targets": targets}
 
     def observe(self, state: State) -> Tensor:
         """Knees, ball and loads: see the module."""
@@ -124,10 +124,10 @@ class BallBalanceRules(Rules[BallBalance]):
         )
         return torch.cat(parts, -1)
 
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """How near the ball is to its place and to rest; ends when it falls."""
         ball = state.fields["qpos"][:, self.ball]
         distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)
         speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)
         terms = {"position": 1.0 / (1.0 + distance), "speed": 1.0 / (1.0 + speed)}
-        return Outcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest, terms=terms)
+        return StepOutcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest, terms=terms)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from rayagi.envs.errors import EnvironmentOptionError, TaskError
-from rayagi.envs.families import check_options
+from rayagi.envs.providers import check_options
 from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet

@@ -8,17 +8,17 @@ import mujoco
 import torch
 
 from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.families import Place
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds, bytes_per_world
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim, bytes_per_world
+from rayagi.envs.providers import VecEnvArgs
+from rayagi.envs.tasks.batched_sim import BatchedSim
 from rayagi.envs.tasks.memory import check_fits
 from rayagi.envs.tasks.randomisation import drawn_factors, varied_fields
 from rayagi.envs.tasks.task import Task
-from rayagi.envs.tasks.worlds import Worlds
 
 ENGINES: tuple[str, ...] = ("mujoco_cpu", "mujoco_warp")
 
 
-def make_worlds(engine: str, task: Task, model: mujoco.MjModel, place: Place) -> Worlds:
+def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: VecEnvArgs) -> BatchedSim:
     """Worlds of a task's model, with the fields that it reads and what it randomises.
 
     Raises:
@@ -26,19 +26,19 @@ def make_worlds(engine: str, task: Task, model: mujoco.MjModel, place: Place) ->
         MemoryShortError: so many worlds do not fit.
     """
     assert engine in ENGINES
-    num_worlds, names = place.num_envs, task.fields
+    num_worlds, names = env_args.num_envs, task.fields
     if engine == "mujoco_cpu":
         check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
-        factors = drawn_factors(task.randomize, place.seed, place.first_env_index, num_worlds)
-        return CpuWorlds(model, num_worlds, place.num_threads, names, factors)
+        factors = drawn_factors(task.randomize, env_args.seed, env_args.first_env_index, num_worlds)
+        return CpuBatchedSim(model, num_worlds, env_args.num_threads, names, factors)
     # Here, since these packages are an extra, and take a second to import.
     from rayagi.envs.mujoco_warp import capacity, memory
-    from rayagi.envs.mujoco_warp.worlds import WarpWorlds
+    from rayagi.envs.mujoco_warp.batched_sim import WarpBatchedSim
 
     device, room = warp_device(), capacity.measured(task, model)
     check_fits(engine, num_worlds, memory.bytes_per_world(model, room), device)
-    factors = drawn_factors(task.randomize, place.seed, place.first_env_index, num_worlds)
-    return WarpWorlds(model, num_worlds, names, device, room, varied_fields(model, factors))
+    factors = drawn_factors(task.randomize, env_args.seed, env_args.first_env_index, num_worlds)
+    return WarpBatchedSim(model, num_worlds, names, device, room, varied_fields(model, factors))
 
 
 def check_installed(env_id: str, engine: str) -> None:

@@ -47,7 +47,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _JOINTS = (*(f"joint{i}" for i in range(1, 8)), "finger1", "finger2")
 _SENSORS = (
@@ -103,7 +103,7 @@ class FrankaCabinet(Task):
         return FrankaCabinetRules(self, model, device=device, dtype=dtype)
 
 
-class FrankaCabinetRules(Rules[FrankaCabinet]):
+class FrankaCabinetRules(TaskFunctions[FrankaCabinet]):
     """Its functions. Memory: ``targets``, where the joints are told to go, rad and m, (N, 9)."""
 
     def __init__(
@@ -133,7 +133,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         """Positions for the joints' drives to go to."""
         targets = state.memory["targets"] + self.stride * state.actions
         targets = torch.minimum(torch.maximum(targets, self.low), self.high)
-        return self.told(self.actuators, targets), {"targets": targets}
+        return self.scatter_controls(self.actuators, targets), {"targets": targets}
 
     def observe(self, state: State) -> Tensor:
         """See the module."""
@@ -148,7 +148,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         )
         return torch.cat(parts, -1)
 
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """See the module."""
         opening = state.fields["qpos"][:, self.drawer].squeeze(-1)
         # By sensor and axis, the batch last in memory: twice as fast for hundreds.
@@ -173,7 +173,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
         rewards = near + alignment + pull + bonus + held - effort
 
         past = fingers[:, 0].amin(0) < handle[0] - _PAST_HANDLE
-        told = {
+        raw_terms = {
             "near": near,
             "alignment": alignment,
             "pull": pull,
@@ -181,5 +181,7 @@ class FrankaCabinetRules(Rules[FrankaCabinet]):
             "grip": held,
             "effort": -effort,
         }
-        terms = {name: value.masked_fill(past, 0.0) for name, value in told.items()} | {"past": -1.0 * past}
-        return Outcome(torch.where(past, -1.0, rewards), opening > _OPEN, terms=terms)
+        terms = {name: value.masked_fill(past, 0.0) for name, value in raw_terms.items()} | {
+            "past": -1.0 * past
+        }
+        return StepOutcome(torch.where(past, -1.0, rewards), opening > _OPEN, terms=terms)

@@ -52,7 +52,7 @@ from torch import Tensor
 
 from rayagi.envs.errors import ModelError
 from rayagi.envs.tasks.rotations import matrix
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _TARGET = (1000.0, 0.0)
 _TERMS = ("progress", "alive", "up", "heading", "effort", "energy", "limits", "fallen")
@@ -113,7 +113,7 @@ class _Pose:
     speeds: Tensor
 
 
-class RunnerRules(Rules[Runner]):
+class RunnerRules(TaskFunctions[Runner]):
     """What runners share. Memory: ``place`` (N, 2) and ``distance`` (N,) before the step, as in ``_Pose``."""
 
     def __init__(
@@ -149,7 +149,7 @@ class RunnerRules(Rules[Runner]):
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Torques, as shares of the motors' gears."""
-        return self.told(self.motors, state.actions), {}
+        return self.scatter_controls(self.motors, state.actions), {}
 
     def pose(self, state: State) -> _Pose:
         """Where the robot is and how it stands."""
@@ -171,7 +171,7 @@ class RunnerRules(Rules[Runner]):
 
     def observe(self, state: State) -> Tensor:
         """The table above."""
-        pose, task, at = self.once(state, self.pose), self.task, self.torso_speed
+        pose, task, at = self.memoize(state, self.pose), self.task, self.torso_speed
         qpos, qvel, frame = state.fields["qpos"], state.fields["qvel"], pose.frame
         yaw = torch.atan2(frame[:, 1, 0], frame[:, 0, 0])
         roll = torch.atan2(frame[:, 2, 1], frame[:, 2, 2])
@@ -198,9 +198,9 @@ class RunnerRules(Rules[Runner]):
     def limit_cost(self, joints: Tensor) -> Tensor:
         """Of joints, u(q), at their limits (N,)."""
 
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """The second table above."""
-        pose, task, place = self.once(state, self.pose), self.task, state.memory["place"]
+        pose, task, place = self.memoize(state, self.pose), self.task, state.memory["place"]
         # The difference of the distances d and e, from d^2 - e^2 = (d + e)(d - e).
         nearer = ((pose.place - place) * (2.0 * self.target - pose.place - place)).sum(-1)
         progress = nearer / ((state.memory["distance"] + pose.distance) * self.dt)
@@ -211,7 +211,7 @@ class RunnerRules(Rules[Runner]):
         rewards = progress + task.alive_reward + (up + heading) - effort - energy - limits
         fallen = state.fields["qpos"][:, self.torso + 2] < task.least_height
         memory = {"place": pose.place, "distance": pose.distance}
-        told = {
+        raw_terms = {
             "progress": progress,
             "up": up,
             "heading": heading,
@@ -219,9 +219,9 @@ class RunnerRules(Rules[Runner]):
             "energy": -energy,
             "limits": -limits,
         }
-        terms = {name: value.masked_fill(fallen, 0.0) for name, value in told.items()}
+        terms = {name: value.masked_fill(fallen, 0.0) for name, value in raw_terms.items()}
         terms |= {"alive": task.alive_reward * ~fallen, "fallen": task.fallen_reward * fallen}
-        return Outcome(rewards.masked_fill(fallen, task.fallen_reward), fallen, memory, terms)
+        return StepOutcome(rewards.masked_fill(fallen, task.fallen_reward), fallen, memory, terms)
 
 
 _LEGS = ("front_left", "front_right", "back_left", "back_right")

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from rayagi.envs.tasks.task import Memory, Rules
+from rayagi.envs.tasks.batched_sim import BatchedSim
+from rayagi.envs.tasks.task import Memory, TaskFunctions
 from rayagi.envs.tasks.vec_env import TaskVecEnv, stacked_terms
-from rayagi.envs.tasks.worlds import Worlds
 
 
 @runtime_checkable
-class MaskedWorlds(Worlds, Protocol):
+class MaskedBatchedSim(BatchedSim, Protocol):
     """Worlds that restart by a mask."""
 
     def restart_where(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
@@ -33,7 +33,7 @@ class MaskedWorlds(Worlds, Protocol):
 
 
 @dataclass(slots=True)
-class Advance:
+class MaskedStepResult:
     """What a step of N environments led to, on their device.
 
     Attributes:
@@ -57,10 +57,12 @@ class MaskedTaskVecEnv(TaskVecEnv):
     ``advance`` reads and writes the same tensors for ever; so does ``load_state_dict``. Use one of the two kinds of steps.
     """
 
-    _worlds: MaskedWorlds
+    _worlds: MaskedBatchedSim
 
-    def __init__(self, info: EnvInfo, rules: Rules[Any], worlds: MaskedWorlds, **place: Any) -> None:
-        super().__init__(info, rules, worlds, **place)
+    def __init__(
+        self, info: EnvInfo, rules: TaskFunctions[Any], worlds: MaskedBatchedSim, **env_args: Any
+    ) -> None:
+        super().__init__(info, rules, worlds, **env_args)
 
     @property
     def device(self) -> torch.device:
@@ -78,10 +80,10 @@ class MaskedTaskVecEnv(TaskVecEnv):
         return self._indices
 
     def captured(self) -> AbstractContextManager[None]:
-        """See MaskedWorlds."""
+        """See MaskedBatchedSim."""
         return self._worlds.captured()
 
-    def advance(self, actions: Tensor) -> Advance:
+    def advance(self, actions: Tensor) -> MaskedStepResult:
         """Advance every environment; ``actions`` (N, action_dim) on the device.
 
         An action that is not finite makes its world unstable, which is counted; the learner sees it as it is.
@@ -94,7 +96,7 @@ class MaskedTaskVecEnv(TaskVecEnv):
         broken = worlds.step(controls, self._task.frame_skip)
         assert broken is not None
         state = self._state()
-        outcome = rules.outcome(state)
+        outcome = rules.reward_and_done(state)
         self._remember(outcome.memory)
         seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
         rewards = outcome.rewards.masked_fill(broken, 0.0)
@@ -102,7 +104,9 @@ class MaskedTaskVecEnv(TaskVecEnv):
         done = terminated | truncated
         self._begin_where(done)
         self._obs.copy_(torch.where(done.unsqueeze(-1), rules.observe(self._state()), seen))
-        return Advance(rewards, terminated, truncated, seen, stacked_terms(self._task, outcome, broken))
+        return MaskedStepResult(
+            rewards, terminated, truncated, seen, stacked_terms(self._task, outcome, broken)
+        )
 
     def _begin_where(self, done: Tensor) -> None:
         """New episodes of the worlds of a mask."""
@@ -125,7 +129,7 @@ class MaskedTaskVecEnv(TaskVecEnv):
     def reset(self) -> Tensor:
         """Start a new episode everywhere, before anything is captured. Returns (N, obs_dim) float32."""
         begun = super().reset()
-        self._settle()
+        self._clone_buffers()
         return begun
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
@@ -140,7 +144,7 @@ class MaskedTaskVecEnv(TaskVecEnv):
             self._memory.setdefault(name, values).copy_(values)
         return obs
 
-    def _settle(self) -> None:
+    def _clone_buffers(self) -> None:
         """Tensors of this object's own, which nothing else refers to."""
         self._actions, self._obs = self._actions.clone(), self._obs.clone()
         self._memory = {name: values.clone() for name, values in self._memory.items()}

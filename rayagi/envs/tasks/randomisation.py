@@ -16,7 +16,7 @@ from mujoco.batch import MODEL_FIELDS, Batch
 from numpy.typing import NDArray
 
 from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.tasks.draws import START, uniform
+from rayagi.envs.tasks.random_uniforms import START, uniform
 
 QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "mass": ("body_mass", "body_inertia"),

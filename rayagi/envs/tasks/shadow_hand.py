@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.tasks.rotations import angle_between, conjugate, from_axis_angle, multiply, rotate
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _COUPLED = ("FF", "MF", "RF", "LF")
 _DRIVEN = (
@@ -116,7 +116,7 @@ class ShadowHand(Task):
         return ShadowHandRules(self, model, device=device, dtype=dtype)
 
 
-class ShadowHandRules(Rules[ShadowHand]):
+class ShadowHandRules(TaskFunctions[ShadowHand]):
     """Its functions. Memory: ``goal``, the orientation to reach, (N, 4); ``tolerance`` of it, rad, (N,)."""
 
     def __init__(
@@ -162,7 +162,7 @@ class ShadowHandRules(Rules[ShadowHand]):
     def control(self, state: State) -> tuple[Tensor, Memory]:
         """Positions for the drives to go to."""
         targets = self.driven_middle + self.driven_half * state.actions
-        return self.told(self.actuators, targets), {}
+        return self.scatter_controls(self.actuators, targets), {}
 
     def _pose(self, state: State) -> Tensor:
         """The cube's place and orientation, (N, 7)."""
@@ -188,7 +188,7 @@ class ShadowHandRules(Rules[ShadowHand]):
         )
         return torch.cat(parts, -1)
 
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """See the module."""
         pose, goal, tolerance = self._pose(state), state.memory["goal"], state.memory["tolerance"]
         away = torch.linalg.vector_norm(pose[:, :3] - self.place, dim=-1)
@@ -201,4 +201,4 @@ class ShadowHandRules(Rules[ShadowHand]):
         narrower = (_NARROWING * tolerance).clamp(min=self.task.last_tolerance)
         tolerance = torch.where(reached, narrower, tolerance)
         memory = {"goal": goal, "tolerance": tolerance}
-        return Outcome(rotation - distance - effort + goals, away >= _DROPPED, memory, terms)
+        return StepOutcome(rotation - distance - effort + goals, away >= _DROPPED, memory, terms)

@@ -35,14 +35,14 @@ class State:
         memory: the task's own tensors
         actions: what the policy did last, clipped to [-1, 1]; zero in a new episode   (N, action_dim)
         draws: uniform numbers in [0, 1) of this step                                  (N, num_step_draws)
-        seen: what ``Rules.once`` has worked out
+        seen: what ``TaskFunctions.memoize`` has worked out
     """
 
     fields: Mapping[str, Tensor]
     memory: Memory
     actions: Tensor
     draws: Tensor
-    seen: dict[str, Any] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """What a step led to.
 
     Attributes:
@@ -95,7 +95,7 @@ class Task(ABC):
     num_step_draws: ClassVar[int] = 0
     """Uniform numbers that a step takes, such as for a new goal."""
     reward_terms: ClassVar[tuple[str, ...]] = ()
-    """Names of ``Outcome.terms``. Their sums over each episode are logged; learning takes the rewards alone."""
+    """Names of ``StepOutcome.terms``. Their sums over each episode are logged; learning takes the rewards alone."""
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
 
@@ -130,7 +130,7 @@ class Task(ABC):
         return model
 
     @abstractmethod
-    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> Rules[Any]:
+    def rules(self, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> TaskFunctions[Any]:
         """The task's functions for this model, on this device."""
 
 
@@ -149,10 +149,11 @@ def _count(model: mujoco.MjModel, kind: str) -> int:
 
 
 TaskT = TypeVar("TaskT", bound=Task)
-Seen = TypeVar("Seen")
+Memoized = TypeVar("Memoized")
+_FORMER_NAMES = {"outcome": "reward_and_done"}
 
 
-class Rules(ABC, Generic[TaskT]):
+class TaskFunctions(ABC, Generic[TaskT]):
     """A task's functions, bound to a model and a device. Pure: the same arguments give the same results, nothing is kept,
     nothing waits for the device (no ``item``, no ``nonzero``, no indexing by a mask), so that a GPU can capture them. On a
     CPU they are compiled where ``compiled/tensors.py`` knows all that they do, and else run on torch.
@@ -191,7 +192,7 @@ class Rules(ABC, Generic[TaskT]):
             return slice(places[0], places[0] + len(places))
         return torch.tensor(places, device=self.device)
 
-    def told(self, columns: Columns, values: Tensor) -> Tensor:
+    def scatter_controls(self, columns: Columns, values: Tensor) -> Tensor:
         """Controls (N, nu): ``values`` (N, size) in these columns, zero in others that a user's model may have."""
         if isinstance(columns, slice) and columns == slice(0, self.model.nu):
             return values
@@ -199,11 +200,21 @@ class Rules(ABC, Generic[TaskT]):
         controls[:, columns] = values
         return controls
 
-    def once(self, state: State, what: Callable[[State], Seen]) -> Seen:
+    def memoize(self, state: State, what: Callable[[State], Memoized]) -> Memoized:
         """``what(state)``, worked out once for outcome and observation; it must not read the memory."""
-        if what.__name__ not in state.seen:
-            state.seen[what.__name__] = what(state)
-        return cast("Seen", state.seen[what.__name__])
+        if what.__name__ not in state.memo:
+            state.memo[what.__name__] = what(state)
+        return cast("Memoized", state.memo[what.__name__])
+
+    told = scatter_controls
+    once = memoize
+
+    def __init_subclass__(cls) -> None:
+        """A method under the name that it had before counts as well."""
+        super().__init_subclass__()
+        for old, new in _FORMER_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):
+                setattr(cls, new, vars(cls)[old])
 
     @abstractmethod
     def start(self, draws: Tensor) -> Start:
@@ -217,9 +228,9 @@ class Rules(ABC, Generic[TaskT]):
         """
 
     @abstractmethod
-    def outcome(self, state: State) -> Outcome:
+    def reward_and_done(self, state: State) -> StepOutcome:
         """Rewards and ends of the step that led here."""
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
-        """What the policy sees, (N, obs_dim). ``state.memory`` is as ``outcome`` or ``start`` left it."""
+        """What the policy sees, (N, obs_dim). ``state.memory`` is as ``reward_and_done`` or ``start`` left it."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.errors import EnvError, TaskError
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, Start, State, Task
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
+from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _N = 3
 """Worlds of the trial: a number that few models have of anything else, so that swapped dimensions show."""
@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 Result = TypeVar("Result")
 
 
-def validate_task(env_id: str, task: Task) -> tuple[Rules[Any], Mapping[str, Tensor]]:
+def validate_task(env_id: str, task: Task) -> tuple[TaskFunctions[Any], Mapping[str, Tensor]]:
     """Bind a task to its model and step three worlds once, on torch. Returns its rules and the worlds' fields.
 
     Raises:
@@ -50,12 +50,12 @@ class _Trial:
         self.model = task.load()
         rules = self.call(task.rules, "rules", self.model, device=torch.device("cpu"), dtype=torch.float64)
         self.check(
-            isinstance(rules, Rules),
-            f"{type(task).__name__}.rules returns a {type(rules).__name__}, not Rules",
+            isinstance(rules, TaskFunctions),
+            f"{type(task).__name__}.rules returns a {type(rules).__name__}, not TaskFunctions",
         )
         self.rules = rules
         try:
-            self.worlds = CpuWorlds(self.model, _N, 1, task.fields)
+            self.worlds = CpuBatchedSim(self.model, _N, 1, task.fields)
         except ValueError as error:
             raise TaskError(env_id, f"{type(task).__name__}.fields: {error}") from error
         self.memory: Memory = {}
@@ -86,18 +86,18 @@ class _Trial:
         self.worlds.step(controls.to(torch.float64), task.frame_skip)
 
         state = State(self.worlds.fields, self.memory, actions, draws)
-        outcome = self.call(rules.outcome, "outcome", state)
-        self.kind("outcome", outcome, Outcome)
-        self.shape("outcome's rewards", outcome.rewards, (_N,))
-        self.shape("outcome's terminated", outcome.terminated, (_N,), torch.bool)
-        self.remember("outcome", outcome.memory, self.memory)
+        outcome = self.call(rules.reward_and_done, "reward_and_done", state)
+        self.kind("reward_and_done", outcome, StepOutcome)
+        self.shape("reward_and_done's rewards", outcome.rewards, (_N,))
+        self.shape("reward_and_done's terminated", outcome.terminated, (_N,), torch.bool)
+        self.remember("reward_and_done", outcome.memory, self.memory)
         self.check(
             {*outcome.terms} == {*task.reward_terms},
-            f"{self.where}.outcome has the reward terms {', '.join(outcome.terms) or 'none'}; "
+            f"{self.where}.reward_and_done has the reward terms {', '.join(outcome.terms) or 'none'}; "
             f"{type(task).__name__}.reward_terms has {', '.join(task.reward_terms) or 'none'}",
         )
         for key, values in outcome.terms.items():
-            self.shape(f"outcome's term {key!r}", values, (_N,), values.dtype)
+            self.shape(f"reward_and_done's term {key!r}", values, (_N,), values.dtype)
         self.shape("observe's result", self.call(rules.observe, "observe", state), (_N, task.obs_dim))
 
     @property

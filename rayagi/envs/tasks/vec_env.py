@@ -10,10 +10,10 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.families import check_saved, log_faults
-from rayagi.envs.tasks.draws import START, uniform
-from rayagi.envs.tasks.task import Memory, Outcome, Rules, State, Task
-from rayagi.envs.tasks.worlds import Worlds
+from rayagi.envs.providers import check_num_envs, log_sim_errors
+from rayagi.envs.tasks.batched_sim import BatchedSim
+from rayagi.envs.tasks.random_uniforms import START, uniform
+from rayagi.envs.tasks.task import Memory, State, StepOutcome, Task, TaskFunctions
 
 
 def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
@@ -30,7 +30,7 @@ def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None
     )
 
 
-def stacked_terms(task: Task, outcome: Outcome, broken: Tensor | None) -> Tensor | None:
+def stacked_terms(task: Task, outcome: StepOutcome, broken: Tensor | None) -> Tensor | None:
     """A step's reward terms as columns, (N, terms), 0 in worlds with a fault; None where the task has none."""
     if not task.reward_terms:
         return None
@@ -41,7 +41,7 @@ def stacked_terms(task: Task, outcome: Outcome, broken: Tensor | None) -> Tensor
 class TaskVecEnv:
     """Implements VecEnv for a task, whatever runs its physics. Actions are clipped to [-1, 1].
 
-    A world that leaves the finite numbers is counted in ``faults``, ends its episode without a reward, and begins anew.
+    A world that leaves the finite numbers is counted in ``sim_errors``, ends its episode without a reward, and begins anew.
     """
 
     resumes_episodes = True
@@ -49,8 +49,8 @@ class TaskVecEnv:
     def __init__(
         self,
         info: EnvInfo,
-        rules: Rules[Any],
-        worlds: Worlds,
+        rules: TaskFunctions[Any],
+        worlds: BatchedSim,
         *,
         first_env_index: int = 0,
         seed: int = 0,
@@ -68,9 +68,9 @@ class TaskVecEnv:
         self._obs = torch.zeros((n, info.obs_dim), dtype=worlds.dtype, device=device)
 
     @property
-    def faults(self) -> Mapping[str, int]:
+    def sim_errors(self) -> Mapping[str, int]:
         """How many times what went wrong, since the beginning: see Worlds."""
-        return self._worlds.faults
+        return self._worlds.sim_errors
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
@@ -99,7 +99,7 @@ class TaskVecEnv:
         self._memory |= changed
         broken = worlds.step(controls, self._task.frame_skip)
         state = self._state(draws=state.draws)
-        outcome = rules.outcome(state)
+        outcome = rules.reward_and_done(state)
         self._memory |= outcome.memory
         obs = rules.observe(state)
         rewards, terminated = outcome.rewards, outcome.terminated
@@ -178,7 +178,7 @@ class TaskVecEnv:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Go on from a saved state of as many environments. Returns the observation to act on next."""
-        check_saved(self.info.env_id, len(state["elapsed"]), self.num_envs)
+        check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         device = self._worlds.device
         self._worlds.load_state_dict(state["worlds"])
         self._memory = {name: values.to(device).clone() for name, values in state["memory"].items()}
@@ -191,5 +191,5 @@ class TaskVecEnv:
 
     def close(self) -> None:
         """Release the worlds; says what went wrong in them, for those who have no metrics to look at."""
-        log_faults(self.info.env_id, self.faults)
+        log_sim_errors(self.info.env_id, self.sim_errors)
         self._worlds.close()

@@ -19,9 +19,9 @@ from aiohttp import web
 from rayagi.run.errors import RunError
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
-from rayagi.serving.policy_server.http_door import HttpDoor
+from rayagi.serving.policy_server.http_frontend import HttpFrontend
 from rayagi.serving.policy_server.served_policy import ServedPolicy
-from rayagi.serving.policy_server.socket_door import SocketDoor
+from rayagi.serving.policy_server.socket_frontend import SocketFrontend
 
 DRAIN_S = 5.0
 """For what has come to be answered after SIGTERM."""
@@ -136,7 +136,7 @@ class PolicyServer:
         settings = self._settings
         if settings.port is None:
             return None
-        door = HttpDoor(
+        door = HttpFrontend(
             self._policy, self._batcher, self.statistics, max_rows=settings.max_rows, token=settings.token
         )
         runner = web.AppRunner(
@@ -160,11 +160,11 @@ class PolicyServer:
         self._tell(f"HTTP at {_url(settings.host, self.port)}")
         return runner
 
-    async def _open_socket(self, runner: web.AppRunner | None) -> SocketDoor | None:
+    async def _open_socket(self, runner: web.AppRunner | None) -> SocketFrontend | None:
         settings = self._settings
         if settings.unix is None:
             return None
-        door = SocketDoor(
+        door = SocketFrontend(
             settings.unix, self._policy, self._batcher, self.statistics, max_rows=settings.max_rows
         )
         try:

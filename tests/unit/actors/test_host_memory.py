@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from actors.host_memory import forget_peak, give_back, peak_bytes, resident_bytes
+from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MIB = 2**20
@@ -15,15 +15,15 @@ def touched(size):
 
 
 def test_the_peak_outlives_what_was_held_and_can_be_forgotten():
-    if not forget_peak():
+    if not reset_peak():
         pytest.skip("this system does not let a process forget its peak")
     before = resident_bytes()
     held = touched(64 * MIB)
     del held
-    give_back()
+    release_free_memory()
     assert peak_bytes() >= before + 64 * MIB
     assert resident_bytes() < before + 32 * MIB
-    forget_peak()
+    reset_peak()
     assert peak_bytes() < before + 32 * MIB
 
 
@@ -32,5 +32,5 @@ def test_freed_memory_is_given_back():
     pieces = [bytes(bytearray(1024)) for _ in range(64 * 1024)]
     held = resident_bytes()
     del pieces
-    give_back()
+    release_free_memory()
     assert resident_bytes() < held - 32 * MIB

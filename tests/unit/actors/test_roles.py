@@ -87,11 +87,11 @@ def test_sums_saved_by_a_task_with_other_terms_are_left():
 def test_a_simulator_tells_new_faults_by_metric_and_none_where_none_are_counted():
     env = PointEnv(2, 0, seed=1)
     simulator = Simulator(env)
-    assert simulator.take_faults() == {}
-    env.faults = {"unstable": 3, "contact overflow": 0}
-    assert simulator.take_faults() == {"faults_unstable": 3.0, "faults_contact_overflow": 0.0}
-    env.faults = {"unstable": 4, "contact overflow": 2}
-    assert simulator.take_faults() == {"faults_unstable": 1.0, "faults_contact_overflow": 2.0}
+    assert simulator.take_sim_errors() == {}
+    env.sim_errors = {"unstable": 3, "contact overflow": 0}
+    assert simulator.take_sim_errors() == {"faults_unstable": 3.0, "faults_contact_overflow": 0.0}
+    env.sim_errors = {"unstable": 4, "contact overflow": 2}
+    assert simulator.take_sim_errors() == {"faults_unstable": 1.0, "faults_contact_overflow": 2.0}
 
 
 def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import OutOfStepError, PartnerLostError
+from actors.errors import IterationMismatchError, PartnerLostError
 from actors.protocols import ActionSpec
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators, StepServer, action_schema
@@ -184,7 +184,7 @@ def test_gmis_in_different_iterations_notice():
     remote, servers = connected([2])
     serving = Serving(servers, num_steps=1)
     with pytest.raises(
-        OutOfStepError, match="simulator 0 is in iteration 1 where this GMI is in iteration 6"
+        IterationMismatchError, match="simulator 0 is in iteration 1 where this GMI is in iteration 6"
     ):
         remote.begin(5)
     remote.close()

@@ -11,7 +11,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.gradient_noise import (
     GROUPS,
-    MeteredLearner,
+    GradientNoiseLearner,
     NoiseScale,
     NormPair,
     noise_scale,
@@ -99,7 +99,9 @@ def test_measuring_does_not_change_what_is_learnt():
         for _ in range(2)
     ]
     plain, metered = programs
-    learner = MeteredLearner(metered.training.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2)
+    learner = GradientNoiseLearner(
+        metered.training.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2
+    )
     metered.training.learner = learner
     for _ in range(3):
         plain.iterate()

@@ -12,7 +12,7 @@ from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.statistics import Moments
 from rayagi.algorithms.policy import new_policy
-from rayagi.algorithms.publishing import ParameterSubscriber, Publisher, parameter_store_key
+from rayagi.algorithms.publishing import ParameterPublisher, ParameterSubscriber, parameter_store_key
 from rayagi.config.spec import NetworkSpec, RunSpec
 
 INFO = EnvInfo(
@@ -43,7 +43,7 @@ def assert_alike(one, other):
 
 def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    publisher, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    publisher, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     publisher.publish(0)
     assert follower.read(1.0) == 0
     assert_alike(teacher, pupil)
@@ -62,14 +62,14 @@ def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
 
 def test_what_a_learner_published_last_stays_until_its_successor_publishes():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    first, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    first, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     first.publish(7)
     assert follower.read(1.0) == 7
     first.close()
     assert follower.read(1.0) == 7
     assert_alike(teacher, pupil)
     successor = policy(3)
-    second = Publisher(successor, directory, 0)
+    second = ParameterPublisher(successor, directory, 0)
     assert follower.read(1.0) == 7  # made, and nothing published
     second.publish(5)
     assert follower.read(1.0) == 5
@@ -80,7 +80,7 @@ def test_what_a_learner_published_last_stays_until_its_successor_publishes():
 
 def test_a_version_that_goes_back_begins_a_new_board():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    publisher, follower = Publisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    publisher, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     publisher.publish(9)
     assert (follower.read(1.0), publisher.version) == (9, 9)
     learn(teacher, 1.0)

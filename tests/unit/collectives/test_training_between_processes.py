@@ -138,7 +138,7 @@ def without_a_program_on_the_last(communicator, done):
     if communicator.rank == 1:
         gradient_learner.library = lambda: None
     learner = PPOLearner(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
-    return learner._descent is None
+    return learner._optimizer_step is None
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
@@ -158,19 +158,19 @@ def write_parameters_and_moments(communicator, done):
 
 
 @pytest.mark.parametrize(
-    ("transport", "composition", "layout", "one_copy"),
+    ("transport", "composition", "layout", "sharded_optimizer"),
     [
         ("shm", "auto", "1x2", True),
         ("shm", "rp_only", "2x1", False),  # asked for, and its steps go another way
         ("gloo", "auto", "1x2", False),
     ],
 )
-def test_trainers_that_meet_in_memory_alone_have_one_copy(transport, composition, layout, one_copy):
+def test_trainers_that_meet_in_memory_alone_have_one_copy(transport, composition, layout, sharded_optimizer):
     task = write_parameters_and_moments
     first, second = run_group(transport, 2, task, composition=composition, layout=layout)
     assert first == (5.0, 6.0)
-    assert (second[0] == 5.0) == one_copy
-    assert second[1] == (6.0 if one_copy else 0.0)
+    assert (second[0] == 5.0) == sharded_optimizer
+    assert second[1] == (6.0 if sharded_optimizer else 0.0)
 
 
 def two_iterations_and_three(communicator, done):

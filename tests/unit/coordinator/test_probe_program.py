@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from actors.host_memory import forget_peak, give_back, peak_bytes, resident_bytes
+from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms import gradient_learner
@@ -106,7 +106,7 @@ def memory_held():
     )
 
     def held(parts):
-        give_back()
+        release_free_memory()
         before = resident_bytes()
         program = build(spec, parts)
         program.iterate()
@@ -121,7 +121,7 @@ def memory_held():
 def test_parts_hold_at_least_as_much_memory_as_whole_iterations(monkeypatch):
     # The C library raises this limit as it goes, and then keeps what was freed, more or less by chance.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(MIB // 8))
-    if not forget_peak() or not peak_bytes():
+    if not reset_peak() or not peak_bytes():
         pytest.skip("this system does not tell a process's peak")
     # In a process of its own: what other tests left free in this one would be used without showing.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:

@@ -20,7 +20,13 @@ from rayagi.coordinator.search_store import SearchStore, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.planning import plan_of
-from rayagi.run.prediction import Prediction, conclude, keep, kept, parts_range
+from rayagi.run.prediction import (
+    Prediction,
+    load_prediction,
+    parts_range,
+    record_measurement,
+    save_prediction,
+)
 
 MIB = 2**20
 SPEC = preset("Ant-v5")
@@ -245,10 +251,10 @@ def test_a_run_expects_what_was_probed(bench, two_cores, tmp_path):
     assert expected.predicted_steps_per_s == pytest.approx(2 * 1000 * 1.2**5)
     assert (expected.source, expected.interval) == ("a short trial of 2 x 16 environments", None)
     assert expected.error is None
-    keep(expected, tmp_path)
-    conclude(tmp_path, 4000.0)
+    save_prediction(expected, tmp_path)
+    record_measurement(tmp_path, 4000.0)
     # 4976.64 predicted against 4000: 24.4 % too many
-    assert kept(tmp_path).text().endswith("measured 4,000, error +24.4 %")
+    assert load_prediction(tmp_path).text().endswith("measured 4,000, error +24.4 %")
     assert json.loads((tmp_path / "prediction.json").read_text())["error"] == pytest.approx(0.24416)
 
 
@@ -276,14 +282,20 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
 
 
 def test_a_prediction_says_whether_the_run_was_within_what_was_foreseen(tmp_path):
-    keep(Prediction(predicted_steps_per_s=6000.0, half_width=0.1, source="5 measurements"), tmp_path)
-    conclude(tmp_path, 5500.0, (4000.0, 6500.0))
-    assert kept(tmp_path).text() == (
+    save_prediction(
+        Prediction(predicted_steps_per_s=6000.0, half_width=0.1, source="5 measurements"), tmp_path
+    )
+    record_measurement(tmp_path, 5500.0, (4000.0, 6500.0))
+    assert load_prediction(tmp_path).text() == (
         "6,000 steps/s (5,400 - 6,600 in 80 of 100 runs) by 5 measurements; measured 5,500 (4,000 - 6,500 in its parts), "
         "error +9.1 %, as foreseen"
     )
-    conclude(tmp_path, 5000.0)
-    assert kept(tmp_path).text().endswith("measured 5,000, error +20.0 %, outside of what was foreseen")
+    record_measurement(tmp_path, 5000.0)
+    assert (
+        load_prediction(tmp_path)
+        .text()
+        .endswith("measured 5,000, error +20.0 %, outside of what was foreseen")
+    )
 
 
 def test_a_runs_parts_are_of_four_seconds_and_the_extreme_tenths_do_not_count():

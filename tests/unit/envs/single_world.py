@@ -8,7 +8,7 @@ import mujoco
 import torch
 
 from rayagi.envs import make_env_factory
-from rayagi.envs.tasks.task import Rules, State, Task
+from rayagi.envs.tasks.task import State, Task, TaskFunctions
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 
@@ -30,11 +30,11 @@ def copy_of(model: mujoco.MjModel, env: TaskVecEnv, world: int) -> mujoco.MjData
     return data
 
 
-def reward_of(rules: Rules, env: TaskVecEnv) -> torch.Tensor:
+def reward_of(rules: TaskFunctions, env: TaskVecEnv) -> torch.Tensor:
     """Rewards of the step that led to where the environments stand, in float64; not of those that have begun anew."""
     saved = env.state_dict()
     nothing = torch.zeros((env.num_envs, 0), dtype=torch.float64)
-    return rules.outcome(State(env.fields, saved["memory"], saved["actions"], nothing)).rewards
+    return rules.reward_and_done(State(env.fields, saved["memory"], saved["actions"], nothing)).rewards
 
 
 def random_actions(num_envs: int, dim: int, seed: int) -> torch.Tensor:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
-from rayagi.envs.tasks.task import Memory, Rules, State, Task
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
+from rayagi.envs.tasks.task import Memory, State, Task, TaskFunctions
 
 CPU = torch.device("cpu")
 
 
-def bound(task: Task) -> Rules:
+def bound(task: Task) -> TaskFunctions:
     """The task's rules on the CPU."""
     return task.rules(task.load(), device=CPU, dtype=torch.float64)
 
@@ -34,7 +34,7 @@ class TaskWorlds:
 
     def __init__(self, task: Task, num_worlds: int, seed: int) -> None:
         self.task, self.rules = task, bound(task)
-        self.worlds = CpuWorlds(self.rules.model, num_worlds, 1, task.fields)
+        self.worlds = CpuBatchedSim(self.rules.model, num_worlds, 1, task.fields)
         self.generator = torch.Generator().manual_seed(seed)
         begun = self.rules.start(self.draws(task.num_start_draws))
         self.worlds.restart(torch.arange(num_worlds), begun.qpos, begun.qvel)
@@ -64,7 +64,7 @@ class TaskWorlds:
         controls, changed = self.rules.control(replace(state, actions=actions))
         self.memory = self.memory | changed
         assert self.worlds.step(controls, self.task.frame_skip) is None
-        outcome = self.rules.outcome(self.state(state.draws))
+        outcome = self.rules.reward_and_done(self.state(state.draws))
         self.memory = self.memory | outcome.memory
         return self.rules.observe(self.state(state.draws)), outcome.rewards, outcome.terminated
 

@@ -88,18 +88,18 @@ def test_reward_by_hand(rules):
         commands=(1.0, 0.5, -0.5),
         torque=10.0,
     )
-    assert float(rules.outcome(slow).rewards) == pytest.approx(1.5 * math.exp(-1.0) - 0.03, abs=1e-12)
+    assert float(rules.reward_and_done(slow).rewards) == pytest.approx(1.5 * math.exp(-1.0) - 0.03, abs=1e-12)
     perfect = state(velocity=(1.0, 0.5, 0.0), angular=(0.0, 0.0, -0.5), commands=(1.0, 0.5, -0.5))
-    assert float(rules.outcome(perfect).rewards) == pytest.approx(1.5, abs=1e-12)
+    assert float(rules.reward_and_done(perfect).rewards) == pytest.approx(1.5, abs=1e-12)
     # 12 x 80^2 x 2.5e-5 = 1.92 is more than there is to be had.
-    assert float(rules.outcome(state(torque=80.0)).rewards) == 0.0
+    assert float(rules.reward_and_done(state(torque=80.0)).rewards) == 0.0
 
 
 def test_ends_when_the_base_or_a_knee_is_pressed_on(rules):
     given = state(7)
     given.fields["sensordata"][1:6] = 1.01 * torch.eye(5, dtype=torch.float64)
     given.fields["sensordata"][6] = 0.99
-    assert rules.outcome(given).terminated.tolist() == [False, *[True] * 5, False]
+    assert rules.reward_and_done(given).terminated.tolist() == [False, *[True] * 5, False]
 
 
 def test_actions_move_targets_around_the_default_pose(rules):

@@ -46,15 +46,15 @@ def test_observation_by_hand(rules):
 def test_reward_by_hand(rules):
     # 0.5 m from (0, 0, 0.7) at 1 m/s: 1 / 1.5 x 1 / 2.
     given = state(rules, ball=(0.3, 0.0, 0.3), velocity=(0.0, 0.6, -0.8))
-    assert float(rules.outcome(given).rewards) == pytest.approx(1.0 / 3.0, abs=1e-7)
+    assert float(rules.reward_and_done(given).rewards) == pytest.approx(1.0 / 3.0, abs=1e-7)
     there = state(rules, ball=(0.0, 0.0, 0.7), velocity=(0.0, 0.0, 0.0))
-    assert float(rules.outcome(there).rewards) == pytest.approx(1.0, abs=1e-7)
+    assert float(rules.reward_and_done(there).rewards) == pytest.approx(1.0, abs=1e-7)
 
 
 @pytest.mark.parametrize(("height", "ended"), [(0.149, True), (0.151, False)])
 def test_ends_when_the_ball_is_down(rules, height, ended):
     given = state(rules, ball=(0.0, 0.9, height), velocity=(0.0, 0.0, 0.0))
-    assert bool(rules.outcome(given).terminated) is ended
+    assert bool(rules.reward_and_done(given).terminated) is ended
 
 
 def test_actions_move_the_targets_within_the_joints_limits(rules):

@@ -9,7 +9,7 @@ import torch
 
 import rayagi.envs as envs
 from rayagi.envs import registry
-from rayagi.envs.lazy_family import LazyFamily
+from rayagi.envs.lazy_provider import LazyProvider
 from rayagi.envs.mujoco_cpu.catalogue import TASKS
 
 
@@ -21,11 +21,13 @@ def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
 
 def test_families_that_are_imported_when_asked_have_the_engines_that_are_said_before():
     lazy = [
-        family for family in (*registry.FAMILIES, *registry.ONLY_BY_ENGINE) if isinstance(family, LazyFamily)
+        provider
+        for provider in (*registry.PROVIDERS, *registry.ONLY_BY_ENGINE)
+        if isinstance(provider, LazyProvider)
     ]
     assert len(lazy) == 6
-    for family in lazy:
-        assert family.engines == family.family.engines
+    for provider in lazy:
+        assert provider.engines == provider.provider.engines
 
 
 def test_a_factory_survives_pickling_with_its_options():

@@ -47,7 +47,7 @@ def test_a_straddling_grasp_of_a_drawer_half_open_earns_every_term(rules):
     state = state_with(
         rules, opening=0.25, grasp=[0.5, 0.0, 0.7], left_finger=[0.5, 0.0, 0.71], right_finger=[0.5, 0, 0.69]
     )
-    outcome = rules.outcome(state)
+    outcome = rules.reward_and_done(state)
     # 2 x 2 near, 0.25 x 2 aligned, 0.125 straddling, 5 x 0.06 fingers, 7.5 x 0.25 x 1.5 open, 0.5 + 0.5 bonuses
     assert outcome.rewards.item() == pytest.approx(4.0 + 0.5 + 0.125 + 0.3 + 2.8125 + 1.0)
     assert not outcome.terminated.item()
@@ -55,17 +55,17 @@ def test_a_straddling_grasp_of_a_drawer_half_open_earns_every_term(rules):
 
 def test_a_metre_away_with_both_fingers_above_the_handle(rules):
     high = {"left_finger": [1.5, 0.0, 0.8], "right_finger": [1.5, 0.0, 0.72], "grasp": [1.5, 0.0, 0.7]}
-    outcome = rules.outcome(state_with(rules, actions=1.0, **high))
+    outcome = rules.reward_and_done(state_with(rules, actions=1.0, **high))
     assert outcome.rewards.item() == pytest.approx(2.0 / 4.0 + 0.5 - 0.09)
     # Pointing out of the drawer at 60 degrees, and its up axis level: -0.25 x 0.25.
     turned = {"grasp_forward": [0.5, 0.75**0.5, 0.0], "grasp_up": [0.0, 1.0, 0.0]}
-    outcome = rules.outcome(state_with(rules, opening=0.02, **high, **turned))
+    outcome = rules.reward_and_done(state_with(rules, opening=0.02, **high, **turned))
     assert outcome.rewards.item() == pytest.approx(0.5 - 0.0625 + 7.5 * 0.02 + 0.5)
 
 
 def test_an_open_drawer_ends_the_episode_with_the_last_bonus(rules):
     fingers = {"left_finger": [0.5, 0.0, 0.74], "right_finger": [0.5, 0.0, 0.66]}
-    outcome = rules.outcome(state_with(rules, opening=0.395, grasp=[0.5, 0.3, 0.7], **fingers))
+    outcome = rules.reward_and_done(state_with(rules, opening=0.395, grasp=[0.5, 0.3, 0.7], **fingers))
     near = 2.0 / 1.09**2
     want = near + 0.5 + 0.125 + 7.5 * 0.395 * 1.5 + 0.5 + 0.5 + 1.0
     assert outcome.rewards.item() == pytest.approx(want)
@@ -76,7 +76,7 @@ def test_an_open_drawer_ends_the_episode_with_the_last_bonus(rules):
 def test_a_finger_past_the_handle_costs_one_instead_of_all(rules, finger):
     fingers = {"left_finger": [0.5, 0.0, 0.71], "right_finger": [0.5, 0.0, 0.69]}
     fingers[finger][0] = 0.459
-    outcome = rules.outcome(state_with(rules, opening=0.3, grasp=[0.5, 0.0, 0.7], **fingers))
+    outcome = rules.reward_and_done(state_with(rules, opening=0.3, grasp=[0.5, 0.0, 0.7], **fingers))
     assert outcome.rewards.item() == -1.0
 
 

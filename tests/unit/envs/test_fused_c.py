@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from collectives.compiler import load
 from rayagi.envs.fused import Box, Simulator, ops, parity
-from rayagi.envs.fused.c.form import CForm
+from rayagi.envs.fused.backends import EnvConfig, StepBatch, Totals
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.c.source import C, function_source
 from rayagi.envs.fused.draws import random_actions
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.forms import Setting, Steps, Totals
 from rayagi.envs.fused.printing import Language
-from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
@@ -149,9 +149,11 @@ def test_a_form_does_what_the_reference_does(simulator):
 
 
 def test_the_parity_check_finds_a_form_that_is_wrong():
-    def heavier(setting):
-        return CForm(
-            Setting(CartPole(pole_mass=0.11), *(getattr(setting, name) for name in Setting.__slots__[1:]))
+    def heavier(env_config):
+        return CBackend(
+            EnvConfig(
+                CartPole(pole_mass=0.11), *(getattr(env_config, name) for name in EnvConfig.__slots__[1:])
+            )
         )
 
     with pytest.raises(parity.ParityError, match=r"^CartPole: (obs|environment \d+ ends at step)"):
@@ -160,32 +162,32 @@ def test_the_parity_check_finds_a_form_that_is_wrong():
 
 @pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda one: one.name)
 def test_wandering_draws_the_reference_s_actions(simulator):
-    setting = Setting(simulator, 100, first_env_index=3, seed=9, max_episode_steps=15)
-    mine, reference = CForm(setting), TorchForm(setting)
+    env_config = EnvConfig(simulator, 100, first_env_index=3, seed=9, max_episode_steps=15)
+    mine, reference = CBackend(env_config), TorchBackend(env_config)
     totals = [Totals.allocate(100) for _ in range(2)]
-    for form, out in zip((mine, reference), totals, strict=True):
-        form.start()
-        form.wander(2, 20, out)
+    for backend, out in zip((mine, reference), totals, strict=True):
+        backend.start()
+        backend.run_random_actions(2, 20, out)
     assert torch.equal(totals[0].ended, totals[1].ended)
     torch.testing.assert_close(totals[0].rewards, totals[1].rewards, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(mine.fleet.state, reference.fleet.state, rtol=1e-4, atol=1e-4)
-    assert torch.equal(mine.fleet.episode, reference.fleet.episode)
+    torch.testing.assert_close(mine.env_state.state, reference.env_state.state, rtol=1e-4, atol=1e-4)
+    assert torch.equal(mine.env_state.episode, reference.env_state.episode)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_k_steps_in_one_call_are_k_calls(num_threads):
     actions = torch.stack([random_actions(CartPole(), 1, torch.arange(1000), 0, step) for step in range(40)])
     together, apart = (
-        CForm(Setting(CartPole(), 1000, max_episode_steps=25), threads) for threads in (num_threads, 1)
+        CBackend(EnvConfig(CartPole(), 1000, max_episode_steps=25), threads) for threads in (num_threads, 1)
     )
-    for form in (together, apart):
-        form.start()
-    wanted, found = Steps.allocate(40, 1000, 4), Steps.allocate(40, 1000, 4)
+    for backend in (together, apart):
+        backend.start()
+    wanted, found = StepBatch.allocate(40, 1000, 4), StepBatch.allocate(40, 1000, 4)
     together.run(actions, found)
-    one = Steps.allocate(1, 1000, 4)
+    one = StepBatch.allocate(1, 1000, 4)
     for t in range(40):
         apart.run(actions[t : t + 1], one)
-        for name in Steps.__slots__:
+        for name in StepBatch.__slots__:
             getattr(wanted, name)[t] = getattr(one, name)[0]
     for name in ("obs", "rewards", "terminated", "truncated"):
         assert torch.equal(getattr(found, name), getattr(wanted, name)), name
@@ -194,11 +196,11 @@ def test_k_steps_in_one_call_are_k_calls(num_threads):
 
 
 def test_actions_of_another_shape_are_refused():
-    form = CForm(Setting(CartPole(), 4))
+    backend = CBackend(EnvConfig(CartPole(), 4))
     with pytest.raises(
         ValueError, match=r"actions are \(1, 3\) torch.int64; CartPole takes \(1, 4\) torch.int64"
     ):
-        form.run(torch.zeros((1, 3), dtype=torch.int64), Steps.allocate(1, 4, 4))
+        backend.run(torch.zeros((1, 3), dtype=torch.int64), StepBatch.allocate(1, 4, 4))
 
 
 def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, tmp_path):
@@ -207,7 +209,7 @@ def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, tmp_path):
     with pytest.raises(
         KernelError, match=r"^CartPole in C: no C compiler .looked for no-such-compiler.*fused_torch"
     ):
-        CForm(Setting(CartPole(), num_envs=1))
+        CBackend(EnvConfig(CartPole(), num_envs=1))
 
 
 def test_a_language_without_an_operation_is_refused():

@@ -6,11 +6,11 @@ import gymnasium
 import pytest
 import torch
 
-from rayagi.envs.fused import Box, Choices, Simulator, draws
+from rayagi.envs.fused import Box, Discrete, Simulator, draws
+from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.errors import SimulatorError
-from rayagi.envs.fused.forms import Setting, Steps
 from rayagi.envs.fused.ops import clip, minimum, sin, where
-from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulator import action_dim, named
 from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
@@ -113,7 +113,7 @@ class NoBox(Drift):
 
 
 class OneChoice(Drift):
-    actions = Choices(1)
+    actions = Discrete(1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_dynamics_are_gymnasium_s(simulator, env_id):
             obs, reward, terminated, _, _ = env.step(action)
             given = (
                 float(action)
-                if action_dim(mine) == 1 and isinstance(mine.actions, Choices)
+                if action_dim(mine) == 1 and isinstance(mine.actions, Discrete)
                 else tuple(map(float, action))
             )
             state, my_reward, my_end = mine.step(named(mine, state), given)
@@ -173,24 +173,24 @@ def test_a_hovering_quadrotor_stays_and_is_paid_one():
 
 def test_an_episode_ends_by_the_task_before_the_limit_cuts_it():
     # 0.5, 1.0, 1.5: ends at step 3 by the task, though the limit is 3 too; -0.5 three times: cut
-    form = TorchForm(Setting(Drift(), 2, max_episode_steps=3))
-    form.start()
-    out = Steps.allocate(4, 2, 2)
-    form.run(torch.tensor([[[0.5], [-0.5]]] * 4), out)
+    backend = TorchBackend(EnvConfig(Drift(), 2, max_episode_steps=3))
+    backend.start()
+    out = StepBatch.allocate(4, 2, 2)
+    backend.run(torch.tensor([[[0.5], [-0.5]]] * 4), out)
     assert out.terminated[:, 0].tolist() == [False, False, True, False]
     assert out.truncated[:, 0].tolist() == [False] * 4
     assert out.truncated[:, 1].tolist() == [False, False, True, False]
     assert out.final_obs[2].tolist() == [[1.5, -1.5], [-1.5, 1.5]]
     assert out.obs[:, 0].tolist() == [[0.5, -0.5], [1.0, -1.0], [0.0, 0.0], [0.5, -0.5]]
-    assert form.fleet.episode.tolist() == [1, 1]
-    assert form.fleet.elapsed.tolist() == [1, 1]
+    assert backend.env_state.episode.tolist() == [1, 1]
+    assert backend.env_state.elapsed.tolist() == [1, 1]
 
 
 def test_actions_are_clipped_to_the_box():
-    form = TorchForm(Setting(Drift(), 1))
-    form.start()
-    out = Steps.allocate(1, 1, 2)
-    form.run(torch.tensor([[[7.0]]]), out)
+    backend = TorchBackend(EnvConfig(Drift(), 1))
+    backend.start()
+    out = StepBatch.allocate(1, 1, 2)
+    backend.run(torch.tensor([[[7.0]]]), out)
     assert out.obs.flatten().tolist() == [1.0, -1.0]
 
 

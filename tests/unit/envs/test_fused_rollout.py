@@ -65,7 +65,9 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
     )
     for run in (fused, plain):
         run.simulator._lengths = run.simulator.info.max_episode_steps - 1 - torch.arange(70)
-        run.simulator.env._form.fleet.elapsed.copy_(run.simulator._lengths)  # so that time limits come, too
+        run.simulator.env._backend.env_state.elapsed.copy_(
+            run.simulator._lengths
+        )  # so that time limits come, too
         run._collect(0)
     a, b = fused.rollout, plain.rollout
     head = plain.agent.policy.model.head

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from rayagi.envs.fused.backends import StepBatch
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.forms import Steps
-from rayagi.envs.fused.reference import TorchForm
+from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
@@ -18,7 +18,7 @@ from rayagi.envs.fused.simulators.quadrotor import Quadrotor
 from rayagi.envs.fused.variants import catalogue
 from rayagi.envs.fused.variants.catalogue import variant
 from rayagi.envs.fused.variants.cuda_source import cuda_source
-from rayagi.envs.fused.variants.variant import Standing, Work, random_actions
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 
 SIMULATORS = [CartPole(), Pendulum(), Acrobot(), Quadrotor()]
 
@@ -33,7 +33,9 @@ def needs(name):
 
 
 def work_of(simulator, **changes):
-    return Work(**{"simulator": simulator, "num_envs": 70, "steps_per_call": 20, "seed": 5, **changes})
+    return BenchmarkConfig(
+        **{"simulator": simulator, "num_envs": 70, "steps_per_call": 20, "seed": 5, **changes}
+    )
 
 
 def stepped(name, work, *, calls=1, start=None):
@@ -51,9 +53,9 @@ def stepped(name, work, *, calls=1, start=None):
 def middle(simulator, *, real=torch.float32, **changes):
     """A call's work, and where it begins: in the middle of episodes, a seventh of which meet their time limit 5 steps on."""
     work = work_of(simulator, real=real, **changes)
-    start = Standing.allocate(work)
+    start = BenchmarkState.allocate(work)
     start.copy_(stepped("torch", work_of(simulator, **{**changes, "steps_per_call": 33})))
-    start.fleet.elapsed[::7] = simulator.max_episode_steps - 5
+    start.env_state.elapsed[::7] = simulator.max_episode_steps - 5
     return work, start
 
 
@@ -64,11 +66,11 @@ def scale(reals):
 
 def agree(found, wanted, tolerance):
     """Episodes are the same, reals within ``tolerance`` of their field's scale."""
-    assert torch.equal(found.fleet.elapsed, wanted.fleet.elapsed)
-    assert torch.equal(found.fleet.episode, wanted.fleet.episode)
+    assert torch.equal(found.env_state.elapsed, wanted.env_state.elapsed)
+    assert torch.equal(found.env_state.episode, wanted.env_state.episode)
     assert torch.equal(found.totals.ended, wanted.totals.ended)
     for one, other in (
-        (found.fleet.state, wanted.fleet.state),
+        (found.env_state.state, wanted.env_state.state),
         (found.copies, wanted.copies),
         (found.totals.rewards, wanted.totals.rewards),
     ):
@@ -80,13 +82,13 @@ def agree(found, wanted, tolerance):
 @pytest.mark.parametrize("simulator", SIMULATORS, ids=lambda s: s.name)
 def test_torch_with_knobs_at_one_is_the_reference(simulator):
     work = work_of(simulator)
-    form, actions = TorchForm(work.setting), random_actions(work)
-    form.start()
-    out = Steps.allocate(20, 70, len(form.observe()))
-    form.run(actions.movedim(1, -1) if actions.ndim == 3 else actions.to(torch.int64), out)
+    backend, actions = TorchBackend(work.env_config), random_actions(work)
+    backend.start()
+    out = StepBatch.allocate(20, 70, len(backend.observe()))
+    backend.run(actions.movedim(1, -1) if actions.ndim == 3 else actions.to(torch.int64), out)
     found = stepped("torch", work)
-    assert torch.equal(found.fleet.state, form.fleet.state)
-    assert torch.equal(found.fleet.episode, form.fleet.episode)
+    assert torch.equal(found.env_state.state, backend.env_state.state)
+    assert torch.equal(found.env_state.episode, backend.env_state.episode)
     assert torch.equal(found.totals.ended, (out.terminated | out.truncated).sum(0, dtype=torch.int32))
     torch.testing.assert_close(found.totals.rewards, out.rewards.sum(0), rtol=1e-6, atol=1e-6)
 
@@ -111,18 +113,18 @@ def test_each_of_twenty_steps_in_float32(name, simulator):
     away than twice what the reference is, and 1e-6."""
     work, start = middle(simulator)
     actions, single = random_actions(work), work_of(simulator, steps_per_call=1)
-    reference, form = (variant(one).make(single) for one in ("torch", name))
+    reference, backend = (variant(one).make(single) for one in ("torch", name))
     reference.put(start)
     for action in actions:
-        form.put(reference.get())
-        for one in (reference, form):
+        backend.put(reference.get())
+        for one in (reference, backend):
             one.step(one.prepare(action.unsqueeze(0)))
-        agree(form.get(), reference.get(), 1e-6)
+        agree(backend.get(), reference.get(), 1e-6)
     exactly, first = middle(simulator, real=torch.float64)
-    exact = stepped("torch", exactly, start=first).fleet.state
-    free = stepped(name, work, start=start).fleet
-    assert torch.equal(free.episode, reference.get().fleet.episode)
-    reached = ((reference.get().fleet.state - exact).abs() / scale(exact)).max()
+    exact = stepped("torch", exactly, start=first).env_state.state
+    free = stepped(name, work, start=start).env_state
+    assert torch.equal(free.episode, reference.get().env_state.episode)
+    reached = ((reference.get().env_state.state - exact).abs() / scale(exact)).max()
     assert ((free.state - exact).abs() / scale(exact)).max() <= 1e-6 + 2 * reached
 
 
@@ -150,9 +152,9 @@ def test_seeds_reproduce(name):
     one, again, other = (
         stepped(name, work_of(CartPole(), steps_per_call=60, seed=seed)) for seed in (3, 3, 4)
     )
-    assert torch.equal(one.fleet.state, again.fleet.state)
-    assert torch.equal(one.fleet.episode, again.fleet.episode)
-    assert not torch.equal(one.fleet.state, other.fleet.state)
+    assert torch.equal(one.env_state.state, again.env_state.state)
+    assert torch.equal(one.env_state.episode, again.env_state.episode)
+    assert not torch.equal(one.env_state.state, other.env_state.state)
 
 
 @pytest.mark.parametrize("simulator", SIMULATORS, ids=lambda s: s.name)
@@ -161,23 +163,25 @@ def test_two_threads_give_the_same_bits(simulator):
         stepped("c", work_of(simulator, num_envs=1100, steps_per_call=60, num_threads=threads))
         for threads in (1, 2)
     )
-    assert torch.equal(one.fleet.state, two.fleet.state)
+    assert torch.equal(one.env_state.state, two.env_state.state)
     assert torch.equal(one.totals.rewards, two.totals.rewards)
 
 
 def test_compute_iterates_the_dynamics_and_copies_follow():
     work = work_of(CartPole(), steps_per_call=1, compute=3, copies=3)
-    start = Standing.first(work)
+    start = BenchmarkState.first(work)
     start.copies[0] = 1.0
     once = work_of(CartPole(), steps_per_call=1)
     thrice = start
     for _ in range(3):
-        thrice = stepped("torch", once, start=Standing(thrice.fleet, torch.zeros(0, 4, 70), start.totals))
+        thrice = stepped(
+            "torch", once, start=BenchmarkState(thrice.env_state, torch.zeros(0, 4, 70), start.totals)
+        )
     found = stepped("torch", work, start=start)
     assert (found.totals.ended == 0).all()
-    assert torch.equal(found.fleet.state, thrice.fleet.state)
-    assert torch.equal(found.fleet.elapsed, torch.ones(70, dtype=torch.int32))
-    moved = found.fleet.state - start.fleet.state
+    assert torch.equal(found.env_state.state, thrice.env_state.state)
+    assert torch.equal(found.env_state.elapsed, torch.ones(70, dtype=torch.int32))
+    moved = found.env_state.state - start.env_state.state
     torch.testing.assert_close(found.copies, torch.stack([1 + moved, moved]), rtol=0, atol=1e-6)
 
 
@@ -189,7 +193,7 @@ def test_a_fused_call_is_as_many_calls_of_one_step(name):
     for action in random_actions(work_of(CartPole(), steps_per_call=40)):
         stepper.step(stepper.prepare(action.unsqueeze(0)))
         ended += stepper.get().totals.ended
-    agree(stepper.get().__class__(stepper.get().fleet, fused.copies, fused.totals), fused, 1e-6)
+    agree(stepper.get().__class__(stepper.get().env_state, fused.copies, fused.totals), fused, 1e-6)
     assert torch.equal(ended, fused.totals.ended)
 
 
@@ -197,22 +201,22 @@ def test_a_fused_call_is_as_many_calls_of_one_step(name):
 def test_gymnasium_moves_alike(name):
     """Until an episode ends: its random numbers are its own. It computes in float64."""
     work = work_of(CartPole(), steps_per_call=5)
-    start = Standing.first(work)
-    start.fleet.elapsed.fill_(9)
+    start = BenchmarkState.first(work)
+    start.env_state.elapsed.fill_(9)
     found, wanted = stepped(name, work, start=start), stepped("torch", work, start=start)
     assert (wanted.totals.ended == 0).all()
     assert (found.totals.ended == 0).all()
-    torch.testing.assert_close(found.fleet.state, wanted.fleet.state, rtol=1e-6, atol=1e-6)
-    assert torch.equal(found.fleet.elapsed, wanted.fleet.elapsed)
+    torch.testing.assert_close(found.env_state.state, wanted.env_state.state, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found.env_state.elapsed, wanted.env_state.elapsed)
     assert torch.equal(found.totals.rewards, wanted.totals.rewards)
 
 
 @pytest.mark.parametrize("simulator", [Pendulum(), Acrobot()], ids=lambda s: s.name)
 def test_gymnasium_s_loop_moves_alike(simulator):
     work = work_of(simulator, num_envs=7)
-    start = Standing.first(work)
+    start = BenchmarkState.first(work)
     found, wanted = stepped("gymnasium", work, start=start), stepped("torch", work, start=start)
-    torch.testing.assert_close(found.fleet.state, wanted.fleet.state, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.env_state.state, wanted.env_state.state, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.totals.rewards, wanted.totals.rewards, rtol=1e-4, atol=1e-4)
 
 
@@ -221,7 +225,7 @@ def test_gymnasium_s_episodes_end_and_begin():
     for name in ("gymnasium", "gymnasium-vector"):
         found = stepped(name, work)
         assert (found.totals.ended >= 1).all()
-        assert (found.fleet.state[2].abs() < 0.5).all()
+        assert (found.env_state.state[2].abs() < 0.5).all()
 
 
 @pytest.mark.skipif(find_spec("envpool") is None, reason="no envpool")
@@ -229,12 +233,14 @@ def test_envpool_moves_alike():
     """EnvPool's environments start where they like: torch's are put there."""
     work = work_of(CartPole(), steps_per_call=5)
     stepper = variant("envpool").make(work)
-    start = Standing.first(work)
-    start.fleet.state.copy_(torch.from_numpy(stepper.obs).t())
+    start = BenchmarkState.first(work)
+    start.env_state.state.copy_(torch.from_numpy(stepper.obs).t())
     stepper.step(stepper.prepare(random_actions(work)))
     wanted = stepped("torch", work, start=start)
     assert (wanted.totals.ended == 0).all()
-    torch.testing.assert_close(torch.from_numpy(stepper.obs).t(), wanted.fleet.state, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        torch.from_numpy(stepper.obs).t(), wanted.env_state.state, rtol=1e-6, atol=1e-6
+    )
     assert torch.equal(stepper.get().totals.rewards, wanted.totals.rewards)
 
 
@@ -337,10 +343,18 @@ def test_the_cuda_kernel_run_on_the_host(tmp_path, simulator, compute):
     (tmp_path / "kernel.cpp").write_text(program)
     command = ["c++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    now, actions = Standing.first(work), random_actions(work).contiguous()
+    now, actions = BenchmarkState.first(work), random_actions(work).contiguous()
     sizes = (3, 32, work.num_envs, work.steps_per_call, work.copies - 1, compute, seed_word(work.seed))
-    fleet, totals = now.fleet, now.totals
-    tensors = (actions, fleet.state, fleet.elapsed, fleet.episode, now.copies, totals.rewards, totals.ended)
+    env_state, totals = now.env_state, now.totals
+    tensors = (
+        actions,
+        env_state.state,
+        env_state.elapsed,
+        env_state.episode,
+        now.copies,
+        totals.rewards,
+        totals.ended,
+    )
     arguments = [ctypes.c_uint32(size) for size in sizes] + [
         ctypes.c_void_p(one.data_ptr()) for one in tensors
     ]

@@ -186,7 +186,7 @@ def test_an_environment_that_leaves_the_finite_numbers_is_counted_and_begins_ane
     assert found.rewards.tolist() == [0.0, 0.0]
     assert torch.equal(found.final_obs, last.obs)
     assert not torch.equal(found.obs, last.obs)
-    assert env.faults == {"unstable": 2}
+    assert env.sim_errors == {"unstable": 2}
     assert not env.step(torch.zeros(2, 2)).terminated.any()
 
 

@@ -149,7 +149,7 @@ def test_the_reward_of_running_three_metres_per_second(task, want):
     state = state_of(
         rules, place=(0.05, 0.0), height=1.2, quat=UPRIGHT, joints=0.0, before=(0.0, 0.0), action=0.5
     )
-    outcome = rules.outcome(state)
+    outcome = rules.reward_and_done(state)
     assert float(outcome.rewards) == pytest.approx(want, abs=1e-9)
     assert not outcome.terminated
 
@@ -162,7 +162,7 @@ def test_a_fall_costs_and_ends(task, height, want):
     state = state_of(
         rules, place=(0.5, 0.0), height=height, quat=UPRIGHT, joints=0.0, before=(0.0, 0.0), action=0.0
     )
-    outcome = rules.outcome(state)
+    outcome = rules.reward_and_done(state)
     assert (float(outcome.rewards), bool(outcome.terminated)) == (want, True)
 
 
@@ -203,7 +203,7 @@ def test_progress_keeps_its_digits_in_single_precision():
     single, double = rules_of("rayagi/Ant-v0", torch.float32), rules_of("rayagi/Ant-v0")
     given = {"place": (0.3217, 0.2), "height": 0.5, "quat": UPRIGHT, "joints": 0.0, "action": 0.0}
     rewards = [
-        float(rules.outcome(state_of(rules, before=(0.31, 0.15), **given)).rewards)
+        float(rules.reward_and_done(state_of(rules, before=(0.31, 0.15), **given)).rewards)
         for rules in (single, double)
     ]
     assert rewards[0] == pytest.approx(rewards[1], abs=2e-5)

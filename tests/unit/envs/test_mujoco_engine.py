@@ -219,7 +219,7 @@ def test_a_simulation_that_blows_up_is_counted_and_begins_anew_and_leaves_no_log
         assert found.obs.abs().max() < 1e3
         assert torch.equal(found.obs[others], expected.obs[others])
         assert torch.equal(found.rewards[others], expected.rewards[others])
-    assert (env.faults, healthy.faults) == ({"unstable": 1}, {"unstable": 0})
+    assert (env.sim_errors, healthy.sim_errors) == ({"unstable": 1}, {"unstable": 0})
     assert list(tmp_path.iterdir()) == []
     env.close()
 

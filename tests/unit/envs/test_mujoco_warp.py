@@ -72,7 +72,7 @@ def test_a_task_takes_the_same_course_on_both_engines(env_id):
                 ):
                     assert_near(one, other, tolerance, f"{env_id}, led {led}, {warm_up} + {step}, {what}")
                 assert torch.equal(found.terminated, expected.terminated)
-    assert set(here.faults.values()) == set(there.faults.values()) == {0}
+    assert set(here.sim_errors.values()) == set(there.sim_errors.values()) == {0}
 
 
 def test_fields_are_the_engines_own_memory_in_mujocos_shapes():
@@ -150,8 +150,8 @@ def test_what_does_not_fit_in_the_room_is_counted_and_begins_anew(tmp_path, size
     env = make_env(ANT, "mujoco_warp", 2, xml_file=small_room(tmp_path, size))
     env.reset()
     ended = sum(env.step(torch.zeros(2, 8)).terminated.sum() for _ in range(40))
-    assert env.faults[fault] > 0
-    assert ended == sum(env.faults.values())
+    assert env.sim_errors[fault] > 0
+    assert ended == sum(env.sim_errors.values())
 
 
 def test_room_is_measured_with_a_margin_or_as_the_model_says(tmp_path):

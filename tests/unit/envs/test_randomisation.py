@@ -9,7 +9,7 @@ import torch
 
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.randomisation import QUANTITIES, drawn_factors, varied_fields
 
@@ -63,7 +63,7 @@ def test_every_world_is_simulated_with_its_own_model():
     factors = drawn_factors(RANGES, seed=1, first=0, num_worlds=3)
     task = make_task("rayagi/Ant-v0", {})
     model = task.load()
-    worlds = CpuWorlds(model, 3, 1, task.fields, factors)
+    worlds = CpuBatchedSim(model, 3, 1, task.fields, factors)
     controls = torch.linspace(-1.0, 1.0, 3 * model.nu, dtype=torch.float64).view(3, -1)
     qpos = torch.from_numpy(model.qpos0).repeat(3, 1)
     worlds.restart(torch.arange(3), qpos, torch.zeros(3, model.nv, dtype=torch.float64))

@@ -34,7 +34,7 @@ def test_a_tasks_functions_wait_for_nothing(env_id):
     with NoWaiting():
         state = env._state()
         controls, memory = rules.control(state)
-        outcome = rules.outcome(state)
+        outcome = rules.reward_and_done(state)
         obs = rules.observe(state)
         start = rules.start(env._draws(None, task.num_start_draws, start=True))
     assert (controls.shape, obs.shape) == ((3, rules.model.nu), (3, task.obs_dim))

@@ -70,7 +70,7 @@ def test_the_hand_has_24_joints_20_drives_and_its_published_ranges(rules):
 
 def test_a_quarter_turn_off_and_a_decimetre_away(rules):
     state = state_with(rules, place=PLACE + np.array([0.1, 0, 0]), turn=[HALF, 0, HALF, 0], actions=0.5)
-    outcome = rules.outcome(state)
+    outcome = rules.reward_and_done(state)
     assert outcome.rewards.item() == pytest.approx(1 / (math.pi / 2 + 0.1) - 1.0 - 0.0002 * 5.0)
     assert not outcome.terminated.item()
     assert torch.equal(outcome.memory["goal"], state.memory["goal"])
@@ -79,11 +79,11 @@ def test_a_quarter_turn_off_and_a_decimetre_away(rules):
 def test_a_reached_goal_pays_and_another_is_drawn(rules):
     # 0.09 rad off; the draws mean: no turn around y, then a quarter turn around x.
     turn = [math.cos(0.045), 0.0, 0.0, math.sin(0.045)]
-    outcome = rules.outcome(state_with(rules, turn=turn, draws=(0.75, 0.5)))
+    outcome = rules.reward_and_done(state_with(rules, turn=turn, draws=(0.75, 0.5)))
     assert outcome.rewards.item() == pytest.approx(250.0 + 1 / 0.19)
     np.testing.assert_allclose(outcome.memory["goal"][0], [HALF, HALF, 0.0, 0.0], atol=1e-12)
     beside = [math.cos(0.055), 0.0, 0.0, math.sin(0.055)]
-    assert rules.outcome(state_with(rules, turn=beside)).rewards.item() == pytest.approx(1 / 0.21)
+    assert rules.reward_and_done(state_with(rules, turn=beside)).rewards.item() == pytest.approx(1 / 0.21)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_reached_goal_pays_and_another_is_drawn(rules):
 )
 def test_each_goal_narrows_the_tolerance_of_the_next(rules, angle, tolerance, pays, following):
     turn = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
-    outcome = rules.outcome(state_with(rules, turn=turn, tolerance=tolerance))
+    outcome = rules.reward_and_done(state_with(rules, turn=turn, tolerance=tolerance))
     assert outcome.rewards.item() == pytest.approx(250.0 * pays + 1 / (angle + 0.1))
     assert outcome.memory["tolerance"].item() == pytest.approx(following)
 
@@ -110,13 +110,13 @@ def test_an_episode_begins_with_the_first_tolerance():
 
 
 def test_the_sign_of_a_quaternion_does_not_matter(rules):
-    outcome = rules.outcome(state_with(rules, turn=[-1.0, 0.0, 0.0, 0.0]))
+    outcome = rules.reward_and_done(state_with(rules, turn=[-1.0, 0.0, 0.0, 0.0]))
     assert outcome.rewards.item() == pytest.approx(250.0 + 10.0)
 
 
 @pytest.mark.parametrize(("below", "ends"), [(0.239, False), (0.241, True)])
 def test_a_dropped_cube_ends_the_episode(rules, below, ends):
-    outcome = rules.outcome(
+    outcome = rules.reward_and_done(
         state_with(rules, place=PLACE - np.array([0, 0, below]), turn=[0.0, 1.0, 0.0, 0.0])
     )
     assert outcome.terminated.item() is ends

@@ -12,7 +12,7 @@ import rayagi.envs as envs
 from rayagi.envs.errors import ModelError
 from rayagi.envs.tasks.catalogue import TASKS
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
-from rayagi.envs.tasks.draws import START, uniform
+from rayagi.envs.tasks.random_uniforms import START, uniform
 from rayagi.envs.tasks.task import MODELS
 
 
@@ -120,8 +120,8 @@ def test_a_world_that_breaks_is_counted_and_begins_anew_and_the_others_do_not_no
     state["worlds"]["qvel"][2, -1] = np.nan
     broken.load_state_dict(state)
     want, got = well.step(actions[5]), broken.step(actions[5])
-    assert broken.faults == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
-    assert well.faults["unstable"] == 0
+    assert broken.sim_errors == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
+    assert well.sim_errors["unstable"] == 0
     assert bool(got.terminated[2])
     assert float(got.rewards[2]) == 0.0
     row = got.final_ids.tolist().index(2)
@@ -132,7 +132,7 @@ def test_a_world_that_breaks_is_counted_and_begins_anew_and_the_others_do_not_no
         torch.testing.assert_close(got.rewards[others], want.rewards[others], rtol=0, atol=0)
         assert torch.isfinite(got.obs).all()
         want, got = well.step(action), broken.step(action)
-    assert broken.faults["unstable"] == 1
+    assert broken.sim_errors["unstable"] == 1
 
 
 @pytest.mark.parametrize("task", TASKS)

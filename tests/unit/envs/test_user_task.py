@@ -15,8 +15,8 @@ import rayagi.envs as envs
 from rayagi.cli import main
 from rayagi.config.presets import PRESETS, preset
 from rayagi.envs.errors import EnvironmentOptionError, ModelError, TaskError
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
-from rayagi.envs.tasks import family
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
+from rayagi.envs.tasks import provider
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
@@ -29,7 +29,7 @@ from typing import ClassVar
 
 import torch
 
-from rayagi.envs.tasks import Outcome, Rules, Start, Task
+from rayagi.envs.tasks import Start, StepOutcome, Task, TaskFunctions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,16 @@ class Cart(Task):
         return CartRules(self, model, device=device, dtype=dtype)
 
 
-class CartRules(Rules):
+class CartRules(TaskFunctions):
     def start(self, draws):
         return Start(draws - 0.5, torch.zeros_like(draws))
 
     def control(self, state):
         return state.actions, {}
 
-    def outcome(self, state):
+    def reward_and_done(self, state):
         off = (state.fields["qpos"][:, 0] - self.task.goal).abs()
-        return Outcome(1.0 - off, off > 5.0)
+        return StepOutcome(1.0 - off, off > 5.0)
 
     def observe(self, state):
         return torch.cat((state.fields["qpos"], state.fields["qvel"]), -1)
@@ -111,12 +111,12 @@ def test_its_settings_are_those_of_robots(folder):
 
 
 def test_it_is_drawn_as_the_batched_one_steps(folder):
-    from rayagi.envs.tasks.drawn import DrawnTask
+    from rayagi.envs.tasks.rendered import RenderedTask
 
     try:
         drawn = envs.render_env("cart_task:Cart")
     except envs.RenderingError:
-        drawn = DrawnTask("cart_task:Cart", {})  # this machine cannot draw, and the rest is tested
+        drawn = RenderedTask("cart_task:Cart", {})  # this machine cannot draw, and the rest is tested
     batched = envs.make_env_factory("cart_task:Cart")(num_envs=1, first_env_index=0, seed=7, num_threads=1)
     np.testing.assert_array_equal(drawn.reset(seed=7)[0], batched.reset()[0])
     drawn.close()
@@ -133,7 +133,7 @@ def test_it_is_drawn_as_the_batched_one_steps(folder):
         ),
         (
             "cart_task:CartRules",
-            r"CartRules must derive from rayagi\.envs\.tasks\.Task or .*; its bases: Rules",
+            r"CartRules must derive from rayagi\.envs\.tasks\.Task or .*; its bases: TaskFunctions",
         ),
         ("cart_task:TASK", r"TASK is a str; it must be a class derived from"),
         (
@@ -190,13 +190,17 @@ def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
             "(draws - 0.5, torch",
             r"CartRules\.start returns a tuple; it must return Start",
         ),
-        ("off > 5.0)", "off)", r"outcome's terminated is torch.float64; it must be torch.bool"),
+        ("off > 5.0)", "off)", r"reward_and_done's terminated is torch.float64; it must be torch.bool"),
         (
-            "Outcome(1.0 - off,",
-            "Outcome(1.0 - off.mean(),",
-            r"outcome's rewards has the shape \(\); it must be \(N,\)",
+            "StepOutcome(1.0 - off,",
+            "StepOutcome(1.0 - off.mean(),",
+            r"reward_and_done's rewards has the shape \(\); it must be \(N,\)",
         ),
-        ("Outcome(1.0 - off,", "Outcome(1.0,", r"outcome's rewards is a float; it must be a tensor"),
+        (
+            "StepOutcome(1.0 - off,",
+            "StepOutcome(1.0,",
+            r"reward_and_done's rewards is a float; it must be a tensor",
+        ),
         (
             "return state.actions, {}",
             "return state.actions",
@@ -210,7 +214,7 @@ def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
         (
             'state.fields["qpos"][:, 0]',
             'state.fields["qacc"][:, 0]',
-            r"outcome, .*cart_task\.py:34: KeyError: 'qacc'",
+            r"reward_and_done, .*cart_task\.py:34: KeyError: 'qacc'",
         ),
         (
             "num_start_draws: ClassVar[int] = 1",
@@ -218,8 +222,8 @@ def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
             r"Cart\.fields: qaccc is not an MjData .*'qacc'",
         ),
         (
-            "Outcome(1.0 - off, off > 5.0)",
-            "Outcome(1.0 - off, off > 5.0, terms={'off': off})",
+            "StepOutcome(1.0 - off, off > 5.0)",
+            "StepOutcome(1.0 - off, off > 5.0, terms={'off': off})",
             "terms off; Cart.reward_terms has none",
         ),
         (
@@ -286,14 +290,14 @@ UNCOMPILED = {
         "torch's sort",
     ),
     "worlds that look at each other": (
-        "Outcome(1.0 - off,",
-        "Outcome(off.mean() - off,",
+        "StepOutcome(1.0 - off,",
+        "StepOutcome(off.mean() - off,",
         None,
         r"results that depend on qpos\[0\] of other worlds",
     ),
     "the number of worlds": (
-        "Outcome(1.0 - off,",
-        "Outcome(len(off) - off,",
+        "StepOutcome(1.0 - off,",
+        "StepOutcome(len(off) - off,",
         None,
         "results that depend on the number of worlds",
     ),
@@ -322,7 +326,7 @@ UNCOMPILED = {
 def test_what_cannot_be_compiled_runs_on_torch_with_one_warning(folder, caplog, case):
     old, new, line, reason = UNCOMPILED[case]
     env_id = rewritten(folder, old, new)
-    family._warn_once.cache_clear()
+    provider._warn_once.cache_clear()
     first, second = made(env_id), made(env_id)
     assert [type(env) for env in (first, second)] == [TaskVecEnv, TaskVecEnv]
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -342,7 +346,7 @@ def test_what_can_be_compiled_is_and_says_nothing(folder, caplog):
     compiled = made("cart_task:Cart", goal=0.25)
     assert isinstance(compiled, CompiledTaskVecEnv)
     assert not caplog.records
-    worlds = CpuWorlds(compiled._rules.model, 6, 1, ())
+    worlds = CpuBatchedSim(compiled._rules.model, 6, 1, ())
     torches = TaskVecEnv(compiled.info, compiled._rules, worlds, seed=3)
     torch.testing.assert_close(compiled.reset(), torches.reset())
     for number in range(25):

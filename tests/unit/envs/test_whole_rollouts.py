@@ -23,9 +23,9 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu import contact_physics
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.whole_rollouts.program import RollLoop
+from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
-from rayagi.envs.mujoco_cpu.world_structs import LENT
+from rayagi.envs.mujoco_cpu.world_structs import PEER_WAITING
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -48,7 +48,7 @@ class Course:
         self.rollout = Rollout.allocate(STEPS, num_envs, env.info, torch.device("cpu"))
 
     def filled(self, iteration):
-        self.simulator.fill(self.rollout, self.policy.tensors(), iteration)
+        self.simulator.collect_rollout(self.rollout, self.policy.tensors(), iteration)
         return self.rollout
 
     def collected(self, iteration):
@@ -148,7 +148,7 @@ def test_a_saved_state_goes_on_to_the_last_bit():
 
 def test_who_takes_which_world_changes_nothing():
     alone, crowd = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37, num_threads=3)
-    crowd.env.borrow(
+    crowd.env.use_idle_cores(
         {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(torch.tensor([2, 1, 2]), 1)
     )
     for iteration in range(2):
@@ -161,8 +161,8 @@ def test_who_takes_which_world_changes_nothing():
 def lend_in_the_middle(course, monkeypatch):
     """Ranks 0 and 2 come to their next operation while this one's thread is in its loop. Returns how its calls ended."""
     counts, ends = torch.tensor([1, 1, 1]), []
-    course.env.borrow({rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1))
-    watch, roll = RollLoop.watch, CompiledLoop.roll
+    course.env.use_idle_cores({rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1))
+    watch, roll = RolloutLoop.watch_peers, CompiledLoop.run_rollout
 
     def watched(self, data, barrier_progress, away):
         watch(self, data, barrier_progress, away)
@@ -175,8 +175,8 @@ def lend_in_the_middle(course, monkeypatch):
             ends.append(end)
         return end
 
-    monkeypatch.setattr(RollLoop, "watch", watched)
-    monkeypatch.setattr(CompiledLoop, "roll", noted)
+    monkeypatch.setattr(RolloutLoop, "watch_peers", watched)
+    monkeypatch.setattr(CompiledLoop, "run_rollout", noted)
     return counts, ends
 
 
@@ -188,7 +188,7 @@ def test_who_lends_in_the_middle_of_a_call_is_seen_by_it(monkeypatch):
         one, other = alone.filled(iteration), borrowing.filled(iteration)
         assert_same(one, other)
         assert torch.equal(one.rewards, other.rewards)
-    assert ends.count(LENT) == 4  # two lenders, twice
+    assert ends.count(PEER_WAITING) == 4  # two lenders, twice
     borrowing.simulator.close()
 
 
@@ -200,7 +200,7 @@ def test_a_failure_between_two_calls_leaves_nobody_waiting(monkeypatch):
     def refuse(self, work):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(contact_physics._Lender, "finish", refuse)
+    monkeypatch.setattr(contact_physics._IdleCoreWorker, "submit", refuse)
     with pytest.raises(RuntimeError, match="new thread"):
         course.filled(0)
     course.simulator.close()
@@ -219,8 +219,8 @@ def test_an_unstable_world_is_counted_and_begins_anew(num_threads):
     assert not torch.equal(rollout.raw_obs[1, 4], rollout.raw_obs[0, 4])
     for values in (rollout.raw_obs, rollout.rewards, rollout.last_obs):
         assert torch.isfinite(values).all()
-    assert course.env.faults == {"unstable": 1}
-    assert course.simulator.take_faults() == {"faults_unstable": 1.0}
+    assert course.env.sim_errors == {"unstable": 1}
+    assert course.simulator.take_sim_errors() == {"faults_unstable": 1.0}
     course.simulator.close()
 
 
@@ -235,7 +235,7 @@ def test_an_action_that_is_not_finite_is_named():
 def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
     from rayagi.envs.mujoco_cpu.walkers import Ant
 
-    monkeypatch.setattr(Ant, "place", lambda self, robot, fields: np.cosh(fields["qpos"][:, 0]))
+    monkeypatch.setattr(Ant, "forward_position", lambda self, compiled, fields: np.cosh(fields["qpos"][:, 0]))
     kernels._log_once.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)

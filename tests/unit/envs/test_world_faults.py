@@ -26,7 +26,7 @@ def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engin
     state["worlds"]["qvel"][0, 3] = float("nan")
     last = env.load_state_dict(state)
     found, expected = env.step(torch.ones(2, 8)), healthy.step(torch.ones(2, 8))
-    assert env.faults == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
+    assert env.sim_errors == {"unstable": 1, "contact overflow": 0, "constraint overflow": 0}
     assert found.terminated.tolist() == [True, False]
     assert found.rewards[0] == 0.0
     assert torch.equal(found.final_obs[0], last[0])

@@ -14,7 +14,7 @@ from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.physics import WorldError
-from rayagi.envs.mujoco_cpu.world_loop import PythonLoop, Worlds
+from rayagi.envs.mujoco_cpu.world_loop import PythonLoop, WorldBatch
 
 NUM_ENVS = 5
 BALL = """
@@ -69,7 +69,7 @@ def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_thread
 def test_at_most_so_many_are_stepped(kind):
     model = mujoco.MjModel.from_xml_string(BALL.format(memory="1M"))
     physics = ContactPhysics(model, 3, 1, ["qpos", "cfrc_ext"])
-    worlds = Worlds(model, physics.rows, physics._derived, np.zeros(3, dtype=bool))
+    worlds = WorldBatch(model, physics.rows, physics._derived, np.zeros(3, dtype=bool))
     loop = PythonLoop(worlds) if kind is PythonLoop else compiled_loop.compiled_loop(worlds)
     data = mujoco.MjData(model)
     for _ in range(2):

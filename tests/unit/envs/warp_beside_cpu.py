@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from rayagi.envs.families import Place
+from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.engines import make_worlds
+from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
@@ -17,7 +17,7 @@ def make_env(env_id: str, engine: str, num_envs: int, *, first=0, seed=3, **opti
     """Environments of a task's shipped model."""
     task = make_task(env_id, options)
     model = task.load()
-    worlds = make_worlds(engine, task, model, Place(num_envs, first, seed, 1))
+    worlds = make_batched_sim(engine, task, model, VecEnvArgs(num_envs, first, seed, 1))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
     info = describe(env_id, engine, task, TASKS[env_id].max_episode_steps)
     kind = MaskedTaskVecEnv if engine == "mujoco_warp" else TaskVecEnv

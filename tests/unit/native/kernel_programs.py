@@ -7,7 +7,6 @@ import torch
 from collectives import shared_words
 from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused.c import form
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.c_variant import CStepper
 from rayagi.envs.fused.variants.variant import Work

@@ -24,14 +24,14 @@ from rayagi.algorithms.ppo.learner import PPOLearner, PPOTraining
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator
-from rayagi.envs.fused.c.form import CForm
-from rayagi.envs.fused.forms import Setting
+from rayagi.envs.fused.backends import EnvConfig
+from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.rollout import FusedRollout
 from rayagi.native import learning
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals, flushes_denormals
 from rayagi.native.headers import numbers, shared
-from rayagi.native.team import Team
+from rayagi.native.thread_pool import ThreadPool
 
 HOST = torch.device("cpu")
 SMALL = 1e-20
@@ -194,7 +194,7 @@ def test_updates_by_torch(caller_flushes, monkeypatch):
 
 def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
     learner, modes = learner_of(), []
-    run = learner._descent.run
+    run = learner._optimizer_step.run
 
     def watched(program, rate):
         def call():
@@ -204,11 +204,14 @@ def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
 
         return run(call, rate)
 
-    learner._descent.run = watched
+    learner._optimizer_step.run = watched
     batch, many = batch_of(learner), torch.zeros((10, 400_000), dtype=torch.int64)
     learner._compiled(batch.fields(), many, 0.0)
-    learner._descent._descent.reduces = True  # by Python, of one trainer
-    learner._descent._by_python = {**learner._descent._by_python, "reduce": lambda: None}
+    learner._optimizer_step._optimizer_step.reduces = True  # by Python, of one trainer
+    learner._optimizer_step._python_operations = {
+        **learner._optimizer_step._python_operations,
+        "reduce": lambda: None,
+    }
     learner._compiled(batch.fields(), many[:2, :3], 0.0)
     assert {result for result, _ in modes} == {0, 3, 4}  # REDUCE, STEPPED and AGAIN
     assert {mode for _, mode in modes} == {caller_flushes}
@@ -219,10 +222,10 @@ typedef struct { float x[8]; int64_t entered, items; } Products;
 static void product(void *given, int64_t item) {
     Products *p = given;
     __atomic_fetch_add(&p->entered, 1, __ATOMIC_SEQ_CST);
-    for (int64_t naps = 0; __atomic_load_n(&p->entered, __ATOMIC_SEQ_CST) < p->items && naps < 200000; naps++) rest(1 << 20);
+    for (int64_t n = 0; __atomic_load_n(&p->entered, __ATOMIC_SEQ_CST) < p->items && n < 200000; n++) backoff(1 << 20);
     p->x[item] *= p->x[item];
 }
-void multiply(Team *t, Products *p) { FLUSH_DENORMALS; share_out(t, product, p, p->items); }
+void multiply(ThreadPool *t, Products *p) { FLUSH_DENORMALS; parallel_for(t, product, p, p->items); }
 """
 
 
@@ -231,11 +234,11 @@ class Products(ctypes.Structure):
 
 
 def test_every_thread_of_a_team():
-    library = load("\n".join([numbers(torch.float32), shared("team.h"), _EACH_THREAD_TAKES_ONE]))
+    library = load("\n".join([numbers(torch.float32), shared("thread_pool.h"), _EACH_THREAD_TAKES_ONE]))
     library.multiply.argtypes, library.multiply.restype = (ctypes.c_void_p, ctypes.c_void_p), None
-    products, team = Products((ctypes.c_float * 8)(*[SMALL] * 8), 0, 4), Team(library, 4)
-    with team.at_work():
-        library.multiply(team.address, ctypes.addressof(products))
+    products, pool = Products((ctypes.c_float * 8)(*[SMALL] * 8), 0, 4), ThreadPool(library, 4)
+    with pool.running():
+        library.multiply(pool.address, ctypes.addressof(products))
     assert products.entered == 4  # each waited for the others
     assert list(products.x) == [0.0] * 4 + [ctypes.c_float(SMALL).value] * 4
     assert not flushes_denormals()
@@ -243,12 +246,12 @@ def test_every_thread_of_a_team():
 
 def test_helpers_leave_their_thread_as_it_was():
     library, found = learning.library(), []
-    team = Team(library, 2)
-    team._team.home = 1  # help is over as soon as it begins
+    pool = ThreadPool(library, 2)
+    pool._struct.shutdown = 1  # help is over as soon as it begins
 
     def help_once():
         torch.set_flush_denormal(False)
-        library.rayagi_help(team.address, 1)
+        library.rayagi_pool_worker(pool.address, 1)
         found.append(flushes_denormals())
 
     thread = threading.Thread(target=help_once)
@@ -267,9 +270,9 @@ def test_physics_keeps_the_callers_mode(caller_flushes):
         modes.append(flushes_denormals())
         return 0.0
 
-    course = env._course
+    course = env._settings
     address = ctypes.cast(place, ctypes.c_void_p).value
-    env._course = replace(course, formulas=replace(course.formulas, place=address))
+    env._settings = replace(course, formulas=replace(course.formulas, forward_position=address))
     info = env.info
     model = ActorCritic(info, NetworkSpec(hidden=()))
     policy = NetworkPolicy(model, info, None, HOST)
@@ -277,7 +280,7 @@ def test_physics_keeps_the_callers_mode(caller_flushes):
     env.reset()
     with torch.no_grad():
         model.policy[0].weight.fill_(1e-42)
-    env.fill(rollout, policy.tensors(), 0, torch.zeros(2, dtype=torch.float64))
+    env.collect_rollout(rollout, policy.tensors(), 0, torch.zeros(2, dtype=torch.float64))
     assert set(modes) == {caller_flushes}
     assert is_zero(rollout.outputs)
     env.close()
@@ -341,14 +344,14 @@ class Fading(Simulator):
 
 
 def test_a_fused_rollout_keeps_the_simulators_numbers(caller_flushes):
-    form, info = (
-        CForm(Setting(Fading(), 3)),
+    backend, info = (
+        CBackend(EnvConfig(Fading(), 3)),
         replace(INFO, obs_dim=1, action=ActionSpec(kind="continuous", dim=1)),
     )
-    form.start()
+    backend.start()
     policy = PolicyTensors((torch.ones(1, 1),), (torch.zeros(1),), "elu", None, None, 0.0, torch.ones(1))
     rollout = Rollout.allocate(4, 3, info, HOST)
-    FusedRollout(form).fill(rollout, policy, 0, torch.zeros(3, dtype=torch.float64))
+    FusedRollout(backend).collect_rollout(rollout, policy, 0, torch.zeros(3, dtype=torch.float64))
     kept = [2.0**-126, 2.0**-127, 2.0**-128, 2.0**-129]
     expected = [2.0**-126, 0.0, 0.0, 0.0] if caller_flushes else kept
     bits = torch.tensor(expected, dtype=torch.float64).float().view(torch.int32)  # of this thread's mode

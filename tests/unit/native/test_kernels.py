@@ -169,7 +169,7 @@ def test_one_module_chooses_the_reference():
         if names(tree).count("CompilerError") > raised.count("CompilerError"):
             deciding.add(path)
     # The first has it; the last makes a user's error of it, since its reference is an engine that users ask for by name.
-    assert deciding == {"collectives/compiler.py", SEAM, "rayagi/envs/fused/c/form.py"}
+    assert deciding == {"collectives/compiler.py", SEAM, "rayagi/envs/fused/c/backend.py"}
 
 
 @pytest.fixture

@@ -300,8 +300,8 @@ def test_a_long_update_that_pauses_for_signals_makes_the_same_steps():
     batch = batch_of(learners[0], 4096)
     orders = torch.randperm(4096, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
     calls = []
-    run = learners[0]._descent.run
-    learners[0]._descent.run = lambda program, rate: run(
+    run = learners[0]._optimizer_step.run
+    learners[0]._optimizer_step.run = lambda program, rate: run(
         lambda: (calls.append(program()), calls[-1])[1], rate
     )
     whole, _ = learners[0]._compiled(batch.fields(), orders, 1e-3)

@@ -10,9 +10,9 @@ STORED = {
 
 
 def test_counts_and_ages_are_told_as_they_were_kept(tmp_path):
-    assert experience_record.kept(tmp_path) is None
-    experience_record.keep(tmp_path, STORED)
-    kept = experience_record.kept(tmp_path)
+    assert experience_record.load(tmp_path) is None
+    experience_record.save(tmp_path, STORED)
+    kept = experience_record.load(tmp_path)
     assert kept == STORED
     assert experience_record.facts(kept) == [
         ("rollout rows", "40 sent = 32 learned from + 4 too old + 4 in flight + 0 lost with learners"),
@@ -35,4 +35,4 @@ def test_rows_that_do_not_add_up_are_said_to_be_missing():
 
 def test_a_damaged_file_says_nothing(tmp_path):
     (tmp_path / "experience.json").write_text("{")
-    assert experience_record.kept(tmp_path) is None
+    assert experience_record.load(tmp_path) is None

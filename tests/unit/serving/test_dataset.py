@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec
+from rayagi.serving.column_layout import Block, ColumnLayout, layout_from_schema
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
-from rayagi.serving.layout import Block, RowLayout, told_by
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording
 from rayagi.serving.writer_process import Writer, WriterJob
 
-CONTINUOUS = RowLayout(obs_dim=2, action=ActionSpec(kind="continuous", dim=1, low=(-1.0,), high=(1.0,)))
-DISCRETE = RowLayout(obs_dim=2, action=ActionSpec(kind="discrete", dim=1, num_choices=3))
+CONTINUOUS = ColumnLayout(obs_dim=2, action=ActionSpec(kind="continuous", dim=1, low=(-1.0,), high=(1.0,)))
+DISCRETE = ColumnLayout(obs_dim=2, action=ActionSpec(kind="discrete", dim=1, num_choices=3))
 
 
 def writer(path, layout=CONTINUOUS, file_format="parquet", rows_per_file=1000, num_envs=2, **job):
@@ -73,7 +73,7 @@ def test_rows_by_hand_as_pyarrow_reads_them(tmp_path, file_format):
     assert [row["final_obs"] for row in rows] == [None, [50, 50], [99, 99], None, None, [50, 50]]
     assert {row["policy_version"] for row in rows} == {7}
     assert {(row["gmi"], row["session"]) for row in rows} == {(0, 0)}
-    told = told_by(table.schema)
+    told = layout_from_schema(table.schema)
     assert told["task"] == "Task-v0"
     assert told["obs_dim"] == 2
 

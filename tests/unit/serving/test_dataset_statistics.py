@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from rayagi.serving.column_layout import EndedEpisode
 from rayagi.serving.latency import Latencies, merged
-from rayagi.serving.layout import EndedEpisode
-from rayagi.serving.statistics import FileStatistics, together
+from rayagi.serving.statistics import FileStatistics, merge_statistics
 
 
 def ended(number, total, length):
@@ -15,7 +15,7 @@ def test_rows_episodes_returns_and_observations_by_hand():
     first, second = FileStatistics(), FileStatistics()
     first.add(torch.tensor([[1.0, 10.0], [3.0, 10.0]]), [ended(0, 5.0, 2)], last_episode=4)
     second.add(torch.tensor([[5.0, 40.0]]), [ended(4, -1.0, 6), ended(2, 2.0, 1)], last_episode=7)
-    whole = together([first, second])
+    whole = merge_statistics([first, second])
     # obs: mean (1 + 3 + 5) / 3 = 3, variance (4 + 0 + 4) / 3; mean (10 + 10 + 40) / 3 = 20, variance (100 + 100 + 400) / 3
     assert whole.summary() == {
         "rows": 3,
@@ -45,7 +45,7 @@ def test_without_episodes_there_are_no_returns():
     found = FileStatistics()
     found.add(torch.zeros(1, 1), [], last_episode=0)
     assert FileStatistics.from_dict(found.to_dict()).summary()["return_mean"] is None
-    assert together([]).summary()["obs_mean"] is None
+    assert merge_statistics([]).summary()["obs_mean"] is None
 
 
 def test_percentiles_are_the_nearest_rank_to_one_per_cent():
@@ -64,9 +64,9 @@ def test_latencies_of_parts_merge_to_those_of_the_whole():
     for number in range(1, 200):
         parts[number % 2].add(number * 1e-5)
         whole.add(number * 1e-5)
-    together = merged(parts)
-    assert together.counts == whole.counts
-    assert together.to_dict() == whole.to_dict()
+    merge_statistics = merged(parts)
+    assert merge_statistics.counts == whole.counts
+    assert merge_statistics.to_dict() == whole.to_dict()
 
 
 def test_what_is_too_short_to_tell_and_nothing_at_all():

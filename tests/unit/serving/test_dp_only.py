@@ -10,9 +10,9 @@ from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
+from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.dp_only import DpOnlyServing
-from rayagi.serving.layout import RowLayout
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording, ServingJob, merged_results
 
@@ -31,7 +31,9 @@ def job(path=None, *, greedy, num_envs=4):
     }
     recording = None
     if path is not None:
-        DatasetFolder.create(path, Description(task=TASK, format="parquet", layout=RowLayout.of(info)))
+        DatasetFolder.create(
+            path, Description(task=TASK, format="parquet", layout=ColumnLayout.for_env(info))
+        )
         recording = Recording(
             folder=str(path),
             format="parquet",

@@ -167,7 +167,7 @@ def test_who_sends_no_frames_is_told_and_let_go(run, tmp_path):
 
 
 def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("rayagi.serving.policy_server.http_door.READ_S", 0.5)
+    monkeypatch.setattr("rayagi.serving.policy_server.http_frontend.READ_S", 0.5)
     monkeypatch.setattr(server_module, "IDLE_S", 1.0)
     with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
         half = socket.create_connection(("127.0.0.1", server.port))

@@ -16,15 +16,17 @@ import torch
 
 from actors.protocols import ActionSpec, StepResult
 from rayagi.run.errors import DiskError
+from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import WriterError
-from rayagi.serving.layout import RowLayout
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording
 from rayagi.serving.recording import ChannelSink
 from rayagi.serving.writer_process import WriterJob
 
-LAYOUT = RowLayout(obs_dim=3, action=ActionSpec(kind="continuous", dim=2, low=(-1.0, -1.0), high=(1.0, 1.0)))
+LAYOUT = ColumnLayout(
+    obs_dim=3, action=ActionSpec(kind="continuous", dim=2, low=(-1.0, -1.0), high=(1.0, 1.0))
+)
 ENVS, STEPS = 2, 4
 
 
@@ -66,8 +68,8 @@ def step(number, *, ends=()):
 
 def feed(own, numbers, ends=lambda number: ()):
     for number in numbers:
-        own.acted(torch.full((ENVS, 3), float(number)), torch.full((ENVS, 2), number / 10 - 1.05))
-        own.stepped(step(number, ends=ends(number)))
+        own.record_actions(torch.full((ENVS, 3), float(number)), torch.full((ENVS, 2), number / 10 - 1.05))
+        own.record_step(step(number, ends=ends(number)))
 
 
 def test_every_step_is_written_once_in_order_with_what_came_after(tmp_path):
@@ -123,8 +125,8 @@ def test_a_killed_writer_is_noticed_and_named(tmp_path):
 def test_what_is_not_finite_ends_it_and_what_came_before_is_kept(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(2 * STEPS))
-    own.acted(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
-    own.stepped(step(2 * STEPS))
+    own.record_actions(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
+    own.record_step(step(2 * STEPS))
     with pytest.raises(
         WriterError, match="an observation of environment 1 is NaN or infinite: look at the envir"
     ):

@@ -80,7 +80,7 @@ static void tell_ends(Tile *t, const Rollout *out, int64_t at, int64_t begin, in
 }
 
 /* T steps of environments begin..end. Returns 0, or 1 where there is no memory. */
-int64_t rayagi_rollout(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
+int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
                        const Rollout *out) {
     Tile t;
     real drawn[(NOISE_DRAWS + 3) / 4 * 4][L] __attribute__((aligned(64)));

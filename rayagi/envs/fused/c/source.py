@@ -9,7 +9,7 @@ from importlib.resources import files
 import torch
 
 from rayagi.envs.fused.printing import INFIX, Language, print_function
-from rayagi.envs.fused.simulator import Box, Choices, action_dim
+from rayagi.envs.fused.simulator import Box, Discrete, action_dim
 from rayagi.envs.fused.trace import Function, Traced
 from rayagi.native.headers import numbers, shared
 
@@ -45,7 +45,7 @@ def source(traced: Traced, real: torch.dtype = torch.float32) -> str:
         "A": action_dim(traced.simulator),
         "D": traced.obs_dim,
         "DRAWS": traced.simulator.num_draws,
-        "CHOICES": actions.count if isinstance(actions, Choices) else 0,
+        "CHOICES": actions.count if isinstance(actions, Discrete) else 0,
     }
     return "\n".join(
         [

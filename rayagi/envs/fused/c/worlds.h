@@ -15,7 +15,7 @@ typedef struct {
     real *state;        /* (S, n) */
     int32_t *elapsed;    /* (n) */
     int32_t *episode;    /* (n) */
-} Fleet;
+} BatchedEnvState;
 
 typedef struct {
     real x[S + A][L] __attribute__((aligned(64)));       /* state, then action */
@@ -27,7 +27,7 @@ typedef struct {
     int32_t ended[L] __attribute__((aligned(64)));        /* after a step: 0, or 1 terminated, 2 truncated */
 } Tile;
 
-static void tile_load(Tile *t, const Fleet *f, int64_t begin, int count) {
+static void tile_load(Tile *t, const BatchedEnvState *f, int64_t begin, int count) {
     memset(t, 0, sizeof *t);
     for (int i = 0; i < S; i++) memcpy(t->x[i], f->state + i * f->n + begin, count * sizeof(real));
     memcpy(t->elapsed, f->elapsed + begin, count * sizeof(int32_t));
@@ -35,7 +35,7 @@ static void tile_load(Tile *t, const Fleet *f, int64_t begin, int count) {
     for (int j = 0; j < L; j++) t->index[j] = f->first + (uint32_t)(begin + j);
 }
 
-static void tile_store(const Tile *t, const Fleet *f, int64_t begin, int count) {
+static void tile_store(const Tile *t, const BatchedEnvState *f, int64_t begin, int count) {
     for (int i = 0; i < S; i++) memcpy(f->state + i * f->n + begin, t->x[i], count * sizeof(real));
     memcpy(f->elapsed + begin, t->elapsed, count * sizeof(int32_t));
     memcpy(f->episode + begin, t->episode, count * sizeof(int32_t));
@@ -78,10 +78,10 @@ static void tile_renew(Tile *t, uint32_t word) {
     tile_begin(t, word, t->ended);
 }
 
-static int tile_count(const Fleet *f, int64_t begin) { return f->n - begin < L ? (int)(f->n - begin) : L; }
+static int tile_count(const BatchedEnvState *f, int64_t begin) { return f->n - begin < L ? (int)(f->n - begin) : L; }
 
 /* A new episode in environments begin..end; begin is a multiple of L. */
-void rayagi_start(const Fleet *f, int64_t begin, int64_t end) {
+void rayagi_start(const BatchedEnvState *f, int64_t begin, int64_t end) {
     Tile t;
     int32_t everywhere[L];
     for (int j = 0; j < L; j++) everywhere[j] = 1;
@@ -95,7 +95,7 @@ void rayagi_start(const Fleet *f, int64_t begin, int64_t end) {
 }
 
 /* obs: (D, n) */
-void rayagi_observe(const Fleet *f, int64_t begin, int64_t end, real *obs) {
+void rayagi_observe(const BatchedEnvState *f, int64_t begin, int64_t end, real *obs) {
     Tile t;
     for (; begin < end; begin += L) {
         int count = tile_count(f, begin);
@@ -124,11 +124,11 @@ typedef struct {
     uint8_t *terminated;  /* (K, n) */
     uint8_t *truncated;   /* (K, n) */
     real *final_obs;     /* (K, D, n) */
-} Steps;
+} StepBatch;
 
 /* ``steps`` steps of environments begin..end. Actions: (K, n) choices, or (K, n, A) reals. */
-void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const int64_t *choices, const real *reals,
-                const Steps *out) {
+void rayagi_run(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, const int64_t *choices, const real *reals,
+                const StepBatch *out) {
     Tile t;
     int64_t n = f->n;
     for (; begin < end; begin += L) {
@@ -157,7 +157,7 @@ void rayagi_run(const Fleet *f, int64_t begin, int64_t end, int64_t steps, const
 }
 
 /* ``steps`` steps with random actions, of which only sums are kept: rewards (n), ended (n). */
-void rayagi_wander(const Fleet *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, real *rewards,
+void rayagi_run_random_actions(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, real *rewards,
                    int32_t *ended) {
     Tile t;
     real draws[4 * ACTION_BLOCKS][L] __attribute__((aligned(64)));

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayagi.envs.fused.ops import clip, cos, sin, where
-from rayagi.envs.fused.simulator import Choices, Scalar, Simulator, between
+from rayagi.envs.fused.simulator import Discrete, Scalar, Simulator, between
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Acrobot(Simulator):
 
     description = "two links, one joint driven, are swung above a line"
     state = ("theta1", "theta2", "speed1", "speed2")
-    actions = Choices(3)
+    actions = Discrete(3)
     max_episode_steps = 500
     num_draws = 4
 

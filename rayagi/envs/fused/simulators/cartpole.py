@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayagi.envs.fused.ops import cos, sin, where
-from rayagi.envs.fused.simulator import Choices, Scalar, Simulator, between
+from rayagi.envs.fused.simulator import Discrete, Scalar, Simulator, between
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CartPole(Simulator):
 
     description = "a pole on a cart that is pushed left or right"
     state = ("x", "x_dot", "theta", "theta_dot")
-    actions = Choices(2)
+    actions = Discrete(2)
     max_episode_steps = 500
     num_draws = 4
 

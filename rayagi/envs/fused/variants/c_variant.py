@@ -8,10 +8,10 @@ from importlib.resources import files
 from torch import Tensor
 
 from collectives.kernels import Kernel
-from rayagi.envs.fused.c.form import CForm, load_kernel
+from rayagi.envs.fused.c.backend import CBackend, load_kernel
 from rayagi.envs.fused.c.source import source
-from rayagi.envs.fused.simulator import Choices
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+from rayagi.envs.fused.simulator import Discrete
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from rayagi.native.pointers import pointer
 
 KNOBS = Kernel(
@@ -25,30 +25,30 @@ KNOBS = Kernel(
 class CStepper:
     """Implements Stepper: K steps in one call of each thread."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         """Raises KernelError and SimulatorError."""
         self.work = work
-        self._form = CForm(work.setting, work.num_threads)
+        self._backend = CBackend(work.env_config, work.num_threads)
         knobs = files(__package__).joinpath("simulate.h").read_text(encoding="utf-8")
         library = load_kernel(
             KNOBS,
             f"{work.simulator.name} in C, with knobs",
-            f"{source(self._form.traced, work.real)}\n{knobs}",
+            f"{source(self._backend.traced, work.real)}\n{knobs}",
         )
         i64, address = ctypes.c_int64, ctypes.c_void_p
         self._simulate = library.rayagi_simulate
         self._simulate.argtypes = (address, i64, i64, i64, i64, i64, *[address] * 5)
         self._simulate.restype = None
-        self._now = Standing.first(work)
-        self._form.fleet = self._now.fleet
-        self._fleet = self._form.fleet_pointers()
+        self._now = BenchmarkState.first(work)
+        self._backend.env_state = self._now.env_state
+        self._fleet = self._backend.env_state_pointers()
         self._sums = [
             pointer(one) for one in (self._now.copies, self._now.totals.rewards, self._now.totals.ended)
         ]
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        self._now.copy_(standing)
+        self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Tensor:
         """As they are."""
@@ -57,9 +57,9 @@ class CStepper:
     def step(self, prepared: Tensor) -> None:
         """K steps."""
         work, given = self.work, pointer(prepared)
-        actions = (given, None) if isinstance(work.simulator.actions, Choices) else (None, given)
+        actions = (given, None) if isinstance(work.simulator.actions, Discrete) else (None, given)
         sizes = (work.steps_per_call, work.compute, work.copies - 1)
-        self._form.on_threads(
+        self._backend.on_threads(
             work.steps_per_call * work.compute,
             lambda begin, end: self._simulate(self._fleet, begin, end, *sizes, *actions, *self._sums),
         )
@@ -67,7 +67,7 @@ class CStepper:
     def wait(self) -> None:
         """All threads are done when ``step`` returns."""
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are."""
         return self._now.on_host(self.work)
 
@@ -81,10 +81,10 @@ class CVariant:
 
     name = "c"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """It needs a C compiler, for which it looks when it compiles."""
         return None
 
-    def make(self, work: Work) -> CStepper:
+    def make(self, work: BenchmarkConfig) -> CStepper:
         """The environments. Raises KernelError."""
         return CStepper(work)

@@ -12,7 +12,7 @@ from rayagi.envs.fused import draws
 from rayagi.envs.fused.printing import INFIX, Body, Language, print_function
 from rayagi.envs.fused.simulator import Box
 from rayagi.envs.fused.trace import trace
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 
 _FUNCTIONS = {  # overloaded: of float and double
     name: f"{name}({{0}})" for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "floor")
@@ -68,7 +68,7 @@ __device__ float4 numbers(word_t x, word_t y, word_t z, word_t w) {{
 """
 
 
-def cuda_source(work: Work) -> str:
+def cuda_source(work: BenchmarkConfig) -> str:
     """A translation unit with the kernel ``simulate``. Raises SimulatorError where the simulator cannot be traced."""
     simulator, traced = work.simulator, trace(work.simulator)
     names = traced.step.inputs[: len(simulator.state)]
@@ -96,7 +96,7 @@ extern "C" __global__ void simulate(
 {_iterated(work, step, list(states.values()))}
         total += reward;
         steps += 1;
-        if (over || steps >= {work.setting.limit}) {{
+        if (over || steps >= {work.env_config.limit}) {{
             steps = 0;
             number += 1;
             count += 1;
@@ -118,7 +118,7 @@ extern "C" __global__ void simulate(
 """
 
 
-def _action(work: Work, place: int) -> str:
+def _action(work: BenchmarkConfig, place: int) -> str:
     actions = work.simulator.actions
     if not isinstance(actions, Box):
         return "actions[k * n + i]"
@@ -127,7 +127,7 @@ def _action(work: Work, place: int) -> str:
     return f"fmin(fmax(actions[(k * {len(actions.low)} + {place}) * n + i], {low}), {high})"
 
 
-def _iterated(work: Work, step: Body, states: Sequence[str]) -> str:
+def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
     """The dynamics once, or in a loop. New values are assigned when all are known."""
     *after, reward, over = step.outputs
     moved = [f"const real n_{name} = {value};" for name, value in zip(states, after, strict=True)]

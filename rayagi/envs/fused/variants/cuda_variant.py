@@ -8,7 +8,7 @@ from torch import Tensor
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.variants.cuda_source import cuda_source
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 
 THREADS = 128
 """Per block."""
@@ -17,7 +17,7 @@ THREADS = 128
 class CudaStepper:
     """Implements Stepper: one launch for K steps. [unverified on GPU]"""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         self.work, self._device = work, torch.device("cuda")
         self._word = seed_word(work.seed)
         try:
@@ -25,11 +25,11 @@ class CudaStepper:
             self._kernel = torch.cuda._compile_kernel(cuda_source(work), "simulate")
         except RuntimeError as error:
             raise KernelError(f"{work.simulator.name} in CUDA", str(error)) from error
-        self._now = Standing.first(work, self._device)
+        self._now = BenchmarkState.first(work, self._device)
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        self._now.copy_(standing)
+        self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Tensor:
         """On the device."""
@@ -37,10 +37,10 @@ class CudaStepper:
 
     def step(self, prepared: Tensor) -> None:
         """K steps in one launch."""
-        work, now, fleet = self.work, self._now, self._now.fleet
+        work, now, env_state = self.work, self._now, self._now.env_state
         blocks = -(-work.num_envs // THREADS)
         sizes = [work.num_envs, work.steps_per_call, work.copies - 1, work.compute, self._word]
-        tensors = [prepared, fleet.state, fleet.elapsed, fleet.episode, now.copies]
+        tensors = [prepared, env_state.state, env_state.elapsed, env_state.episode, now.copies]
         totals = [now.totals.rewards, now.totals.ended]
         self._kernel(grid=(blocks, 1, 1), block=(THREADS, 1, 1), args=[*sizes, *tensors, *totals])
 
@@ -48,7 +48,7 @@ class CudaStepper:
         """Return when all steps are done."""
         torch.cuda.synchronize(self._device)
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are."""
         return self._now.on_host(self.work)
 
@@ -62,11 +62,11 @@ class CudaVariant:
 
     name = "cuda"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """It needs a GPU."""
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
-    def make(self, work: Work) -> CudaStepper:
+    def make(self, work: BenchmarkConfig) -> CudaStepper:
         """The environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.simulator import Choices
+from rayagi.envs.fused.simulator import Discrete
 from rayagi.envs.fused.variants.gymnasium_variants import GYMNASIUM_IDS
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work, knobs_unknown
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 
 
 class EnvPoolStepper:
@@ -19,7 +19,7 @@ class EnvPoolStepper:
     environment it begins an ended episode anew in the step after.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
         self._pool: Any = envpool.make(
             GYMNASIUM_IDS[work.simulator.name],
@@ -29,16 +29,16 @@ class EnvPoolStepper:
             seed=work.seed,
         )
         self.obs, _ = self._pool.reset()
-        self._last = Standing.allocate(work)
-        self._last.fleet.episode.zero_()
+        self._last = BenchmarkState.allocate(work)
+        self._last.env_state.episode.zero_()
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Raises KernelError."""
         raise KernelError("EnvPool", "its environments cannot be put into a state")
 
     def prepare(self, actions: Tensor) -> list[Any]:
         """An array for each step."""
-        if isinstance(self.work.simulator.actions, Choices):
+        if isinstance(self.work.simulator.actions, Discrete):
             return list(actions.numpy().astype(np.int64))
         return list(np.ascontiguousarray(actions.movedim(1, -1).numpy()))
 
@@ -54,7 +54,7 @@ class EnvPoolStepper:
     def wait(self) -> None:
         """Nothing runs meanwhile."""
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Rewards and ends only; states are not told."""
         return self._last.on_host(self.work)
 
@@ -68,13 +68,13 @@ class EnvPoolVariant:
 
     name = "envpool"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """EnvPool has Gymnasium's simulators."""
         if work.simulator.name not in GYMNASIUM_IDS:
             return f"EnvPool has no {work.simulator.name}"
         return knobs_unknown(work)
 
-    def make(self, work: Work) -> EnvPoolStepper:
+    def make(self, work: BenchmarkConfig) -> EnvPoolStepper:
         """The environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:

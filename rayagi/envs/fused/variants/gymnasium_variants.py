@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.simulator import Choices
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work, knobs_unknown
+from rayagi.envs.fused.simulator import Discrete
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 
 GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot": "Acrobot-v1"}
 """Of simulators that are Gymnasium's, by name; their states are in the same order."""
@@ -20,26 +20,26 @@ GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot"
 class LoopStepper:
     """Implements Stepper: ``step`` of N objects in turn, in float64, with numpy's random numbers."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
         self._envs = [gymnasium.make(GYMNASIUM_IDS[work.simulator.name]) for _ in range(work.num_envs)]
-        self._last = Standing.allocate(work)
+        self._last = BenchmarkState.allocate(work)
         for index, env in enumerate(self._envs):
             env.reset(seed=work.seed + index)
-        self._last.fleet.episode.zero_()
+        self._last.env_state.episode.zero_()
         self._rewards, self._ended = [0.0] * work.num_envs, [0] * work.num_envs
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there: what follows a reset differs from other variants, whose random numbers are their own."""
-        fleet = standing.fleet
+        env_state = bench_state.env_state
         for index, env in enumerate(self._envs):
-            env.unwrapped.state = fleet.state[:, index].double().numpy()
-            _time_limit(env)._elapsed_steps = int(fleet.elapsed[index])
-        self._last.fleet.copy_(fleet)
+            env.unwrapped.state = env_state.state[:, index].double().numpy()
+            _time_limit(env)._elapsed_steps = int(env_state.elapsed[index])
+        self._last.env_state.copy_(env_state)
 
     def prepare(self, actions: Tensor) -> list[list[Any]]:
         """Numbers, or arrays of reals."""
-        if isinstance(self.work.simulator.actions, Choices):
+        if isinstance(self.work.simulator.actions, Discrete):
             return actions.tolist()
         return [list(one) for one in actions.movedim(1, -1).numpy()]
 
@@ -58,12 +58,12 @@ class LoopStepper:
     def wait(self) -> None:
         """Nothing runs meanwhile."""
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are. How many episodes ended is known of the last call only."""
-        fleet, totals = self._last.fleet, self._last.totals
+        env_state, totals = self._last.env_state, self._last.totals
         states = np.stack([np.asarray(env.unwrapped.state, np.float32) for env in self._envs], axis=1)
-        fleet.state.copy_(torch.from_numpy(states))
-        fleet.elapsed.copy_(torch.tensor([_time_limit(env)._elapsed_steps for env in self._envs]))
+        env_state.state.copy_(torch.from_numpy(states))
+        env_state.elapsed.copy_(torch.tensor([_time_limit(env)._elapsed_steps for env in self._envs]))
         totals.rewards.copy_(torch.tensor(self._rewards))
         totals.ended.copy_(torch.tensor(self._ended))
         return self._last.on_host(self.work)
@@ -80,21 +80,21 @@ class VectorStepper:
     Gymnasium's users count them.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
         self._env: Any = gymnasium.make_vec(
             GYMNASIUM_IDS[work.simulator.name], work.num_envs, vectorization_mode="vector_entry_point"
         )
         self._env.reset(seed=work.seed)
-        self._last = Standing.allocate(work)
-        self._last.fleet.episode.zero_()
+        self._last = BenchmarkState.allocate(work)
+        self._last.env_state.episode.zero_()
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        self._env.unwrapped.state = standing.fleet.state.double().numpy()
-        self._env.unwrapped.steps = standing.fleet.elapsed.numpy().copy()
+        self._env.unwrapped.state = bench_state.env_state.state.double().numpy()
+        self._env.unwrapped.steps = bench_state.env_state.elapsed.numpy().copy()
         self._env.unwrapped.prev_done = np.zeros(self.work.num_envs, bool)
-        self._last.fleet.copy_(standing.fleet)
+        self._last.env_state.copy_(bench_state.env_state)
 
     def prepare(self, actions: Tensor) -> list[Any]:
         """An array for each step."""
@@ -112,11 +112,11 @@ class VectorStepper:
     def wait(self) -> None:
         """Nothing runs meanwhile."""
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are. How many episodes began is known of the last call only."""
-        fleet = self._last.fleet
-        fleet.state.copy_(torch.from_numpy(np.asarray(self._env.unwrapped.state, np.float32)))
-        fleet.elapsed.copy_(torch.from_numpy(self._env.unwrapped.steps))
+        env_state = self._last.env_state
+        env_state.state.copy_(torch.from_numpy(np.asarray(self._env.unwrapped.state, np.float32)))
+        env_state.elapsed.copy_(torch.from_numpy(self._env.unwrapped.steps))
         return self._last.on_host(self.work)
 
     def counts(self) -> Counts:
@@ -131,7 +131,7 @@ class GymnasiumVariant:
         self.vector = vector
         self.name = "gymnasium-vector" if vector else "gymnasium"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """Gymnasium has not every simulator, and a vector environment of few."""
         known = GYMNASIUM_IDS.get(work.simulator.name)
         if known is None:
@@ -140,7 +140,7 @@ class GymnasiumVariant:
             return f"Gymnasium has no vector environment of {known}"
         return knobs_unknown(work)
 
-    def make(self, work: Work) -> LoopStepper | VectorStepper:
+    def make(self, work: BenchmarkConfig) -> LoopStepper | VectorStepper:
         """The environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:

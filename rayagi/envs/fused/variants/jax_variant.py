@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.forms import Fleet, Totals
-from rayagi.envs.fused.simulator import Choices
-from rayagi.envs.fused.variants.jax_world import JaxWorld, Worlds
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work, random_actions
+from rayagi.envs.fused.backends import BatchedEnvState, Totals
+from rayagi.envs.fused.simulator import Discrete
+from rayagi.envs.fused.variants.jax_world import JaxEnvState, JaxWorld
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
 
-Carried = tuple[Worlds, jax.Array, jax.Array, jax.Array]
+Carried = tuple[JaxEnvState, jax.Array, jax.Array, jax.Array]
 """Where the environments stand, copies, and the call's rewards and ended episodes."""
 NOT_KERNELS = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
@@ -27,13 +27,13 @@ NOT_KERNELS = {
 class JaxStepper:
     """Implements Stepper. Every entry says of which type its reals are: JAX knows float64 only where it is enabled."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
         self._double = work.real is torch.float64
         real = jnp.float64 if self._double else jnp.float32
         self._world = world = JaxWorld(work.simulator, work.seed, work.compute, real)
 
-        def several(worlds: Worlds, copies: jax.Array, actions: jax.Array) -> Carried:
+        def several(worlds: JaxEnvState, copies: jax.Array, actions: jax.Array) -> Carried:
             def one(carried: Carried, action: jax.Array) -> tuple[Carried, None]:
                 before, copies, rewards, ended = carried
                 after, reward, done = world.step(before, action)
@@ -46,19 +46,21 @@ class JaxStepper:
 
         self._several = jax.jit(several, donate_argnums=(0, 1))
         self._now: Carried
-        self.put(Standing.first(work))
+        self.put(BenchmarkState.first(work))
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        fleet = standing.fleet
+        env_state = bench_state.env_state
         with jax.enable_x64(self._double):
-            worlds = Worlds(*(_array(one) for one in (fleet.state, fleet.elapsed, fleet.episode)))
-            totals = standing.totals
-            self._now = (worlds, _array(standing.copies), _array(totals.rewards), _array(totals.ended))
+            worlds = JaxEnvState(
+                *(_array(one) for one in (env_state.state, env_state.elapsed, env_state.episode))
+            )
+            totals = bench_state.totals
+            self._now = (worlds, _array(bench_state.copies), _array(totals.rewards), _array(totals.ended))
 
     def prepare(self, actions: Tensor) -> jax.Array:
         """An array on the device."""
-        given = actions if isinstance(self.work.simulator.actions, Choices) else actions.movedim(1, -1)
+        given = actions if isinstance(self.work.simulator.actions, Discrete) else actions.movedim(1, -1)
         with jax.enable_x64(self._double):
             return _array(given)
 
@@ -71,10 +73,12 @@ class JaxStepper:
         """Return when all steps are done."""
         jax.block_until_ready(self._now)
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are."""
         worlds, copies, *totals = self._now
-        return Standing(Fleet(*map(_tensor, worlds)), _tensor(copies), Totals(*map(_tensor, totals)))
+        return BenchmarkState(
+            BatchedEnvState(*map(_tensor, worlds)), _tensor(copies), Totals(*map(_tensor, totals))
+        )
 
     def counts(self) -> Counts:
         """One call; kernels as XLA's compiled program lists them, those of a loop as often as it runs."""
@@ -89,11 +93,11 @@ class JaxVariant:
 
     name = "xla"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """Nothing: who imports this module has JAX."""
         return None
 
-    def make(self, work: Work) -> JaxStepper:
+    def make(self, work: BenchmarkConfig) -> JaxStepper:
         """The environments."""
         return JaxStepper(work)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rayagi.envs.fused import draws
-from rayagi.envs.fused.simulator import Box, Choices, Simulator
+from rayagi.envs.fused.simulator import Box, Discrete, Simulator
 from rayagi.envs.fused.trace import Function, trace
 
 _OPS: dict[str, Callable[..., Any]] = {
@@ -21,7 +21,7 @@ _OPS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-class Worlds(NamedTuple):
+class JaxEnvState(NamedTuple):
     """N environments.
 
     Attributes:
@@ -61,19 +61,19 @@ class JaxWorld:
     @property
     def num_choices(self) -> int:
         """Choices of an action; 0 where it is a box."""
-        return self.simulator.actions.count if isinstance(self.simulator.actions, Choices) else 0
+        return self.simulator.actions.count if isinstance(self.simulator.actions, Discrete) else 0
 
-    def start(self, num_envs: int) -> Worlds:
+    def start(self, num_envs: int) -> JaxEnvState:
         """First episodes."""
         episode = jnp.zeros(num_envs, jnp.int32)
-        return Worlds(self._begin(episode), jnp.zeros(num_envs, jnp.int32), episode)
+        return JaxEnvState(self._begin(episode), jnp.zeros(num_envs, jnp.int32), episode)
 
-    def observe(self, worlds: Worlds) -> jax.Array:
+    def observe(self, worlds: JaxEnvState) -> jax.Array:
         """(N, obs_dim)."""
         shape = worlds.elapsed.shape
         return jnp.stack(self._evaluate(self.traced.observe, tuple(worlds.state), shape), axis=-1)
 
-    def step(self, worlds: Worlds, actions: jax.Array) -> tuple[Worlds, jax.Array, jax.Array]:
+    def step(self, worlds: JaxEnvState, actions: jax.Array) -> tuple[JaxEnvState, jax.Array, jax.Array]:
         """One step; ended episodes begin anew.
 
         Args:
@@ -89,7 +89,7 @@ class JaxWorld:
         ended = terminated if limit is None else terminated | (elapsed >= limit)
         episode = worlds.episode + ended.astype(jnp.int32)
         state = jnp.where(ended, self._begin(episode), state)
-        return Worlds(state, jnp.where(ended, 0, elapsed), episode), reward, ended
+        return JaxEnvState(state, jnp.where(ended, 0, elapsed), episode), reward, ended
 
     def _iterate(
         self, state: jax.Array, inputs: tuple[jax.Array, ...]

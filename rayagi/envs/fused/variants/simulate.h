@@ -14,7 +14,7 @@ static void tile_given(Tile *t, const uint8_t *choices, const real *reals, int64
 #endif
 }
 
-static void copies_follow(const Tile *t, real from[S][L], const Fleet *f, int64_t begin, int count, int64_t num_copies,
+static void copies_follow(const Tile *t, real from[S][L], const BatchedEnvState *f, int64_t begin, int count, int64_t num_copies,
                           real *copies) {
     for (int64_t c = 0; c < num_copies; c++)
         for (int i = 0; i < S; i++) {
@@ -24,7 +24,7 @@ static void copies_follow(const Tile *t, real from[S][L], const Fleet *f, int64_
 }
 
 /* The dynamics run ``compute`` times in a step; reward and end are the last run's. */
-void rayagi_simulate(const Fleet *f, int64_t begin, int64_t end, int64_t steps, int64_t compute, int64_t num_copies,
+void rayagi_simulate(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, int64_t compute, int64_t num_copies,
                      const uint8_t *choices, const real *reals, real *copies, real *rewards, int32_t *ended) {
     Tile t;
     real from[S][L] __attribute__((aligned(64)));

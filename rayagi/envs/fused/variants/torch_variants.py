@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.reference import acted, started_states
-from rayagi.envs.fused.simulator import Choices, named
+from rayagi.envs.fused.reference import clipped_actions, started_states
+from rayagi.envs.fused.simulator import Discrete, named
 from rayagi.envs.fused.trace import check_declaration
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work, random_actions
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
 
 VIEWS = (
     "view",
@@ -48,7 +48,7 @@ class Moved(NamedTuple):
 class TorchStepper:
     """Implements Stepper. On a GPU nothing waits for the device. [unverified on GPU]"""
 
-    def __init__(self, work: Work, *, compiled: bool, device: torch.device | str = "cpu") -> None:
+    def __init__(self, work: BenchmarkConfig, *, compiled: bool, device: torch.device | str = "cpu") -> None:
         check_declaration(work.simulator)
         self.work, self.device, self._word = work, torch.device(device), seed_word(work.seed)
         torch.set_num_threads(work.num_threads)
@@ -59,37 +59,39 @@ class TorchStepper:
         self._advance: Callable[..., Moved] = (
             torch.compile(self.moved, dynamic=False) if compiled else self.moved
         )
-        self._standing = Standing.first(work, self.device)
+        self._standing = BenchmarkState.first(work, self.device)
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        fresh = Standing.allocate(self.work, self.device)
-        fresh.copy_(standing)
+        fresh = BenchmarkState.allocate(self.work, self.device)
+        fresh.copy_(bench_state)
         self._standing = fresh
 
     def prepare(self, actions: Tensor) -> Sequence[Any]:
         """What ``Simulator.step`` sees, for each of the K steps."""
         actions = actions.to(self.device)
-        if not isinstance(self.work.simulator.actions, Choices):
+        if not isinstance(self.work.simulator.actions, Discrete):
             actions = actions.movedim(1, -1)
-        return [acted(self.work.simulator, one, self.work.real) for one in actions]
+        return [clipped_actions(self.work.simulator, one, self.work.real) for one in actions]
 
     @torch.no_grad()
     def step(self, prepared: Sequence[Any]) -> None:
         """K steps."""
-        now, fleet, totals = self._standing, self._standing.fleet, self._standing.totals
+        now, env_state, totals = self._standing, self._standing.env_state, self._standing.totals
         zeros = torch.zeros_like(totals.rewards), torch.zeros_like(totals.ended)
-        moved = Moved(fleet.state, fleet.elapsed, fleet.episode, now.copies, *zeros)
+        moved = Moved(env_state.state, env_state.elapsed, env_state.episode, now.copies, *zeros)
         for action in prepared:
             moved = self._advance(moved, action)
-        fleet.state, fleet.elapsed, fleet.episode, now.copies, totals.rewards, totals.ended = moved
+        env_state.state, env_state.elapsed, env_state.episode, now.copies, totals.rewards, totals.ended = (
+            moved
+        )
 
     def wait(self) -> None:
         """Return when all steps are done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are."""
         return self._standing.on_host(self.work)
 
@@ -102,8 +104,8 @@ class TorchStepper:
         return count_calls(lambda: self.step(one_call))
 
     def moved(self, before: Moved, action: Any) -> Moved:
-        """One step of every environment; ``action`` as ``acted`` gives it."""
-        simulator, limit = self.work.simulator, self.work.setting.limit
+        """One step of every environment; ``action`` as ``clipped_actions`` gives it."""
+        simulator, limit = self.work.simulator, self.work.env_config.limit
         state = before.state
         for _ in range(self.work.compute):
             result = simulator.step(named(simulator, state.unbind(0)), action)
@@ -136,13 +138,13 @@ class TorchVariant:
         self.compiled = compiled
         self.name = "torch.compile" if compiled else "torch"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """A compiled step needs a loop that ends in time."""
         if self.compiled and work.compute > MOST_UNROLLED:
             return f"torch.compile would unroll {work.compute} iterations; at most {MOST_UNROLLED}"
         return None
 
-    def make(self, work: Work) -> TorchStepper:
+    def make(self, work: BenchmarkConfig) -> TorchStepper:
         """The environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, Totals
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.forms import Fleet, Setting, Totals
 from rayagi.envs.fused.reference import started_states
-from rayagi.envs.fused.simulator import Choices, Simulator
+from rayagi.envs.fused.simulator import Discrete, Simulator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class BenchmarkConfig:
     """What is asked for. Raises ValueError for a number below 1."""
 
     simulator: Simulator
@@ -36,7 +36,7 @@ class Work:
     stored by every launch, and no compiler can leave that out."""
     seed: int = 0
     real: torch.dtype = torch.float32
-    """What reals are kept and computed in: ``Setting.real``."""
+    """What reals are kept and computed in: ``EnvConfig.real``."""
     num_threads: int = 1
     """Of variants that can choose: C, torch, EnvPool. Warp has one on a CPU, XLA as many as the process may use."""
 
@@ -46,9 +46,9 @@ class Work:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
-    def setting(self) -> Setting:
+    def env_config(self) -> EnvConfig:
         """As the other forms take it."""
-        return Setting(
+        return EnvConfig(
             self.simulator,
             self.num_envs,
             seed=self.seed,
@@ -68,7 +68,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Standing:
+class BenchmarkState:
     """Where environments are, and what the last call brought. On the host.
 
     Attributes:
@@ -77,40 +77,40 @@ class Standing:
         totals: of the last call
     """
 
-    fleet: Fleet
+    env_state: BatchedEnvState
     copies: Tensor
     totals: Totals
 
     @classmethod
-    def allocate(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
+    def allocate(cls, work: BenchmarkConfig, device: torch.device | str = "cpu") -> BenchmarkState:
         """Before the first episode."""
         shape = (work.copies - 1, len(work.simulator.state), work.num_envs)
-        fleet = Fleet.allocate(work.simulator, work.num_envs, device, work.real)
+        env_state = BatchedEnvState.allocate(work.simulator, work.num_envs, device, work.real)
         copies = torch.zeros(shape, dtype=work.real, device=device)
-        return cls(fleet, copies, Totals.allocate(work.num_envs, device, work.real))
+        return cls(env_state, copies, Totals.allocate(work.num_envs, device, work.real))
 
     @classmethod
-    def first(cls, work: Work, device: torch.device | str = "cpu") -> Standing:
+    def first(cls, work: BenchmarkConfig, device: torch.device | str = "cpu") -> BenchmarkState:
         """At the start of the first episodes, as every variant with rayagi's random numbers begins."""
-        standing = cls.allocate(work, device)
+        bench_state = cls.allocate(work, device)
         indices = torch.arange(work.num_envs, device=device)
-        standing.fleet.episode.zero_()
+        bench_state.env_state.episode.zero_()
         begun = started_states(
-            work.simulator, seed_word(work.seed), indices, standing.fleet.episode, work.real
+            work.simulator, seed_word(work.seed), indices, bench_state.env_state.episode, work.real
         )
-        standing.fleet.state.copy_(begun)
-        return standing
+        bench_state.env_state.state.copy_(begun)
+        return bench_state
 
-    def copy_(self, other: Standing) -> None:
+    def copy_(self, other: BenchmarkState) -> None:
         """Take over another's numbers."""
-        self.fleet.copy_(other.fleet)
+        self.env_state.copy_(other.env_state)
         self.copies.copy_(other.copies)
         self.totals.rewards.copy_(other.totals.rewards)
         self.totals.ended.copy_(other.totals.ended)
 
-    def on_host(self, work: Work) -> Standing:
+    def on_host(self, work: BenchmarkConfig) -> BenchmarkState:
         """A copy."""
-        copied = Standing.allocate(work)
+        copied = BenchmarkState.allocate(work)
         copied.copy_(self)
         return copied
 
@@ -118,7 +118,7 @@ class Standing:
 class Stepper(Protocol):
     """N environments in one variant, at the start of their first episodes. Those that end begin anew in the same step."""
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
         ...
 
@@ -138,7 +138,7 @@ class Stepper(Protocol):
         """Return when all steps are done."""
         ...
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are. Waits."""
         ...
 
@@ -152,11 +152,11 @@ class Variant(Protocol):
 
     name: str
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """Why it cannot do this here; None where it can. Looks, and computes nothing."""
         ...
 
-    def make(self, work: Work) -> Stepper:
+    def make(self, work: BenchmarkConfig) -> Stepper:
         """The environments.
 
         Raises:
@@ -166,11 +166,11 @@ class Variant(Protocol):
         ...
 
 
-def random_actions(work: Work, seed: int = 0) -> Tensor:
+def random_actions(work: BenchmarkConfig, seed: int = 0) -> Tensor:
     """Actions for one call, uniform over the choices, (K, N) uint8, or over the box, (K, dim, N) reals."""
     generator = torch.Generator().manual_seed(seed)
     shape, actions = (work.steps_per_call, work.num_envs), work.simulator.actions
-    if isinstance(actions, Choices):
+    if isinstance(actions, Discrete):
         return torch.randint(actions.count, shape, dtype=torch.uint8, generator=generator)
     low, high = (torch.tensor(side).unsqueeze(1) for side in (actions.low, actions.high))
     drawn = torch.rand((shape[0], len(low), shape[1]), generator=generator)
@@ -182,7 +182,7 @@ def not_installed(package: str, extra: str) -> str | None:
     return None if find_spec(package) else f"{package} is not installed: pip install 'rayagi[{extra}]'"
 
 
-def knobs_unknown(work: Work) -> str | None:
+def knobs_unknown(work: BenchmarkConfig) -> str | None:
     """A reason for ``Variant.missing`` of environments that others wrote."""
     if work.compute > 1 or work.copies > 1:
         return "compute and copies are knobs of rayagi's own simulators"

@@ -12,7 +12,7 @@ from rayagi.envs.fused import draws
 from rayagi.envs.fused.printing import INFIX, Body, Language, print_function
 from rayagi.envs.fused.simulator import Box
 from rayagi.envs.fused.trace import trace
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 
 WARP = Language(
     name="Warp",
@@ -77,9 +77,9 @@ def numbers(x: wp.uint32, y: wp.uint32, z: wp.uint32, w: wp.uint32):
 """
 
 
-def warp_source(work: Work) -> str:
+def warp_source(work: BenchmarkConfig) -> str:
     """A module with the kernel ``simulate``. Raises SimulatorError where the simulator cannot be traced."""
-    simulator, limit = work.simulator, work.setting.limit
+    simulator, limit = work.simulator, work.env_config.limit
     language, real = _LANGUAGES[work.real], _TYPES[work.real]
     traced = trace(simulator)
     names = traced.step.inputs[: len(simulator.state)]
@@ -125,7 +125,7 @@ def simulate(num_steps: int, num_copies: int, compute: int, word: wp.uint32, act
 """
 
 
-def _action(work: Work, place: int) -> str:
+def _action(work: BenchmarkConfig, place: int) -> str:
     actions = work.simulator.actions
     if not isinstance(actions, Box):
         return f"{_TYPES[work.real]}(actions[k, i])"
@@ -133,7 +133,7 @@ def _action(work: Work, place: int) -> str:
     return f"wp.clamp(actions[k, {place}, i], {literal(actions.low[place])}, {literal(actions.high[place])})"
 
 
-def _iterated(work: Work, step: Body, states: Sequence[str]) -> str:
+def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
     """The dynamics once, or in a loop. New values are assigned when all are known."""
     *after, reward, over = step.outputs
     assigned = [f"n_{name} = {value}" for name, value in zip(states, after, strict=True)]

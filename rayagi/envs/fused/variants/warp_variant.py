@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.variants.variant import Counts, Standing, Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from rayagi.envs.fused.variants.warp_source import warp_source
 
 
 class WarpStepper:
     """Implements Stepper: one launch for K steps. On a GPU: [unverified on GPU]."""
 
-    def __init__(self, work: Work, device: str = "cpu") -> None:
+    def __init__(self, work: BenchmarkConfig, device: str = "cpu") -> None:
         """Raises KernelError where Warp does not compile it."""
         self.work, self._device = work, torch.device(device)
         self._word = wp.uint32(seed_word(work.seed))
@@ -28,24 +28,24 @@ class WarpStepper:
             wp.load_module(self._kernel.module, device=device)
         except Exception as error:  # Warp has no type of its own for these
             raise KernelError(f"{work.simulator.name} in Warp", str(error)) from error
-        self._now = Standing.first(work, self._device)
+        self._now = BenchmarkState.first(work, self._device)
         self._arrays = self._views()
 
     def _views(self) -> list[Any]:
-        now, fleet = self._now, self._now.fleet
+        now, env_state = self._now, self._now.env_state
         tensors = (
-            fleet.state,
-            fleet.elapsed,
-            fleet.episode,
+            env_state.state,
+            env_state.elapsed,
+            env_state.episode,
             now.copies,
             now.totals.rewards,
             now.totals.ended,
         )
         return [wp.from_torch(one) for one in tensors]
 
-    def put(self, standing: Standing) -> None:
+    def put(self, bench_state: BenchmarkState) -> None:
         """Go on from there."""
-        self._now.copy_(standing)
+        self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Any:
         """On the device."""
@@ -63,7 +63,7 @@ class WarpStepper:
         """Return when all steps are done."""
         wp.synchronize_device(str(self._device))
 
-    def get(self) -> Standing:
+    def get(self) -> BenchmarkState:
         """Where the environments are."""
         self.wait()
         return self._now.on_host(self.work)
@@ -80,11 +80,11 @@ class WarpVariant:
         self.device = device
         self.name = "warp" if device == "cpu" else "warp-gpu"
 
-    def missing(self, work: Work) -> str | None:
+    def missing(self, work: BenchmarkConfig) -> str | None:
         """Who imports this module has Warp."""
         return None if wp.is_cuda_available() or self.device == "cpu" else "Warp sees no CUDA device"
 
-    def make(self, work: Work) -> WarpStepper:
+    def make(self, work: BenchmarkConfig) -> WarpStepper:
         """The environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:

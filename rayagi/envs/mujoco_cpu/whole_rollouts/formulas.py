@@ -14,7 +14,7 @@ from rayagi.envs.fused.expressions import Graph
 from rayagi.envs.fused.printing import Body, print_function
 from rayagi.envs.fused.trace import Function, needed
 from rayagi.envs.mujoco_cpu.physics import Fields
-from rayagi.envs.mujoco_cpu.task import Robot, Task
+from rayagi.envs.mujoco_cpu.task import CompiledModel, Task
 from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
 from rayagi.envs.tasks.compiled.source import C
 
@@ -38,47 +38,55 @@ class Formulas:
     Attributes:
         library: that they are in, which must stay loaded
         fields: names of what they read, in the order of their first argument
-        place, judge, observe: of Task's ``place``, ``outcome`` and ``observe``
+        place, judge, observe: of Task's ``forward_position``, ``reward_and_done`` and ``observe``
     """
 
     library: ctypes.CDLL
     fields: tuple[str, ...]
-    place: int
-    judge: int
+    forward_position: int
+    compute_reward_done: int
     observe: int
 
 
-def compile_formulas(task: Task, robot: Robot, fields: Fields) -> Formulas:
+def compile_formulas(task: Task, compiled: CompiledModel, fields: Fields) -> Formulas:
     """Compile a task's formulas for worlds with these fields, (N, ...) each, unless that was done before.
 
     Raises:
         SimulatorError: a method does something that cannot be traced.
         CompilerError: there is no compiler here, or it refuses the program.
     """
-    library = FORMULAS.load(source(task, robot, {name: array.shape[1:] for name, array in fields.items()}))
-    addresses = (_address(library, name) for name in ("rayagi_place", "rayagi_judge", "rayagi_observe"))
+    library = FORMULAS.load(source(task, compiled, {name: array.shape[1:] for name, array in fields.items()}))
+    addresses = (
+        _address(library, name)
+        for name in ("rayagi_forward_position", "rayagi_compute_reward_done", "rayagi_observe")
+    )
     return Formulas(library, tuple(fields), *addresses)
 
 
-def source(task: Task, robot: Robot, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def source(task: Task, compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The whole program. ``shapes``: of the fields of a world, by name."""
     trace = _Tracing(task, shapes)
-    place = trace.function(task.place(robot, trace.fields))
+    forward_position = trace.function(task.forward_position(compiled, trace.fields))
     trace = _Tracing(task, shapes)
-    controls = TracedArray.inputs(trace.graph, "controls", (robot.model.nu,))
+    controls = TracedArray.inputs(trace.graph, "controls", (compiled.model.nu,))
     speed = TracedArray(trace.graph, [trace.graph.input("speed")])
-    rewards, ended = task.outcome(robot, trace.fields, controls, speed)  # type: ignore[arg-type]
-    judge = trace.function(rewards, ended)
+    rewards, ended = task.reward_and_done(compiled, trace.fields, controls, speed)  # type: ignore[arg-type]
+    compute_reward_done = trace.function(rewards, ended)
     trace = _Tracing(task, shapes)
-    observe = trace.function(task.observe(robot, trace.fields))
+    observe = trace.function(task.observe(compiled, trace.fields))
     rows = [f"    const double *{name} = fields[{k}];" for k, name in enumerate(shapes)]
     head = "(const double *const *fields"
     return "\n".join(
         [
             _BEGIN,
-            *(f"double rayagi_place{head}) {{", *rows, *_body(place, ["return {};"]), "}"),
-            f"int rayagi_judge{head}, const double *controls, double speed, float *reward) {{",
-            *(*rows, *_body(judge, ["*reward = (float)({});", "return {};"]), "}"),
+            *(
+                f"double rayagi_forward_position{head}) {{",
+                *rows,
+                *_body(forward_position, ["return {};"]),
+                "}",
+            ),
+            f"int rayagi_compute_reward_done{head}, const double *controls, double speed, float *reward) {{",
+            *(*rows, *_body(compute_reward_done, ["*reward = (float)({});", "return {};"]), "}"),
             f"void rayagi_observe{head}, float *obs) {{",
             *(
                 *rows,

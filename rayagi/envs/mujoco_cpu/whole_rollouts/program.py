@@ -25,7 +25,7 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     WARNED,
     RolloutStruct,
     RowsStruct,
-    TurnStruct,
+    ThreadStateStruct,
 )
 from rayagi.native.acting import CompiledActing
 from rayagi.native.pointers import pointer
@@ -35,7 +35,7 @@ Begin = Callable[[mujoco.MjData, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RolloutSettings:
     """What stays the same from rollout to rollout of N worlds.
 
     Attributes:
@@ -62,12 +62,12 @@ class Course:
     elapsed: NDArray[np.int64]
 
 
-class RollLoop:
+class RolloutLoop:
     """One rollout for threads to share: groups of worlds, step by step."""
 
     def __init__(
         self,
-        course: Course,
+        settings: RolloutSettings,
         agent: CompiledActing,
         rollout: Rollout,
         final_obs: Tensor,
@@ -83,29 +83,29 @@ class RollLoop:
             begin: starts a world's next episode in a thread's own MjData
             group: worlds that act together
         """
-        num_worlds = len(course.elapsed)
-        self._course, self._agent, self._begin = course, agent, begin
-        self._rows = (RowsStruct * len(course.fields))(*map(_rows, course.fields.values()))
+        num_worlds = len(settings.elapsed)
+        self._settings, self._agent, self._begin = settings, agent, begin
+        self._rows = (RowsStruct * len(settings.fields))(*map(_rows, settings.fields.values()))
         self._done = torch.zeros(-(-num_worlds // group), dtype=torch.int64)
         self._kept = rollout, final_obs
         self._rollout = RolloutStruct(
-            course.loop.address,
-            course.substeps,
+            settings.loop.address,
+            settings.substeps,
             agent.function,
             agent.policy.address,
             agent.address,
-            course.formulas.place,
-            course.formulas.judge,
-            course.formulas.observe,
-            len(course.fields),
+            settings.formulas.forward_position,
+            settings.formulas.compute_reward_done,
+            settings.formulas.observe,
+            len(settings.fields),
             ctypes.addressof(self._rows),
-            course.dt,
-            course.limit,
-            course.elapsed.ctypes.data,
-            len(course.low),
-            course.low.ctypes.data,
-            course.high.ctypes.data,
-            course.controls_at,
+            settings.dt,
+            settings.limit,
+            settings.elapsed.ctypes.data,
+            len(settings.low),
+            settings.low.ctypes.data,
+            settings.high.ctypes.data,
+            settings.controls_at,
             rollout.num_steps,
             rollout.last_obs.shape[1],
             *map(pointer, (rollout.last_obs, rollout.actions, rollout.rewards)),
@@ -115,12 +115,14 @@ class RollLoop:
             0,
             0,
         )
-        self._turns: dict[int, tuple[TurnStruct, Tensor]] = {}
+        self._turns: dict[int, tuple[ThreadStateStruct, Tensor]] = {}
         self._counting = threading.Lock()
         self.num_unstable = 0
         """Times that a world became unstable; its episode ended there."""
 
-    def watch(self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]) -> None:
+    def watch_peers(
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+    ) -> None:
         """Let ``run`` with this MjData return when one of these ranks waits for this member."""
         turn = self._turn(data)
         self._watched = barrier_progress, (_ADDRESS * len(away))(*map(barrier_progress.address, away))
@@ -141,10 +143,10 @@ class RollLoop:
         try:
             return self._run(data, most)
         except BaseException:
-            self.abandon()
+            self.cancel()
             raise
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits for groups that somebody has begun."""
         self._rollout.stopped = 1
 
@@ -152,23 +154,23 @@ class RollLoop:
         turn = self._turn(data)
         at = ctypes.addressof(self._rollout), ctypes.addressof(turn)
         while True:
-            end = self._course.loop.roll(data, *at, most)
+            end = self._settings.loop.run_rollout(data, *at, most)
             if end == ENDED:
                 self._begin(data, turn.world)
             elif end == UNFIT:
                 raise WorldError(turn.world, "action")
             elif end != WARNED:
                 return end != NONE_LEFT
-            elif self._course.loop.became_unstable(data):  # other warnings do no harm
+            elif self._settings.loop.became_unstable(data):  # other warnings do no harm
                 turn.unstable = 1
                 with self._counting:
                     self.num_unstable += 1
             most = max(most - 1, 0)
 
-    def _turn(self, data: mujoco.MjData) -> TurnStruct:
+    def _turn(self, data: mujoco.MjData) -> ThreadStateStruct:
         if data._address not in self._turns:
-            room = self._agent.make_room()
-            self._turns[data._address] = TurnStruct(pointer(room)), room
+            scratch = self._agent.make_scratch()
+            self._turns[data._address] = ThreadStateStruct(pointer(scratch)), scratch
         return self._turns[data._address][0]
 
 

@@ -18,12 +18,12 @@ from collectives.compiler import CompilerError
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.contact_physics import AT_ONCE, ContactPhysics
+from rayagi.envs.mujoco_cpu.contact_physics import MAX_ITEMS, ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import WorldError
 from rayagi.envs.mujoco_cpu.task import Task
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, compile_formulas
-from rayagi.envs.mujoco_cpu.whole_rollouts.program import Course, RollLoop
+from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop, RolloutSettings
 from rayagi.native import acting
 
 _GROUP = 8
@@ -50,21 +50,23 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         physics = self._physics
         if not isinstance(physics.loop, CompiledLoop) or acting.library() is None:
             raise CompilerError("neither worlds nor agents have a compiled program")
-        self._course = Course(
+        self._settings = RolloutSettings(
             loop=physics.loop,
-            formulas=compile_formulas(task, self._robot, physics.fields),
+            formulas=compile_formulas(task, self._compiled, physics.fields),
             fields=physics.fields,
             controls_at=(physics.controls.ctypes.data - physics.rows.ctypes.data) // physics.rows.itemsize,
             low=self._low,
             high=self._high,
             substeps=task.frame_skip,
-            dt=self._robot.dt,
+            dt=self._compiled.dt,
             limit=self._limit,
             elapsed=self._elapsed,
         )
         self._final_obs = torch.empty(0)
 
-    def fill(self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor) -> Episodes:
+    def collect_rollout(
+        self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
+    ) -> Episodes:
         """T steps in one call: see RolloutEnv.
 
         Raises:
@@ -74,7 +76,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         shape = rollout.raw_obs.shape
         if self._final_obs.shape != shape:  # touched only where episodes end: most of it stays without pages
             self._final_obs = torch.empty(shape)
-        rollout.last_obs.copy_(torch.from_numpy(self._task.observe(self._robot, self._physics.fields)))
+        rollout.last_obs.copy_(torch.from_numpy(self._task.observe(self._compiled, self._physics.fields)))
         noise = exploration_noise(
             seed=self._seed,
             first_env_index=self._first_env_index,
@@ -86,10 +88,10 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         )
         agent = acting.compiled_acting(policy, rollout, noise)
         assert agent is not None
-        group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_takers)))
-        loop = RollLoop(self._course, agent, rollout, self._final_obs, self._begin, group)
+        group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_workers)))
+        loop = RolloutLoop(self._settings, agent, rollout, self._final_obs, self._begin, group)
         try:
-            self._physics.share(loop, AT_ONCE)
+            self._physics.run_parallel(loop, MAX_ITEMS)
         except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error

@@ -36,7 +36,7 @@ _NUMPY: Mapping[str, Callable[..., Any]] = {
 assert {*REAL_OPS, *COMPARISONS, *LOGIC, "where"} <= {*_NUMPY}
 
 
-class RulesGraph(Graph):
+class TaskGraph(Graph):
     """The dialect's graph and what rules need beside it."""
 
     def apply(self, op: str, *given: Any) -> Expr:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from collectives.kernels import Kernel
 from rayagi.envs.tasks.compiled.source import rows_of, source
-from rayagi.envs.tasks.compiled.trace import TracedRules, trace_rules
-from rayagi.envs.tasks.task import Rules
+from rayagi.envs.tasks.compiled.trace import TracedTask, trace_task
+from rayagi.envs.tasks.task import TaskFunctions
 
 RULES = Kernel(
     name="tasks' rules",
@@ -33,7 +33,7 @@ class _Rows(ctypes.Structure):
 class Program:
     """Attributes: the rules' graphs, and the library's functions, which steps.h describes."""
 
-    traced: TracedRules
+    traced: TracedTask
     library: Any
     structure: Any
 
@@ -54,7 +54,7 @@ class Program:
         return ctypes.pointer(self.structure(**numbers, **pointers, **named))
 
 
-def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
+def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Program:
     """Trace and compile a task's rules for worlds with these fields, unless that was done before.
 
     Raises:
@@ -62,22 +62,22 @@ def compile_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> Program:
         CompilerError: there is no compiler here, or it refuses the program.
     """
     task = rules.task
-    traced = trace_rules(rules, fields)
+    traced = trace_task(rules, fields)
     sizes = {"ACTIONS": task.action_dim, "OBS": task.obs_dim, "TERMS": len(task.reward_terms)}
     structure = _structure(traced)
-    library = RULES.load(source(traced, sizes), mirrors={"Rows": _Rows, "Worlds": structure})
+    library = RULES.load(source(traced, sizes), mirrors={"Rows": _Rows, "TaskWorlds": structure})
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
-    library.rayagi_arrive.argtypes = (address,) * 9
+    library.rayagi_after_physics.argtypes = (address,) * 9
     library.rayagi_start.argtypes = (address, address, count, address, address)
     library.rayagi_observe.argtypes = (address, address, count, address)
-    library.rayagi_control.restype = library.rayagi_arrive.restype = count
+    library.rayagi_control.restype = library.rayagi_after_physics.restype = count
     library.rayagi_start.restype = library.rayagi_observe.restype = None
     return Program(traced, library, structure)
 
 
-def _structure(traced: TracedRules) -> Any:
-    """``Worlds`` of worlds.h for this task."""
+def _structure(traced: TracedTask) -> Any:
+    """``TaskWorlds`` of worlds.h for this task."""
     fields = [
         ("n", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
@@ -85,4 +85,4 @@ def _structure(traced: TracedRules) -> Any:
         *((name, ctypes.c_void_p) for name in ("indices", "elapsed", "episode")),
         *((name, _Rows) for name in rows_of(traced)),
     ]
-    return type("Worlds", (ctypes.Structure,), {"_fields_": fields})
+    return type("TaskWorlds", (ctypes.Structure,), {"_fields_": fields})

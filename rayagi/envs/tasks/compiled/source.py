@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from rayagi.envs.fused.printing import INFIX, Language, print_function
 from rayagi.envs.tasks.compiled.expressions import C_FUNCTIONS
-from rayagi.envs.tasks.compiled.trace import Assignments, TracedRules, memory_name
+from rayagi.envs.tasks.compiled.trace import Assignments, TracedTask, memory_name
 
 C = Language(
     name="C",
@@ -24,18 +24,22 @@ C = Language(
 )  # fmt: skip
 
 
-def rows_of(traced: TracedRules) -> tuple[str, ...]:
-    """Names of what the program finds in ``Worlds``, (N, size) each, in the structure's order."""
+def rows_of(traced: TracedTask) -> tuple[str, ...]:
+    """Names of what the program finds in ``TaskWorlds``, (N, size) each, in the structure's order."""
     return (*traced.fields, *map(memory_name, traced.memory), "actions", "controls")
 
 
-def source(traced: TracedRules, sizes: dict[str, int]) -> str:
+def source(traced: TracedTask, sizes: dict[str, int]) -> str:
     """The whole program. ``sizes``: numbers of ACTIONS, OBS and TERMS."""
     draws = {"START_DRAWS": traced.num_start_draws, "STEP_DRAWS": traced.num_step_draws}
     rows = rows_of(traced)
     functions = (
         ("control", traced.control, ""),
-        ("arrive", traced.arrive, ", float *obs, float *reward, uint8_t *terminated, float *terms"),
+        (
+            "after_physics",
+            traced.after_physics,
+            ", float *obs, float *reward, uint8_t *terminated, float *terms",
+        ),
         ("observe", traced.observe, ", float *obs"),
         ("start", traced.start, ""),
     )
@@ -56,7 +60,7 @@ def _function(name: str, rule: Assignments, rows: tuple[str, ...], results: str)
     stores = [f"{target} = {value};" for target, value in zip(rule.targets, body.outputs, strict=True)]
     return "\n".join(
         [
-            f"static void {name}(const Worlds *w, int64_t i, const double *draws{results}) {{",
+            f"static void {name}(const TaskWorlds *w, int64_t i, const double *draws{results}) {{",
             *(f"    double *{row} = w->{row}.at + i * w->{row}.stride;" for row in rows),
             *(f"    {line}" for line in (*body.lines, *stores)),
             "}",

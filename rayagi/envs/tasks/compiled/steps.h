@@ -2,7 +2,7 @@
 
 /* Clip actions, and tell the actuators. Returns the first world whose action is not finite, of which nothing is done
    then; or -1. */
-int64_t rayagi_control(const Worlds *w) {
+int64_t rayagi_control(const TaskWorlds *w) {
     for (int64_t i = 0; i < w->n; i++)
         for (int k = 0; k < ACTIONS; k++)
             if (!isfinite(w->actions.at[i * ACTIONS + k])) return i;
@@ -18,13 +18,13 @@ int64_t rayagi_control(const Worlds *w) {
 
 /* After physics. broken: worlds with a fault (n,), or null: their step pays nothing, and they are seen as they were, in
    last (n, OBS). terms (n, TERMS): what the rewards are made of. Returns how many episodes ended, whose worlds' numbers are in ended. */
-int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last, float *obs, float *rewards,
+int64_t rayagi_after_physics(const TaskWorlds *w, const uint8_t *broken, const float *last, float *obs, float *rewards,
                       uint8_t *terminated, uint8_t *truncated, int64_t *ended, float *terms) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->n; i++) {
         double draws[STEP_DRAWS + 1];
         draw(w, i, w->elapsed[i], STEP_DRAWS, draws);
-        arrive(w, i, draws, obs + i * OBS, rewards + i, terminated + i, terms + i * TERMS);
+        after_physics(w, i, draws, obs + i * OBS, rewards + i, terminated + i, terms + i * TERMS);
         if (broken && broken[i]) {
             memcpy(obs + i * OBS, last + i * OBS, OBS * sizeof(float));
             rewards[i] = 0.0f;
@@ -40,7 +40,7 @@ int64_t rayagi_arrive(const Worlds *w, const uint8_t *broken, const float *last,
 
 /* New episodes of some worlds: the state to start from, and the memory. What they showed last, rows of obs (n, OBS),
    goes to final_obs (count, OBS). */
-void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count, const float *obs, float *final_obs) {
+void rayagi_start(const TaskWorlds *w, const int64_t *ids, int64_t count, const float *obs, float *final_obs) {
     for (int64_t m = 0; m < count; m++) {
         int64_t i = ids[m];
         memcpy(final_obs + m * OBS, obs + i * OBS, OBS * sizeof(float));
@@ -54,7 +54,7 @@ void rayagi_start(const Worlds *w, const int64_t *ids, int64_t count, const floa
 }
 
 /* What some worlds show now, into their rows of obs (n, OBS). */
-void rayagi_observe(const Worlds *w, const int64_t *ids, int64_t count, float *obs) {
+void rayagi_observe(const TaskWorlds *w, const int64_t *ids, int64_t count, float *obs) {
     for (int64_t m = 0; m < count; m++) {
         double draws[STEP_DRAWS + 1];
         draw(w, ids[m], w->elapsed[ids[m]], STEP_DRAWS, draws);

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr
 from rayagi.envs.tasks.compiled import expressions
-from rayagi.envs.tasks.compiled.expressions import RulesGraph, power
+from rayagi.envs.tasks.compiled.expressions import TaskGraph, power
 
 Values = NDArray[Any]
 
@@ -107,7 +107,7 @@ class Tracing(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes 2 s, to keep it away from here
 
-    def __init__(self, graph: RulesGraph) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         super().__init__()
         self.graph = graph
         self._lifted: dict[int, tuple[Tensor, TracedTensor]] = {}
@@ -268,7 +268,7 @@ def _elementwise(name: str, function: Callable[..., Expr], *, integers: bool = F
     ``integers``: of integers below 2^53 the result is below it too, so that float64 holds it.
     """
 
-    def operation(graph: RulesGraph, out: Tensor, *given: Any, **options: Any) -> Values:
+    def operation(graph: TaskGraph, out: Tensor, *given: Any, **options: Any) -> Values:
         if out.dtype not in _FLOATS and not (integers and out.dtype != torch.bool):
             raise untraceable(f"torch's {name} of {out.dtype}")
         args = [_each(graph.value, _cast(one, out.dtype)) for one in given]
@@ -278,7 +278,7 @@ def _elementwise(name: str, function: Callable[..., Expr], *, integers: bool = F
 
 
 def _compared(op: str) -> Operation:
-    def operation(graph: RulesGraph, out: Tensor, x: Any, y: Any) -> Values:
+    def operation(graph: TaskGraph, out: Tensor, x: Any, y: Any) -> Values:
         dtype = torch.result_type(*(_twin(one) for one in (x, y)))
         pair = (_cast(one, dtype) for one in (x, y))
         return _each(lambda a, b: graph.apply(op, graph.real(a), graph.real(b)), *pair)
@@ -287,7 +287,7 @@ def _compared(op: str) -> Operation:
 
 
 def _logical(name: str, function: Callable[..., Any]) -> Operation:
-    def operation(graph: RulesGraph, out: Tensor, *given: Any) -> Values:
+    def operation(graph: TaskGraph, out: Tensor, *given: Any) -> Values:
         if out.dtype != torch.bool:
             raise untraceable(f"torch's {name} of {out.dtype}")
         return _each(function, *(_each(graph.value, _cast(one, torch.bool)) for one in given))
@@ -300,12 +300,12 @@ def _tested(function: Callable[[Expr], Expr]) -> Operation:
     return lambda graph, out, x: _each(lambda value: function(graph.real(value)), x.exprs)
 
 
-def _where(graph: RulesGraph, out: Tensor, condition: TracedTensor, x: Any, y: Any) -> Values:
+def _where(graph: TaskGraph, out: Tensor, condition: TracedTensor, x: Any, y: Any) -> Values:
     chosen = (_cast(one, out.dtype) for one in (x, y))
     return _each(lambda *values: graph.apply("where", *values), _cast(condition, torch.bool), *chosen)
 
 
-def _clamp(graph: RulesGraph, out: Tensor, x: TracedTensor, min: Any = None, max: Any = None) -> Values:  # noqa: A002
+def _clamp(graph: TaskGraph, out: Tensor, x: TracedTensor, min: Any = None, max: Any = None) -> Values:  # noqa: A002
     values = _cast(x, out.dtype)
     for op, bound in (("maximum", min), ("minimum", max)):
         if bound is not None:
@@ -313,7 +313,7 @@ def _clamp(graph: RulesGraph, out: Tensor, x: TracedTensor, min: Any = None, max
     return values
 
 
-def _divide(graph: RulesGraph, out: Tensor, x: Any, y: Any, rounding_mode: str | None = None) -> Values:
+def _divide(graph: TaskGraph, out: Tensor, x: Any, y: Any, rounding_mode: str | None = None) -> Values:
     if out.dtype not in _FLOATS:
         raise untraceable(f"torch's div of {out.dtype}")
     functions: Mapping[str | None, Callable[[Expr, Expr], Expr]] = {
@@ -324,13 +324,13 @@ def _divide(graph: RulesGraph, out: Tensor, x: Any, y: Any, rounding_mode: str |
     return _elementwise("div", functions[rounding_mode])(graph, out, x, y)
 
 
-def _multiply(graph: RulesGraph, out: Tensor, x: Any, y: Any) -> Values:
+def _multiply(graph: TaskGraph, out: Tensor, x: Any, y: Any) -> Values:
     if out.dtype == torch.bool:
         return _logical("mul", operator.and_)(graph, out, x, y)
     return _elementwise("mul", operator.mul)(graph, out, x, y)
 
 
-def _power(graph: RulesGraph, out: Tensor, x: Any, exponent: Any) -> Values:
+def _power(graph: TaskGraph, out: Tensor, x: Any, exponent: Any) -> Values:
     if isinstance(exponent, TracedTensor) or out.dtype not in _FLOATS:
         return _elementwise("pow", partial(graph.apply, "pow"))(graph, out, x, exponent)
     return _elementwise("pow", partial(power, exponent=exponent))(graph, out, x)
@@ -352,7 +352,7 @@ def _reduced(fold: Callable[[Any, Any], Any], empty: float | None) -> Operation:
     """To reals: the sum, the product, the least, the most."""
 
     def operation(
-        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
+        graph: TaskGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
     ) -> Values:
         start = None if empty is None else graph.constant(empty)
         return _rounded(_folded(_cast(x, out.dtype), dim, keepdim, fold, start), out.dtype)
@@ -364,7 +364,7 @@ def _quantified(fold: Callable[[Any, Any], Any], empty: bool) -> Operation:
     """Any and all."""
 
     def operation(
-        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False
+        graph: TaskGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False
     ) -> Values:
         return _folded(_cast(x, torch.bool), dim, keepdim, fold, graph.constant(empty))
 
@@ -372,7 +372,7 @@ def _quantified(fold: Callable[[Any, Any], Any], empty: bool) -> Operation:
 
 
 def _mean(
-    graph: RulesGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
+    graph: TaskGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
 ) -> Values:
     total = _folded(_cast(x, out.dtype), dim, keepdim, operator.add, graph.constant(0.0))
     count = x.numel() // max(out.numel(), 1)
@@ -380,7 +380,7 @@ def _mean(
 
 
 def _variance(
-    graph: RulesGraph,
+    graph: TaskGraph,
     out: Tensor,
     x: TracedTensor,
     dim: Any = None,
@@ -395,7 +395,7 @@ def _variance(
 
 
 def _norm(
-    graph: RulesGraph,
+    graph: TaskGraph,
     out: Tensor,
     x: TracedTensor,
     ord: Any = 2,  # noqa: A002
@@ -412,7 +412,7 @@ def _norm(
 
 
 def _extreme(
-    graph: RulesGraph, op: str, values: Values, dim: int | None, keepdim: bool
+    graph: TaskGraph, op: str, values: Values, dim: int | None, keepdim: bool
 ) -> tuple[Values, Values]:
     """The most or the least, and the first place of it; NaN is both."""
     if dim is None:
@@ -435,7 +435,7 @@ def _most(op: str, fold: Callable[[Any, Any], Any]) -> Operation:
     """Of all values; or of a dimension, with its place."""
 
     def operation(
-        graph: RulesGraph, out: Any, x: TracedTensor, dim: int | None = None, keepdim: bool = False
+        graph: TaskGraph, out: Any, x: TracedTensor, dim: int | None = None, keepdim: bool = False
     ) -> Any:
         if isinstance(out, Tensor):
             return _folded(_cast(x, out.dtype), None, False, fold, None)
@@ -446,33 +446,33 @@ def _most(op: str, fold: Callable[[Any, Any], Any]) -> Operation:
 
 def _place_of_extreme(op: str) -> Operation:
     def operation(
-        graph: RulesGraph, out: Tensor, x: TracedTensor, dim: int | None = None, keepdim: bool = False
+        graph: TaskGraph, out: Tensor, x: TracedTensor, dim: int | None = None, keepdim: bool = False
     ) -> Values:
         return _extreme(graph, op, _each(graph.real, x.exprs), dim, keepdim)[1]
 
     return operation
 
 
-def _running_sum(graph: RulesGraph, out: Tensor, x: TracedTensor, dim: int, **_: Any) -> Values:
+def _running_sum(graph: TaskGraph, out: Tensor, x: TracedTensor, dim: int, **_: Any) -> Values:
     parts = np.moveaxis(_cast(x, out.dtype), dim, 0)
     sums = list(accumulate((np.asarray(part, dtype=object) for part in parts), partial(_each, operator.add)))
     return _rounded(np.moveaxis(np.stack(sums), 0, dim), out.dtype) if sums else parts
 
 
-def _product(graph: RulesGraph, out: Tensor, *given: TracedTensor) -> Values:
+def _product(graph: TaskGraph, out: Tensor, *given: TracedTensor) -> Values:
     """Of matrices and vectors."""
     if out.dtype not in _FLOATS:
         raise untraceable(f"a matrix product of {out.dtype}")
     return _rounded(np.asarray(np.matmul(*(_cast(one, out.dtype) for one in given)), dtype=object), out.dtype)
 
 
-def _cross(graph: RulesGraph, out: Tensor, x: TracedTensor, y: TracedTensor, *, dim: int = -1) -> Values:
+def _cross(graph: TaskGraph, out: Tensor, x: TracedTensor, y: TracedTensor, *, dim: int = -1) -> Values:
     a, b = (np.moveaxis(np.broadcast_to(_cast(one, out.dtype), out.shape), dim, 0) for one in (x, y))
     parts = [a[(k + 1) % 3] * b[(k + 2) % 3] - a[(k + 2) % 3] * b[(k + 1) % 3] for k in range(3)]
     return _rounded(np.stack([np.asarray(part, dtype=object) for part in parts], dim), out.dtype)
 
 
-def _reshaped(graph: RulesGraph, out: Tensor, x: TracedTensor, *_: Any, **__: Any) -> Values:
+def _reshaped(graph: TaskGraph, out: Tensor, x: TracedTensor, *_: Any, **__: Any) -> Values:
     values = x.exprs.reshape(tuple(out.shape))
     if not np.shares_memory(values, x.exprs):
         values.flags.writeable = False  # torch's would be a view
@@ -480,7 +480,7 @@ def _reshaped(graph: RulesGraph, out: Tensor, x: TracedTensor, *_: Any, **__: An
 
 
 def _sliced(
-    graph: RulesGraph,
+    graph: TaskGraph,
     out: Tensor,
     x: TracedTensor,
     dim: int = 0,
@@ -496,7 +496,7 @@ def _at(values: Values, dim: int, place: int) -> Values:
     return np.moveaxis(values, dim, 0)[place, ...]
 
 
-def _split(graph: RulesGraph, out: Any, x: TracedTensor, sizes: Any, dim: int = 0) -> list[Values]:
+def _split(graph: TaskGraph, out: Any, x: TracedTensor, sizes: Any, dim: int = 0) -> list[Values]:
     ends = np.cumsum([part.shape[dim] for part in out])[:-1]
     return np.split(x.exprs, ends, dim)
 
@@ -510,7 +510,7 @@ def _places(indices: Sequence[TracedTensor | None]) -> tuple[Any, ...]:
 
 
 def _index_put(
-    graph: RulesGraph,
+    graph: TaskGraph,
     out: Tensor,
     x: TracedTensor,
     indices: Any,
@@ -527,7 +527,7 @@ def _index_put(
 def _filled(number: float | None) -> Operation:
     """``number``, or the last argument."""
 
-    def operation(graph: RulesGraph, out: Tensor, *given: Any, **_: Any) -> Values:
+    def operation(graph: TaskGraph, out: Tensor, *given: Any, **_: Any) -> Values:
         value = given[-1] if number is None else number
         return _each(
             graph.value, np.broadcast_to(np.asarray(_cast(value, out.dtype), dtype=object), out.shape)
@@ -536,7 +536,7 @@ def _filled(number: float | None) -> Operation:
     return operation
 
 
-def _copied(graph: RulesGraph, out: Tensor, x: TracedTensor, source: Any, *_: Any, **__: Any) -> Values:
+def _copied(graph: TaskGraph, out: Tensor, x: TracedTensor, source: Any, *_: Any, **__: Any) -> Values:
     return _each(graph.value, np.broadcast_to(np.asarray(_cast(source, out.dtype), dtype=object), out.shape))
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rayagi.envs.fused.expressions import Node
 from rayagi.envs.fused.trace import MAX_NODES, Function
-from rayagi.envs.tasks.compiled.expressions import RulesGraph
+from rayagi.envs.tasks.compiled.expressions import TaskGraph
 from rayagi.envs.tasks.compiled.tensors import TracedTensor, Tracing, UntraceableError, users_line
-from rayagi.envs.tasks.task import Memory, Rules, State
+from rayagi.envs.tasks.task import Memory, State, TaskFunctions
 from rayagi.envs.tasks.vec_env import stacked_terms
 
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Assignments:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedRules:
+class TracedTask:
     """A task's functions. Inputs: ``qpos[0]``, ..., other fields, the memory's parts, actions and draws alike.
 
     Attributes:
@@ -48,12 +48,12 @@ class TracedRules:
     num_start_draws: int
     num_step_draws: int
     control: Assignments
-    arrive: Assignments
+    after_physics: Assignments
     observe: Assignments
     start: Assignments
 
 
-def trace_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> TracedRules:
+def trace_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> TracedTask:
     """Trace a task's rules, and make sure that what holds for the traced worlds holds for any number of them.
 
     Args:
@@ -68,7 +68,7 @@ def trace_rules(rules: Rules[Any], fields: Mapping[str, Tensor]) -> TracedRules:
     return few
 
 
-def _traced(rules: Rules[Any], fields: Mapping[str, Tensor], num_worlds: int) -> TracedRules:
+def _traced(rules: TaskFunctions[Any], fields: Mapping[str, Tensor], num_worlds: int) -> TracedTask:
     """From so many worlds."""
     task, given = rules.task, rules
     rules = copy.copy(given)
@@ -85,10 +85,10 @@ def _traced(rules: Rules[Any], fields: Mapping[str, Tensor], num_worlds: int) ->
 
     arriving = _Tracing(rules, num_worlds)
     state = arriving.state(shapes, memory)
-    outcome = arriving.call(rules.outcome, state)
+    outcome = arriving.call(rules.reward_and_done, state)
     state.memory |= outcome.memory
     results = {"reward": outcome.rewards, "terminated": outcome.terminated}
-    terms = arriving.call(lambda told: stacked_terms(task, told, None), outcome)
+    terms = arriving.call(lambda result: stacked_terms(task, result, None), outcome)
     if terms is not None:
         results["terms"] = terms
     obs = arriving.call(rules.observe, state)
@@ -103,7 +103,7 @@ def _traced(rules: Rules[Any], fields: Mapping[str, Tensor], num_worlds: int) ->
         reason = f"its functions change its attribute {kept[0]}; what is to be remembered is memory"
         raise UntraceableError(type(rules).__name__, reason)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    return TracedRules(
+    return TracedTask(
         sizes, memory, task.num_start_draws, task.num_step_draws, controlled, arrived, observed, started
     )
 
@@ -126,9 +126,9 @@ def _shape_of_memory(name: str, values: Tensor) -> tuple[int, ...]:
 class _Tracing:
     """A graph, and what is given to a rule in it: some worlds, each with inputs of its own."""
 
-    def __init__(self, rules: Rules[Any], num_worlds: int) -> None:
+    def __init__(self, rules: TaskFunctions[Any], num_worlds: int) -> None:
         self.task, self.num_worlds = rules.task, num_worlds
-        self.graph = RulesGraph(type(rules).__name__)
+        self.graph = TaskGraph(type(rules).__name__)
         self.mode = Tracing(self.graph)
 
     def inputs(self, name: str, shape: tuple[int, ...]) -> TracedTensor:
@@ -172,7 +172,7 @@ class _Tracing:
 
     def _function_of(self, world: int, outputs: Sequence[int]) -> Function:
         """What one world's outputs need, in an order that is the same for all worlds."""
-        nodes, own = self.graph.nodes, RulesGraph(self.graph.place)
+        nodes, own = self.graph.nodes, TaskGraph(self.graph.place)
         copies: dict[int, int] = {}
         waiting = list(reversed(outputs))
         while waiting:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.mujoco_cpu.worlds import CpuWorlds
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.compiled.program import Program
 from rayagi.envs.tasks.compiled.trace import memory_name
-from rayagi.envs.tasks.task import Rules
+from rayagi.envs.tasks.task import TaskFunctions
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 
@@ -22,12 +22,17 @@ class CompiledTaskVecEnv(TaskVecEnv):
     other. What it returns is its own until the next step: not to be written.
     """
 
-    _worlds: CpuWorlds
+    _worlds: CpuBatchedSim
 
     def __init__(
-        self, info: EnvInfo, rules: Rules[Any], worlds: CpuWorlds, program: Program, **place: Any
+        self,
+        info: EnvInfo,
+        rules: TaskFunctions[Any],
+        worlds: CpuBatchedSim,
+        program: Program,
+        **env_args: Any,
     ) -> None:
-        super().__init__(info, rules, worlds, **place)
+        super().__init__(info, rules, worlds, **env_args)
         self._program, self._library = program, program.library
         shapes = program.traced.memory
         self._memory = {name: self._actions.new_zeros((self.num_envs, *shapes[name])) for name in shapes}
@@ -70,7 +75,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         obs, rewards = torch.empty((n, self.info.obs_dim)), torch.empty(n)
         terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
         terms = torch.empty((n, len(self.info.reward_terms)))
-        count = self._library.rayagi_arrive(
+        count = self._library.rayagi_after_physics(
             self._at,
             None if broken is None else broken.data_ptr(),
             *(
@@ -83,8 +88,8 @@ class CompiledTaskVecEnv(TaskVecEnv):
             ids = self._ended[:count].clone()
             final_obs = self._begin_and_observe(ids, obs)
         self._obs = obs
-        told = terms if self.info.reward_terms else None
-        return StepResult(obs, rewards, terminated, truncated, ids, final_obs, told)
+        reward_terms = terms if self.info.reward_terms else None
+        return StepResult(obs, rewards, terminated, truncated, ids, final_obs, reward_terms)
 
     def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> Tensor:
         """New episodes of some worlds, and what they show, into their rows of ``obs``. Returns what was there."""

@@ -16,7 +16,7 @@ typedef struct {
     int64_t *elapsed; /* steps (n,) */
     int64_t *episode; /* (n,) */
     ROWS
-} Worlds;
+} TaskWorlds;
 
 static inline double least(double a, double b) { return a < b || a != a ? a : b; }
 static inline double most(double a, double b) { return a > b || a != a ? a : b; }
@@ -27,7 +27,7 @@ static inline double single(double a) {
     return rounded;
 }
 
-/* draws.py's SplitMix64. */
+/* random_uniforms.py's SplitMix64. */
 #define WEYL 0x9E3779B97F4A7C15ull
 
 static inline uint64_t mixed(uint64_t z) {
@@ -36,7 +36,7 @@ static inline uint64_t mixed(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-static inline void draw(const Worlds *w, int64_t i, int64_t step, int count, double *draws) {
+static inline void draw(const TaskWorlds *w, int64_t i, int64_t step, int count, double *draws) {
     uint64_t state = mixed((uint64_t)w->indices[i] * WEYL + w->seed);
     state = mixed(state + (uint64_t)(w->episode[i] + 1) * WEYL);
     state = mixed(state + (uint64_t)(step + 2) * WEYL);

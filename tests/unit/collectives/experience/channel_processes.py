@@ -230,12 +230,12 @@ def consume(work: Work, _: Sequence[str], pipe: Connection) -> None:
             break
         if held and (batch is None or len(held) > work.keep):
             time.sleep(pace.random() * work.pause_s)
-            give_back(teller, held.pop(pace.randrange(len(held))), order)
+            release_free_memory(teller, held.pop(pace.randrange(len(held))), order)
     teller.say("left", (consumer_endpoint.lost, consumer_endpoint.leaks))
     consumer_endpoint.close()
 
 
-def give_back(teller: Teller, batch: Any, order: list[str]) -> None:
+def release_free_memory(teller: Teller, batch: Any, order: list[str]) -> None:
     number = (batch.origin, batch.sequence)
     teller.say("releases", (number, batch.num_rows, digest(batch, order)))
     teller.passing("looked")

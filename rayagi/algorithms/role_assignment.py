@@ -1,0 +1,133 @@
+"""Which agent acts for which simulators, and how they are connected where they are in different GMIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from actors.collecting import StepSource
+from actors.endpoint_exchange import exchange_endpoints
+from actors.gmi import GmiContext, GmiIdentity
+from actors.protocols import EnvFactory, EnvInfo
+from actors.stepping import CHANNEL, RemoteSimulators, StepServer
+from placement.role_layout import Roles, envs_per_gmi, served_simulators
+from rayagi.config.spec import GmiSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAssignment:
+    """Simulators and agents of a run, in the same GMI or not: what each GMI hosts, and how many environments."""
+
+    kinds: tuple[Roles, ...]
+    """Roles of each GMI."""
+    envs: tuple[int, ...]
+    """Environments of each GMI; 0 of those without a simulator."""
+
+    @classmethod
+    def for_gmi(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
+        """The crew of the run that a GMI belongs to."""
+        return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.slices or ()))
+
+    @property
+    def simulators(self) -> tuple[int, ...]:
+        """GMIs with a simulator."""
+        return self._gmis_hosting("simulator")
+
+    @property
+    def agents(self) -> tuple[int, ...]:
+        """GMIs with an agent."""
+        return self._gmis_hosting("agent")
+
+    def simulators_of(self, agent: int) -> tuple[int, ...]:
+        """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
+        served = served_simulators(self.agents.index(agent), len(self.agents), len(self.simulators))
+        return tuple(self.simulators[place] for place in served)
+
+    def envs_per_gmi(self, agent: int) -> int:
+        """Environments that the agent of GMI ``agent`` acts for."""
+        return sum(self.envs[simulator] for simulator in self.simulators_of(agent))
+
+    def agent_of(self, simulator: int) -> int:
+        """The GMI whose agent acts for the simulator of GMI ``simulator``."""
+        return next(agent for agent in self.agents if simulator in self.simulators_of(agent))
+
+    def first_env_index(self, simulator: int) -> int:
+        """Global index of the first environment of a GMI with a simulator."""
+        return sum(self.envs[:simulator])
+
+    def first_env_index_of(self, agent: int) -> int:
+        """Global index of the first environment that the agent of GMI ``agent`` acts for."""
+        return self.first_env_index(self.simulators_of(agent)[0])
+
+    def names(self, gmis: Sequence[int]) -> dict[int, str]:
+        """GMIs as errors call them, by index."""
+        return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
+
+    def _gmis_hosting(self, role: str) -> tuple[int, ...]:
+        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
+
+
+def connect_step_server(
+    simulator: StepSource, info: EnvInfo, context: GmiContext, assignment: RoleAssignment, limit_s: float
+) -> StepServer:
+    """This GMI's simulator at the service of its agent, which attaches at the same time.
+
+    Raises:
+        ChannelError: the agent does not come, or is on another host.
+    """
+    index = context.identity.index
+    agent = assignment.agent_of(index)
+    names = assignment.names([agent])
+    server = StepServer(
+        simulator,
+        info,
+        assignment.envs[index],
+        place=assignment.simulators_of(agent).index(index),
+        agent=names[agent],
+        limit_s=limit_s,
+    )
+    exchange_endpoints(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=server.endpoint,
+        partners=names,
+        attach=lambda endpoints: server.attach(*endpoints),
+        limit_s=limit_s,
+    )
+    return server
+
+
+def connect_simulators(
+    make_env: EnvFactory, context: GmiContext, assignment: RoleAssignment, limit_s: float
+) -> RemoteSimulators:
+    """The simulators that this GMI's agent acts for, which attach at the same time.
+
+    What their environments are is asked of one that is made here, and closed again.
+
+    Raises:
+        ChannelError: a simulator does not come, or is on another host.
+    """
+    index = context.identity.index
+    served = assignment.simulators_of(index)
+    names = assignment.names(served)
+    sample = make_env(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+    sample.close()
+    simulators = RemoteSimulators(
+        sample.info,
+        [assignment.envs[gmi] for gmi in served],
+        simulators=tuple(names.values()),
+        limit_s=limit_s,
+        resumes_episodes=sample.resumes_episodes,
+    )
+    exchange_endpoints(
+        context.directory,
+        CHANNEL,
+        index=index,
+        endpoint=simulators.endpoint,
+        partners=names,
+        attach=simulators.attach,
+        limit_s=limit_s,
+    )
+    return simulators

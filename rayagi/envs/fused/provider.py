@@ -1,0 +1,83 @@
+"""Fused simulators as a family of environments: rayagi's, and any class of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from actors.protocols import EnvInfo, VecEnv
+from placement.inventory.limits import memory_bytes
+from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.fused.backends import EnvConfig
+from rayagi.envs.fused.catalogue import SIMULATORS, find, make_simulator
+from rayagi.envs.fused.reference import TorchBackend
+from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
+from rayagi.envs.fused.trace import trace
+from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
+from rayagi.envs.providers import VecEnvArgs, time_limit
+
+COMPILED, TORCH = "fused", "fused_torch"
+"""A compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
+
+
+class FusedProvider:
+    """Implements Family."""
+
+    engines: tuple[str, ...] = (COMPILED, TORCH)
+
+    def ids(self) -> Iterable[str]:
+        """Those of the catalogue."""
+        return SIMULATORS
+
+    def knows(self, env_id: str) -> bool:
+        """Whether the catalogue has it, or it names a Simulator as ``module:Class``."""
+        return find(env_id) is not None
+
+    def description(self, env_id: str) -> str:
+        """The class's own."""
+        found = find(env_id)
+        return "" if found is None else found.description
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """Trace it."""
+        trace(self._simulator(env_id, kwargs)[0])
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """From the trace."""
+        simulator, limit = self._simulator(env_id, kwargs)
+        return EnvInfo(
+            env_id=env_id,
+            engine=engine,
+            obs_dim=trace(simulator).obs_dim,
+            action=action_spec(simulator),
+            max_episode_steps=limit,
+        )
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
+        """Compiles the kernel, unless that was done before."""
+        simulator, limit = self._simulator(env_id, kwargs)
+        env_config = EnvConfig(simulator, env_args.num_envs, env_args.first_env_index, env_args.seed, limit)
+        info = self.info(env_id, engine, kwargs)
+        _check_room(env_config, info)
+        if engine == TORCH:
+            return BackendVecEnv(info, env_config, TorchBackend(env_config))
+        return FusedVecEnv(info, env_config, env_args.num_threads)
+
+    @staticmethod
+    def _simulator(env_id: str, kwargs: Mapping[str, Any]) -> tuple[Simulator, int | None]:
+        found = find(env_id)
+        usual = None if found is None else found.max_episode_steps
+        limit, options = time_limit(env_id, kwargs, usual)
+        return make_simulator(env_id, options), limit
+
+
+def _check_room(env_config: EnvConfig, info: EnvInfo) -> None:
+    """Before anything is allocated. Raises EnvironmentOptionError where the environments need more than there is."""
+    numbers = len(env_config.simulator.state) + 2 * info.obs_dim + action_dim(env_config.simulator) + 6
+    needed, there_is = 4 * numbers * env_config.num_envs, memory_bytes()
+    if needed > there_is:
+        raise EnvironmentOptionError(
+            info.env_id,
+            f"{env_config.num_envs} environments take {needed / 2**30:.1f} GiB, and this process may have "
+            f"{there_is / 2**30:.1f} GiB; lower num_envs",
+        )

@@ -1,0 +1,207 @@
+"""Worlds of tasks written over tensors, on MuJoCo Warp: float32, on a GPU or a CPU, fields shared with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import Any
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import torch
+import warp as wp
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayagi.envs.errors import ModelError
+from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
+from rayagi.envs.mujoco_warp.capacity import Capacity
+from rayagi.envs.tasks.batched_sim import SIM_ERRORS
+
+_LARGEST = 1e10
+"""mjMAXVAL: beyond it MuJoCo calls a state bad."""
+_OVERFLOW = mjw.OverflowType
+# By the bits of Data.overflow; running into the solver's iteration limits, which tasks set low, is not one.
+_CONSTRAINT_BITS = int(_OVERFLOW.NEFC | _OVERFLOW.NJMAX_NNZ)
+_CONTACT_BITS = int(
+    _OVERFLOW.BROADPHASE
+    | _OVERFLOW.NARROWPHASE
+    | _OVERFLOW.CCD
+    | _OVERFLOW.HFIELD
+    | _OVERFLOW.EPA_HORIZON
+    | _OVERFLOW.CONTACT_MATCH
+    | _OVERFLOW.TACTILE
+)
+
+
+class WarpBatchedSim:
+    """Implements rayagi.envs.tasks.batched_sim.BatchedSim, and ``restart_where`` for what a CUDA graph captures.
+
+    Nothing here waits for the device but ``sim_errors`` and ``state_dict``. [unverified on GPU]
+    """
+
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_worlds: int,
+        names: Sequence[str],
+        device: torch.device,
+        capacity: Capacity,
+        varied: Mapping[str, NDArray[np.float64]],
+    ) -> None:
+        """Worlds in the model's own pose.
+
+        Args:
+            model: alike in all worlds but for ``varied``
+            num_worlds: N
+            names: MjData fields that are read beside qpos and qvel
+            device: a CUDA device or the CPU
+            capacity: room for contacts and constraints
+            varied: MjModel fields that differ between worlds, (N, ...)
+
+        Raises:
+            ModelError: MuJoCo Warp does not know a part of the model, or has no such field.
+        """
+        wp.config.quiet = True
+        wp.init()
+        self.num_worlds, self.device = num_worlds, device
+        self._streams: dict[int, Any] = {}
+        self._graphs: list[Any] = []
+        """Warp's records of what torch captured, which keep kernels loaded."""
+        here = {field.name for field in fields(mjw.Model)}  # what is not in it, the engine does not read
+        own = {name: values for name, values in varied.items() if name in here}
+        with self._here():
+            try:
+                self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(own, num_worlds))
+                self._data = mjw.make_data(
+                    model, nworld=num_worlds, nconmax=capacity.contacts, njmax=capacity.constraints
+                )
+            except (NotImplementedError, ValueError) as error:
+                raise ModelError(_name(model), f"mujoco_warp: {error}") from error
+            for name, values in own.items():
+                target = wp.to_torch(getattr(self._model, name))
+                target.copy_(torch.from_numpy(np.asarray(values)).view(target.shape))
+        options = self._model.opt
+        options.warn_overflow = 0  # counted as faults here, not printed from kernels
+        options.graph_conditional = False  # torch's graphs take no conditional nodes from outside
+        options.run_rne_postconstraint = bool({"cfrc_ext", "cfrc_int", "cacc"} & {*names})
+        shapes = mujoco.MjData(model)
+        self.fields = {name: self._shared(name, model, shapes) for name in ("qpos", "qvel", *names)}
+        self._derives = bool(names)
+        self._controls = wp.to_torch(self._data.ctrl)
+        self._overflow = wp.to_torch(self._data.overflow)
+        self._restarted = wp.zeros(num_worlds, dtype=bool, device=str(device))
+        self._mask = wp.to_torch(self._restarted)
+        self._sim_errors = torch.zeros(len(SIM_ERRORS), dtype=torch.int64, device=device)
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """Warp's work goes where torch's goes: to its device, and in order with its stream, captured or not."""
+        with ExitStack() as scopes:
+            scopes.enter_context(wp.ScopedDevice(str(self.device)))
+            if self.device.type == "cuda":
+                scopes.enter_context(wp.ScopedStream(self._stream(), sync_enter=False))
+            yield
+
+    def _stream(self) -> Any:
+        """Torch's current stream as Warp's, one object for each."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
+        return self._streams[stream.cuda_stream]
+
+    def _shared(self, name: str, model: mujoco.MjModel, shapes: mujoco.MjData) -> Tensor:
+        """A field's own memory as a tensor of MuJoCo's shape."""
+        if not isinstance(values := getattr(self._data, name, None), wp.array):
+            raise ModelError(_name(model), f"mujoco_warp has no field {name}")
+        return wp.to_torch(values).view(self.num_worlds, *getattr(shapes, name).shape)
+
+    @property
+    def sim_errors(self) -> Mapping[str, int]:
+        """Waits for the device."""
+        return dict(zip(SIM_ERRORS, self._sim_errors.tolist(), strict=True))
+
+    def step(self, controls: Tensor, num_substeps: int) -> Tensor:
+        """Advance every world."""
+        self._controls.copy_(controls)
+        with self._here():
+            for _ in range(num_substeps):
+                self._prepare_constraints()
+                mjw.step(self._model, self._data)
+        sane = (self.fields["qpos"].abs() < _LARGEST).all(-1) & (self.fields["qvel"].abs() < _LARGEST).all(-1)
+        wrong = torch.stack(
+            (~sane, (self._overflow & _CONTACT_BITS) != 0, (self._overflow & _CONSTRAINT_BITS) != 0)
+        )
+        self._overflow.zero_()
+        self._sim_errors += wrong.sum(1)
+        return wrong.any(0)
+
+    def _prepare_constraints(self) -> None:
+        """Velocities of bodies as they are now, which the bias of equality constraints is made of.
+
+        Warp 4.0 works them out after the constraints, and so takes those of the substep or episode before (BallBalance's
+        pins: 0.3 rad/s in a step).
+        """
+        if self._model.neq:
+            for derive in (mjw.kinematics, mjw.com_pos, mjw.com_vel):
+                derive(self._model, self._data)
+
+    def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Reset some worlds."""
+        mask = torch.zeros_like(self._mask).index_fill(0, ids, True)
+        state = self.fields["qpos"].clone(), self.fields["qvel"].clone()
+        self.restart_where(mask, state[0].index_copy(0, ids, qpos), state[1].index_copy(0, ids, qvel))
+
+    def restart_where(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Reset the worlds of a mask, without waiting for the device.
+
+        The forward pass that follows is of all worlds. In those that were not reset it changes what derives from the
+        state, which is read after the next step only, and nothing that the next step begins from.
+
+        Args:
+            mask: (N,) bool
+            qpos: of all worlds, read where the mask is set   (N, nq)
+            qvel: likewise                                    (N, nv)
+        """
+        self._mask.copy_(mask)
+        with self._here():
+            mjw.reset_data(self._model, self._data, reset=self._restarted)
+            for name, values in (("qpos", qpos), ("qvel", qvel)):
+                own = self.fields[name]
+                own.copy_(torch.where(mask.unsqueeze(-1), values, own))
+            if self._derives:
+                self._prepare_constraints()
+                mjw.forward(self._model, self._data)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Warp records what it does on torch's current stream into the graph that torch captures there."""
+        stream = self._stream()
+        wp.capture_begin(stream=stream, external=True, force_module_load=False)
+        try:
+            yield
+        finally:
+            self._graphs.append(wp.capture_end(stream=stream))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the state, in host memory."""
+        return {name: wp.to_torch(getattr(self._data, name)).cpu().numpy().copy() for name in STATE_FIELDS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, of either engine."""
+        for name in STATE_FIELDS:
+            own = wp.to_torch(getattr(self._data, name))
+            own.copy_(torch.from_numpy(np.asarray(state[name])).reshape(own.shape))
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        self._data = self._model = None
+
+
+def _name(model: mujoco.MjModel) -> str:
+    """As its file says."""
+    return str(model.names.split(b"\0", 1)[0].decode())

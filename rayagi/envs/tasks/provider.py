@@ -1,0 +1,93 @@
+"""rayagi's own tasks, each on several engines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from actors.protocols import EnvInfo
+from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
+from rayagi.envs.providers import VecEnvArgs, time_limit
+from rayagi.envs.tasks.catalogue import TASKS, find, make_task, task_class_of
+from rayagi.envs.tasks.compiled.program import RULES, compile_task
+from rayagi.envs.tasks.compiled.tensors import UntraceableError
+from rayagi.envs.tasks.compiled.trace import trace_task
+from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
+from rayagi.envs.tasks.engines import ENGINES, check_installed, make_batched_sim
+from rayagi.envs.tasks.masked import MaskedBatchedSim, MaskedTaskVecEnv
+from rayagi.envs.tasks.validation import validate_task
+from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
+
+_logger = logging.getLogger("rayagi.envs.tasks")
+
+
+class OwnTaskProvider:
+    """Implements Family."""
+
+    engines: tuple[str, ...] = ENGINES
+
+    def ids(self) -> Iterable[str]:
+        """Those of the catalogue."""
+        return TASKS
+
+    def knows(self, env_id: str) -> bool:
+        """Whether the catalogue has it, or it names a Task as ``module:Class``."""
+        return find(env_id) is not None
+
+    def description(self, env_id: str) -> str:
+        """The task's own."""
+        return task_class_of(env_id).description
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """Make the task; a user's is also tried out, and whether it can be compiled is said here, where a user sees it."""
+        task = make_task(env_id, options_of(env_id, kwargs)[1])
+        if env_id in TASKS:
+            return
+        rules, fields = validate_task(env_id, task)
+        try:
+            trace_task(rules, fields)
+        except UntraceableError as error:
+            _warn_once(f"{RULES.without.format(env_id)}, since they cannot be compiled: {error}")
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """From the task's declaration; says what is not installed, and what a user's model lacks, before anything starts."""
+        check_installed(env_id, engine)
+        limit, options = options_of(env_id, kwargs)
+        task = make_task(env_id, options)
+        if task.xml_file:
+            task.rules(task.load(), device=torch.device("cpu"), dtype=torch.float64)
+        return describe(env_id, engine, task, limit)
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> TaskVecEnv:
+        """The task's rules around the engine's worlds."""
+        check_installed(env_id, engine)
+        limit, options = options_of(env_id, kwargs)
+        task = make_task(env_id, options)
+        model = task.load()
+        worlds = make_batched_sim(engine, task, model, env_args)
+        info = describe(env_id, engine, task, limit)
+        rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
+        first, seed = env_args.first_env_index, env_args.seed
+        if isinstance(worlds, MaskedBatchedSim):
+            return MaskedTaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
+        if isinstance(worlds, CpuBatchedSim):
+            compile_them = partial(compile_task, rules, worlds.fields)
+            # Who asked for environments whose rules cannot be compiled was warned by check.
+            program = RULES.made_or_none(compile_them, whose=env_id, unfit=(UntraceableError,))
+            if program is not None:
+                return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
+        return TaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
+
+
+def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    """The time limit, usual or asked for, and the task's own options."""
+    return time_limit(env_id, kwargs, task_class_of(env_id).max_episode_steps)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _logger.warning(text)

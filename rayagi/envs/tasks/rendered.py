@@ -1,0 +1,87 @@
+"""One world of a task as a Gymnasium environment that draws itself, for films and pictures of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import torch
+from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+from numpy.typing import NDArray
+
+from rayagi.envs.providers import VecEnvArgs
+from rayagi.envs.tasks.catalogue import make_task
+from rayagi.envs.tasks.provider import OwnTaskProvider, options_of
+from rayagi.envs.tasks.vec_env import TaskVecEnv
+
+_ENGINE = "mujoco_cpu"
+_WIDTH, _HEIGHT = 640, 480
+"""Pixels of a frame: MuJoCo's usual framebuffer, which every model has."""
+
+
+class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """Steps as the batched environments do. Frames are of the model's first camera, else of MuJoCo's free one.
+
+    Raises:
+        EnvError: as making the batched environments does.
+    """
+
+    def __init__(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        self._env_id, self._kwargs = env_id, dict(kwargs)
+        self._env = self._begun(0)
+        task = make_task(env_id, options_of(env_id, kwargs)[1])
+        model = task.load()
+        self._data = mujoco.MjData(model)
+        self._model = model
+        self.mujoco_renderer = MujocoRenderer(
+            model, self._data, width=_WIDTH, height=_HEIGHT, camera_id=0 if model.ncam else -1
+        )
+        self.render_mode = "rgb_array"
+        fps = round(1.0 / (model.opt.timestep * task.frame_skip))
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+        info = self._env.info
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (info.action.dim,), np.float32)
+
+    def _begun(self, seed: int) -> TaskVecEnv:
+        return OwnTaskProvider().make(self._env_id, _ENGINE, self._kwargs, VecEnvArgs(1, 0, seed, 1))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """A new episode: the first one of a seed, else the next one."""
+        if seed is not None:
+            self._env.close()
+            self._env = self._begun(seed)
+        return self._env.reset()[0].numpy(), {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """One step; an episode that ended begins anew by itself, with the last observation returned.
+
+        The information holds ``reward_NAME`` for each of the task's reward terms, as Gymnasium's MuJoCo tasks have it.
+        """
+        step = self._env.step(torch.as_tensor(action, dtype=torch.float32).unsqueeze(0))
+        obs = step.final_obs if len(step.final_ids) else step.obs
+        terms = [] if step.reward_terms is None else step.reward_terms[0].tolist()
+        info = {
+            f"reward_{name}": value for name, value in zip(self._env.info.reward_terms, terms, strict=True)
+        }
+        return obs[0].numpy(), float(step.rewards), bool(step.terminated), bool(step.truncated), info
+
+    def render(self) -> NDArray[np.uint8]:
+        """The world as it stands, (height, width, 3)."""
+        for name in ("qpos", "qvel"):
+            getattr(self._data, name)[:] = self._env.fields[name][0].numpy()
+        mujoco.mj_forward(self._model, self._data)
+        frame: NDArray[np.uint8] = self.mujoco_renderer.render("rgb_array")
+        return frame
+
+    def close(self) -> None:
+        """Release the world and the drawing context."""
+        self._env.close()
+        self.mujoco_renderer.close()

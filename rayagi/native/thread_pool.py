@@ -1,0 +1,71 @@
+"""thread_pool.h: threads that help one program."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+from collectives.mirrors import Mirrors
+from rayagi.native.pointers import pointer
+
+_I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+_LINE = 8
+
+
+class _ThreadPoolStruct(ctypes.Structure):
+    """ThreadPool of thread_pool.h."""
+
+    shutdown: int
+    _fields_ = (
+        ("threads", _I64),
+        ("claimed", _ADDRESS),
+        ("job", _ADDRESS),
+        ("given", _ADDRESS),
+        ("items", _I64),
+        *((name, _I64) for name in ("posted", "accepting", "active", "shutdown")),
+    )
+
+
+MIRRORS: Mirrors = {"ThreadPool": _ThreadPoolStruct, "LINE": _LINE}
+
+
+class ThreadPool:
+    """This thread, and others while a program runs.
+
+    Attributes:
+        address: of thread_pool.h's ThreadPool
+    """
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        """``library``: a program with thread_pool.h."""
+        self._worker = library.rayagi_pool_worker
+        self._worker.argtypes, self._worker.restype = (_ADDRESS, _I64), None
+        self._claimed = torch.zeros((threads, _LINE), dtype=torch.int64)
+        self._struct = _ThreadPoolStruct(threads, pointer(self._claimed))
+        self.threads = threads
+        self.address = ctypes.addressof(self._struct)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The others help meanwhile, as soon as they can."""
+        others = list[Future[None]]()
+        self._struct.shutdown = 0
+        try:
+            for thread in range(1, self.threads):
+                others.append(_pool(self.threads - 1).submit(self._worker, self.address, thread))
+            yield
+        finally:
+            self._struct.shutdown = 1
+            for other in others:
+                if not other.cancel():  # it did not begin
+                    other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="learning")

@@ -1,0 +1,142 @@
+"""The server's local side: frames over a Unix socket that only this user may open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from rayagi.serving.errors import ListenError
+from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
+from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
+from rayagi.serving.policy_server.requests import RequestError, encoded
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+
+_PIPELINED = 64
+"""Requests of one client under way; then it is not read from until some are answered."""
+_HIGH_WATER_BYTES = 2**20
+"""Of answers that a client has not read; then it is not read from either."""
+
+
+class SocketFrontend:
+    """Listens at a path. One client's slowness or death is its own."""
+
+    def __init__(
+        self,
+        path: Path,
+        policy: ServedPolicy,
+        batcher: MicroBatcher,
+        statistics: ServerStatistics,
+        *,
+        max_rows: int,
+    ) -> None:
+        self._path, self._policy, self._batcher, self._statistics = path, policy, batcher, statistics
+        self._expected = policy.expected(max_rows)
+        self._server: asyncio.Server | None = None
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            ListenError: another server listens there, or it cannot be made.
+        """
+        _refuse_taken(self._path)
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._enter, str(self._path))
+        except OSError as error:
+            raise ListenError(
+                str(self._path), os.strerror(error.errno or 0), "choose another --unix path"
+            ) from error
+        finally:
+            os.umask(before)
+
+    async def close(self, timeout_s: float) -> None:
+        """Take no more clients, answer what has come, and let go of all."""
+        if self._server is not None:
+            self._server.close()
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=timeout_s)
+        clients = dict(self._clients)
+        for writer in clients.values():
+            writer.close()  # sends what is buffered first
+        if clients:
+            _, slow = await asyncio.wait(clients, timeout=timeout_s)
+            for task in slow:
+                clients[task].transport.abort()
+        self._path.unlink(missing_ok=True)
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients[task] = writer
+        try:
+            writer.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+            info = {**self._policy.info(), "max_rows": self._expected.max_rows}
+            writer.write(frame(Kind.HELLO, 0, json.dumps(info).encode()))
+            await self._attend(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # it has gone
+        except FrameError as error:
+            self._statistics.refused += 1
+            writer.write(frame(Kind.ERROR, 0, str(error).encode()))
+        finally:
+            del self._clients[task]
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        free = asyncio.Semaphore(_PIPELINED)
+        while True:
+            kind, request, body_bytes = header(await reader.readexactly(HEADER.size))
+            limit = 4 * self._expected.obs_dim * self._expected.max_rows
+            if kind != Kind.OBSERVE or body_bytes > limit:
+                raise FrameError(
+                    f"{kind.name} of {body_bytes} bytes came; expected OBSERVE of at most {limit} bytes"
+                )
+            body = await reader.readexactly(body_bytes)
+            await free.acquire()
+            task = asyncio.create_task(self._answer(request, body, writer))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+            task.add_done_callback(lambda _: free.release())
+            await writer.drain()  # a client that does not read is not read from
+
+    async def _answer(self, request: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        try:
+            obs, _ = self._expected.parsed(body, "raw")
+            actions, _ = await self._batcher.actions(obs)
+        except RequestError as error:
+            self._statistics.refused += 1
+            writer.write(frame(Kind.ERROR, request, error.reason.encode()))
+        else:
+            writer.write(frame(Kind.ACTIONS, request, encoded(actions, "raw")))
+
+
+def _refuse_taken(path: Path) -> None:
+    """Remove a socket that nobody listens at any more; refuse anything else.
+
+    Raises:
+        ListenError: something is there.
+    """
+    hint = "choose another --unix path"
+    try:
+        kind = path.lstat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise ListenError(str(path), "something is there that is no socket", hint)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)  # of a server that was killed
+        else:
+            raise ListenError(str(path), "another server listens there", f"end it, or {hint}")

@@ -1,0 +1,166 @@
+"""Collectors and learners apart: in step they make the updates of dp_only, whoever collects and whoever learns."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from actors.rendezvous_actor import RendezvousActor
+from collectives.threads import ThreadGroup
+from placement.role_layout import make_role_layout
+from placement.types import Slice
+from rayagi.algorithms.collector_learner import CollectorLearnerFactory
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from tests.fakes.point import make_point
+
+PPO = PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3)
+SPEC = RunSpec(
+    gmi=GmiSpec(num_envs=4, template="ea_t", collective_timeout_s=30.0),
+    network=NetworkSpec(hidden=(16, 8)),
+    learning=PPO,
+    seed=3,
+)
+IMPALA = replace(
+    SPEC,
+    algorithm="impala",
+    gmi=replace(SPEC.gmi, template="decoupled"),
+    learning=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
+)
+
+
+def identities(spec, num_collectors, num_learners):
+    layout = make_role_layout(spec.gmi.template, num_learners=num_learners)
+    kinds = tuple(layout.assign_roles(num_collectors + num_learners))
+    learners = tuple(index for index, roles in enumerate(kinds) if "trainer" in roles)
+    return [
+        GmiIdentity(
+            index=index, num_gmis=len(kinds), slice=Slice(node="here", backend="cpu", cores=(0,)), roles=roles,
+            task="Point", kinds=kinds, group=learners if layout.overlapped else None,
+        )
+        for index, roles in enumerate(kinds)
+    ]  # fmt: skip
+
+
+def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
+    """``work(program)`` in a thread per GMI, which meet as GMIs do. Returns the results by index."""
+    members = identities(spec, num_collectors, num_learners)
+    group = ThreadGroup.on_one_device(len(members[0].members), timeout_s=30.0)
+    directory = RendezvousActor(len(members))
+    results, errors = [None] * len(members), []
+
+    def member(identity):
+        try:
+            rank = identity.members.index(identity.index) if identity.index in identity.members else None
+            communicator = (
+                ThreadGroup.on_one_device(1).communicator(0) if rank is None else group.communicator(rank)
+            )
+            context = GmiContext(
+                identity=identity, communicator=communicator, device=torch.device(device), directory=directory
+            )
+            program = CollectorLearnerFactory(spec, make_point)(context)
+            try:
+                results[identity.index] = work(program)
+            finally:
+                program.close()
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=member, args=(identity,)) for identity in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not errors, errors
+    return results
+
+
+def iterated(program, number):
+    """Results of so many rollouts or updates, however often it came back with nothing."""
+    found = []
+    while len(found) < number:
+        result = program.iterate()
+        if len(result.metrics) > 1:
+            found.append(result)
+    return found
+
+
+def after(number):
+    def work(program):
+        results = iterated(program, number)
+        return results, program.state_dict()["shared"]
+
+    return work
+
+
+def dp_only(spec, number):
+    """The same environments in one GMI."""
+    whole = replace(spec, gmi=replace(spec.gmi, template="dp_only", num_envs=8))
+    identity = GmiIdentity(
+        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)), task="Point",
+        roles=("simulator", "agent", "trainer"),
+    )  # fmt: skip
+    context = GmiContext(
+        identity=identity,
+        communicator=ThreadGroup.on_one_device(1).communicator(0),
+        device=torch.device("cpu"),
+    )
+    program = DpOnlyFactory(whole, make_point)(context)
+    return after(number)(program)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+@pytest.mark.parametrize("spec", [SPEC, IMPALA], ids=["ea_t with ppo", "decoupled with impala at lag 0"])
+def test_in_step_the_updates_are_those_of_dp_only(spec, num_learners):
+    expected, reference = dp_only(spec, 6)
+    results = run_gmis(spec, 2, num_learners, after(6))
+    for other, *of_learners in zip(expected, *(found for found, _ in results[2:]), strict=True):
+        assert {result.metrics["policy_lag_max"] for result in of_learners} == {0}
+        losses = [result.metrics["value_loss"] for result in of_learners]
+        assert sum(losses) / num_learners == pytest.approx(other.metrics["value_loss"], rel=1e-3)
+    for _, shared in results[2:]:
+        for name, tensor in reference["learner"]["model"].items():
+            torch.testing.assert_close(shared["learner"]["model"][name], tensor, rtol=1e-4, atol=1e-5)
+        for name in ("obs_normaliser", "reward_moments"):
+            for key, tensor in reference[name].items():
+                torch.testing.assert_close(shared[name][key], tensor, rtol=1e-6, atol=1e-9)
+    episodes = sum(sum(result.metrics["episodes"] for result in found) for found, _ in results[:2])
+    assert episodes == sum(result.metrics["episodes"] for result in expected) > 0
+
+
+def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
+    """A collector that goes without a goodbye, as a killed one does, is replaced under its number."""
+    spec = replace(IMPALA, learning=replace(IMPALA.learning, max_lag=2))
+    _, successor_of, learner_of = identities(spec, 2, 1)
+    directory = RendezvousActor(3)
+
+    def build(identity):
+        context = GmiContext(
+            identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
+            directory=directory,
+        )  # fmt: skip
+        return CollectorLearnerFactory(spec, make_point)(context)
+
+    first, second, learner = build(_), build(successor_of), build(learner_of)
+    learner.iterate()  # publishes, and comes back with nothing
+    for collector in (first, second, first, second):
+        iterated(collector, 1)
+    iterated(learner, 1)
+    second._dispenser.close(timeout_s=0.0)
+    successor = build(successor_of)
+    successor.load_state_dict({"shared": {"iteration": second.rollouts}})
+    lags = []
+    for _ in range(4):
+        iterated(successor, 1)
+        iterated(first, 1)
+        lags.append(iterated(learner, 1)[0].metrics["policy_lag_max"])
+    assert max(lags) <= 2
+    received = learner.batcher.received
+    assert received[second._dispenser.origin] == (8, 8)  # nothing of it is held
+    for program in (first, successor, learner):
+        program.close()

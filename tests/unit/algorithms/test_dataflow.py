@@ -1,0 +1,78 @@
+"""Who sends to whom: every collector has one learner, and channels' numbers say which."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.gmi import GmiIdentity
+from placement.role_layout import make_role_layout
+from placement.types import Slice
+from rayagi.algorithms.dataflow import MAX_SLOTS, DataflowTopology
+from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import GmiSpec, RunSpec
+
+
+def flow_of(template, collectors, learners, num_envs=4, **impala):
+    kinds = tuple(make_role_layout(template, num_learners=learners).assign_roles(collectors + learners))
+    identity = GmiIdentity(
+        index=0, num_gmis=len(kinds), slice=Slice(node="n", backend="cpu"), roles=kinds[0], task="t", kinds=kinds
+    )  # fmt: skip
+    spec = RunSpec(
+        algorithm="ppo" if template == "ea_t" else "impala",
+        learning=PPOSpec() if template == "ea_t" else ImpalaSpec(**impala),
+        gmi=GmiSpec(template=template, num_envs=num_envs),
+    )
+    return DataflowTopology.for_gmi(spec, identity)
+
+
+counts = st.integers(1, 9).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most)))
+
+
+@given(counts)
+def test_in_step_every_collector_sends_to_the_learner_that_its_number_names(numbers):
+    collectors, learners = numbers
+    dataflow = flow_of("ea_t", collectors, learners)
+    producers = [dataflow.producer_of(collector) for collector in range(collectors)]
+    assert len(set(producers)) == collectors
+    for collector, producer in enumerate(producers):
+        assert producer % learners == dataflow.learner_of(collector)
+        assert collector in dataflow.served_simulators(dataflow.learner_of(collector))
+    assert dataflow.total_rows == sum(dataflow.envs)
+
+
+@given(counts, st.integers(1, 9))
+def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
+    collectors, learners = numbers
+    dataflow = flow_of(
+        "decoupled", collectors, learners, num_envs=16, on_stale="drop", rollouts_per_update=rollouts
+    )
+    assert dataflow.total_rows == 16 * rollouts
+    rows = [dataflow.rows(learner) for learner in range(learners)]
+    assert max(rows) - min(rows) <= 1
+
+
+@pytest.mark.parametrize(
+    ("template", "impala", "lockstep", "free_running", "slots", "max_lag"),
+    [
+        ("ea_t", {}, True, False, 1, 0),
+        ("decoupled", {"max_lag": 0}, True, True, 1, 0),
+        ("decoupled", {"max_lag": 0, "on_stale": "drop"}, True, True, 1, 0),
+        ("decoupled", {"max_lag": 1}, True, True, 2, 1),
+        ("decoupled", {"max_lag": 9}, True, True, MAX_SLOTS, 9),
+        ("decoupled", {"max_lag": 2, "on_stale": "drop"}, False, True, MAX_SLOTS, 2),
+        ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, MAX_SLOTS, None),
+    ],
+)
+def test_a_bound_on_lag_is_slots_in_step_and_a_limit_out_of_step(
+    template, impala, lockstep, free_running, slots, max_lag
+):
+    dataflow = flow_of(template, 2, 1, **impala)
+    assert (dataflow.lockstep, dataflow.free_running, dataflow.slots, dataflow.max_lag) == (
+        lockstep,
+        free_running,
+        slots,
+        max_lag,
+    )

@@ -1,0 +1,52 @@
+"""A task that draws itself steps as the batched one, and shows what happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import rayagi.envs as envs
+from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.rendered import RenderedTask
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_steps_as_the_batched_environments_do(task):
+    drawn = RenderedTask(task, {"max_episode_steps": 5})
+    batched = envs.make_env_factory(task, kwargs={"max_episode_steps": 5})(
+        num_envs=1, first_env_index=0, seed=7, num_threads=1
+    )
+    obs, _ = drawn.reset(seed=7)
+    np.testing.assert_array_equal(obs, batched.reset()[0])
+    generator = torch.Generator().manual_seed(0)
+    for number in range(5):
+        action = 2 * torch.rand(drawn.action_space.shape, generator=generator) - 1
+        got, want = drawn.step(action.numpy()), batched.step(action.unsqueeze(0))
+        last = want.final_obs if len(want.final_ids) else want.obs
+        np.testing.assert_array_equal(got[0], last[0])
+        assert got[1:4] == (float(want.rewards), bool(want.terminated), number == 4)
+        if got[2]:
+            break
+    drawn.close()
+
+
+def test_a_frame_shows_the_robot_and_changes_when_it_moves():
+    try:
+        env = envs.render_env("rayagi/Ant-v0")
+    except envs.RenderingError as error:
+        pytest.skip(f"this machine cannot draw: {error}")
+    assert env.metadata["render_fps"] == 60
+    env.reset(seed=0)
+    first = env.render()
+    assert (first.shape, first.dtype) == ((480, 640, 3), np.uint8)
+    for _ in range(10):
+        env.step(np.ones(8, np.float32))
+    moved = np.abs(env.render().astype(int) - first).max(axis=2) > 20
+    assert 0.001 < moved.mean() < 0.9
+    env.close()
+
+
+def test_options_are_checked_as_those_of_the_batched_ones():
+    with pytest.raises(envs.EnvironmentOptionError, match="there is no option gravity"):
+        envs.render_env("rayagi/Ant-v0", {"gravity": 1})
