@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from members import Failed, run_group
 from test_composed import run_threads
 
+from collectives import point_to_point
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.point_to_point import MESSAGE_DTYPES
 from collectives.solo import SoloCommunicator
@@ -50,13 +51,13 @@ def test_what_arrives_has_the_type_shape_and_bits_that_were_sent(dtype, shape, s
 
 def test_closing_waits_for_all_messages_together_no_longer_than_the_limit(monkeypatch):
     limits, now = [], iter([100.0, 101.5, 107.0])
-    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(point_to_point, "time", SimpleNamespace(monotonic=lambda: next(now)))
 
     class Queue:
         def close(self, interrupt, limit_s):
             limits.append(limit_s)
 
-    closing = channels.Channels(0, 3, connect=None, guarded=None)
+    closing = point_to_point.PointToPointChannels(0, 3, connect=None, guarded=None)
     closing._queues = {(0, 1): Queue(), (2, 0): Queue()}
     closing.close(5.0)
     assert limits == [3.5, 0.0]

@@ -53,7 +53,7 @@ class Borrowed:
         env._physics.loop.run = self.run
         env.use_idle_cores({1: os.sched_getaffinity(0)}, self)
 
-    def waiting(self):
+    def waiting_ranks(self):
         self.looks += 1
         return (1,) if self.looks >= self.first else ()
 

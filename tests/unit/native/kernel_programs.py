@@ -7,9 +7,10 @@ import torch
 from collectives import shared_words
 from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
+from rayagi.envs.fused.c import backend
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.c_variant import CStepper
-from rayagi.envs.fused.variants.variant import Work
+from rayagi.envs.fused.variants.variant import BenchmarkConfig
 from rayagi.envs.mujoco_cpu import compiled_loop
 from rayagi.native import acting, learning
 
@@ -26,9 +27,9 @@ LOADED: Mapping[str, Callable[[], object]] = {
     "MuJoCo's worlds": compiled_loop._load,
     "tasks' formulas": lambda: made("Ant-v5"),
     "tasks' rules": lambda: made("rayagi/BallBalance-v0"),
-    "fused simulators": lambda: form.compiled(CartPole(), torch.float32),
+    "fused simulators": lambda: backend.compiled(CartPole(), torch.float32),
     "fused simulators with knobs": lambda: CStepper(
-        Work(simulator=CartPole(), num_envs=2, steps_per_call=1, seed=0)
+        BenchmarkConfig(simulator=CartPole(), num_envs=2, steps_per_call=1, seed=0)
     ),
 }
 """Loads it, by its name; another may be loaded before."""
