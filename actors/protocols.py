@@ -30,15 +30,34 @@ StateDict = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """What a policy may do: a box of ``dim`` reals, or one of ``num_choices`` choices."""
+    """What a policy may do: a box of ``dim`` reals, one of ``num_choices`` choices, or ``dim`` choices at once."""
 
-    kind: Literal["continuous", "discrete"]
+    kind: Literal["continuous", "discrete", "multi_discrete"]
     dim: int
-    """Size of one action: reals in the box; 1 for a discrete action."""
+    """Size of one action: reals in the box; 1 for a discrete action; choices made at once for a multi-discrete one."""
     num_choices: int = 0
-    """Number of choices; 0 for a box."""
+    """Options of a discrete action; 0 for the others."""
+    choices: tuple[int, ...] = ()
+    """Options of each choice of a multi-discrete action, (dim,)."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are whole numbers, each counted from 0."""
+        return self.kind != "continuous"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one action: () for a discrete one, else (dim,)."""
+        return () if self.kind == "discrete" else (self.dim,)
+
+    @property
+    def output_dim(self) -> int:
+        """What a policy network puts out: means, or logits of all options."""
+        return {"continuous": self.dim, "discrete": self.num_choices, "multi_discrete": sum(self.choices)}[
+            self.kind
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +260,7 @@ class Policy(Protocol):
         ...
 
     def outputs(self, observed: Tensor) -> Tensor:
-        """Distribution parameters: means (..., dim), or logits (..., num_choices)."""
+        """Distribution parameters, (..., output_dim): means, or logits."""
         ...
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Rollout:
         raw_obs: observations as the simulator gave them                    (T, N, obs_dim) float32, host
         obs: what the networks saw                                          (T, N, obs_dim) float32
         outputs: distribution parameters                                    (T, N, output_dim) float32
-        actions: what was done                                              (T, N, dim) float32, or (T, N) int64
+        actions: what was done                                              (T, N, dim) float32 or int64, or (T, N) int64
         rewards: reward after each action, as the simulator gave it         (T, N) float32, host
         terminated: the task ended on this step                             (T, N) bool, host
         truncated: the time limit cut the episode on this step              (T, N) bool, host
@@ -74,18 +74,13 @@ class Rollout:
         """Empty storage; device tensors on ``device``, the simulator's side on the host, or everything there."""
         host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
-        discrete = info.action.kind == "discrete"
-        output_dim = info.action.num_choices if discrete else info.action.dim
-        actions = (
-            torch.zeros(shape, dtype=torch.int64, device=device)
-            if discrete
-            else torch.zeros((*shape, info.action.dim), device=device)
-        )
+        action = info.action
+        dtype = torch.int64 if action.is_discrete else torch.float32
         return cls(
             raw_obs=torch.zeros((*shape, info.obs_dim), device=host),
             obs=torch.zeros((*shape, info.obs_dim), device=device),
-            outputs=torch.zeros((*shape, output_dim), device=device),
-            actions=actions,
+            outputs=torch.zeros((*shape, action.output_dim), device=device),
+            actions=torch.zeros((*shape, *action.shape), dtype=dtype, device=device),
             rewards=torch.zeros(shape, device=host),
             terminated=torch.zeros(shape, dtype=torch.bool, device=host),
             truncated=torch.zeros(shape, dtype=torch.bool, device=host),

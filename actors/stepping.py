@@ -56,9 +56,8 @@ def step_schema(info: EnvInfo) -> ExperienceSchema:
 
 def action_schema(info: EnvInfo) -> ExperienceSchema:
     """What an agent tells; a row is one environment's action."""
-    if info.action.kind == "discrete":
-        return ExperienceSchema("actions", (Field(name="actions", dtype=torch.int64),))
-    return ExperienceSchema("actions", (Field(name="actions", shape=(info.action.dim,)),))
+    dtype = torch.int64 if info.action.is_discrete else torch.float32
+    return ExperienceSchema("actions", (Field(name="actions", dtype=dtype, shape=info.action.shape),))
 
 
 class StepServer:

@@ -52,6 +52,8 @@ def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space
     observations = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
     if info.action.kind == "discrete":
         return observations, gymnasium.spaces.Discrete(info.action.num_choices)
+    if info.action.kind == "multi_discrete":
+        return observations, gymnasium.spaces.MultiDiscrete(list(info.action.choices))
     low, high = np.asarray(info.action.low, np.float32), np.asarray(info.action.high, np.float32)
     return observations, gymnasium.spaces.Box(low, high, dtype=np.float32)
 

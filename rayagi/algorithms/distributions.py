@@ -1,7 +1,7 @@
 """Action distributions as functions of network outputs; randomness comes in as noise, so that layouts agree.
 
 A head takes outputs (B, output_dim) and noise of the same shape: normal, or Gumbel where ``gumbel_noise`` says so. Its
-actions are (B, dim), or (B,) for choices; log probabilities are (B,), the entropy in nats is a scalar.
+actions are (B, dim), or (B,) for one choice; log probabilities are (B,), the entropy in nats is a scalar.
 """
 
 from __future__ import annotations
@@ -75,8 +75,48 @@ class CategoricalHead(nn.Module):
         return 0.0
 
 
-def make_head(action: ActionSpec, initial_log_std: float) -> GaussianHead | CategoricalHead:
+class MultiCategoricalHead(nn.Module):
+    """Several independent choices at once, (B, dim); the logits of their options lie one after the other in the outputs."""
+
+    gumbel_noise = True
+
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        """``choices``: options of each."""
+        super().__init__()
+        self.choices = choices
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """For each choice argmax(logits + Gumbel noise)."""
+        return self.mode(outputs + noise)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The largest logit of each choice."""
+        return torch.stack([part.argmax(-1) for part in outputs.split(self.choices, -1)], -1)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Sum over choices of the log softmax at the chosen option: they are independent given the state."""
+        return sum(
+            part.log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+            for part, chosen in zip(outputs.split(self.choices, -1), actions.unbind(-1), strict=True)
+        )
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Sum over choices of -sum p log p, averaged over the batch."""
+        log_p = torch.cat([part.log_softmax(-1) for part in outputs.split(self.choices, -1)], -1)
+        return -(log_p.exp() * log_p).sum(-1).mean()
+
+    def spread(self) -> float:
+        """Not defined for choices."""
+        return 0.0
+
+
+Head = GaussianHead | CategoricalHead | MultiCategoricalHead
+
+
+def make_head(action: ActionSpec, initial_log_std: float) -> Head:
     """The head for an action space."""
     if action.kind == "discrete":
         return CategoricalHead()
+    if action.kind == "multi_discrete":
+        return MultiCategoricalHead(action.choices)
     return GaussianHead(action.dim, initial_log_std)

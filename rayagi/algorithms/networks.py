@@ -53,10 +53,14 @@ class ActorCritic(nn.Module):
         super().__init__()
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
-        output_dim = info.action.num_choices if info.action.kind == "discrete" else info.action.dim
         self.activation = spec.activation
         self.policy = mlp(
-            info.obs_dim, spec.hidden, output_dim, spec.activation, output_gain=0.01, generator=generator
+            info.obs_dim,
+            spec.hidden,
+            info.action.output_dim,
+            spec.activation,
+            output_gain=0.01,
+            generator=generator,
         )
         self.value = mlp(info.obs_dim, spec.hidden, 1, spec.activation, output_gain=1.0, generator=generator)
         self.head = make_head(info.action, spec.initial_log_std)

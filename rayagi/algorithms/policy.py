@@ -59,14 +59,13 @@ class NetworkPolicy:
             first_env_index: of these environments, among those of all GMIs
             number: of the rollout, or block of steps, that it is for: each has its own
         """
-        discrete = self.action.kind == "discrete"
         return exploration_noise(
             seed=seed,
             first_env_index=first_env_index,
             num_envs=num_envs,
             iteration=number,
             num_steps=num_steps,
-            dim=self.action.num_choices if discrete else self.action.dim,
+            dim=self.action.output_dim,
             gumbel=self.model.head.gumbel_noise,
         ).to(self.device)
 
@@ -75,8 +74,9 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
-        """In a compiled program, on the host and where there is a compiler."""
-        return None if self.device.type != "cpu" else compiled_acting(self.tensors(), rollout, noise)
+        """In a compiled program: on the host, for one choice or a box, and where there is a compiler."""
+        fits = self.device.type == "cpu" and self.action.kind != "multi_discrete"
+        return None if not fits else compiled_acting(self.tensors(), rollout, noise)
 
     def tensors(self) -> PolicyTensors:
         """Its numbers, for programs other than torch's."""

@@ -23,12 +23,9 @@ _FLAGS = ("terminated", "truncated")
 
 def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
     """Channels of rollouts of ``num_steps`` steps, grouped by eq. 5-8. Observations travel as simulators give them."""
-    steps, discrete = (num_steps,), info.action.kind == "discrete"
-    actions = (
-        Field(name="actions", dtype=torch.int64, shape=steps)
-        if discrete
-        else Field(name="actions", shape=(num_steps, info.action.dim))
-    )
+    steps = (num_steps,)
+    dtype = torch.int64 if info.action.is_discrete else torch.float32
+    actions = Field(name="actions", dtype=dtype, shape=(*steps, *info.action.shape))
     trajectories = ExperienceSchema(
         TRAJECTORIES,
         (

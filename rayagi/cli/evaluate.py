@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 
 from actors.agent import Agent
@@ -19,6 +17,7 @@ from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
 from rayagi.envs import RenderingError, make_env_factory, render_env
+from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.envs.isaac.provider import OPTIONS as ISAAC
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
@@ -79,7 +78,9 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
                 writer.append_data(env.render())
                 frames += 1
                 actions = agent.act_greedily(torch.as_tensor(obs, dtype=torch.float32).reshape(1, -1))
-                obs, reward, terminated, truncated, _ = env.step(_taken(actions[0].numpy(), env.action_space))
+                obs, reward, terminated, truncated, _ = env.step(
+                    to_space(env.action_space, actions.numpy())[0]
+                )
                 total += float(reward)
                 done = terminated or truncated
     finally:
@@ -98,14 +99,6 @@ def _written(path: Path) -> Iterator[None]:
         raise DiskError(str(path), f"the video writer gave up ({reason})", _ELSEWHERE) from error
     if not path.exists() or path.stat().st_size == 0:
         raise DiskError(str(path), "the video writer left it empty", _ELSEWHERE)
-
-
-def _taken(action: np.ndarray, space: gymnasium.Space[Any]) -> Any:
-    """An action as one environment takes it, the way the batched ones do: clipped, choices from the space's first."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return int(action) + int(space.start)
-    assert isinstance(space, gymnasium.spaces.Box)
-    return np.clip(action, space.low, space.high).astype(space.dtype)
 
 
 def _check_video(path: Path) -> None:

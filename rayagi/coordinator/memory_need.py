@@ -88,11 +88,8 @@ def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Memor
         info: of the environment
         on_gpu: whether the simulator's side, observations and rewards as it gave them, lies elsewhere, on the host
     """
-    discrete = info.action.kind == "discrete"
-    outputs, action = (
-        (info.action.num_choices, _WHOLE) if discrete else (info.action.dim, _REAL * info.action.dim)
-    )
-    row = _REAL * info.obs_dim + _REAL * outputs + action
+    action = info.action
+    row = _REAL * (info.obs_dim + action.output_dim) + (_WHOLE if action.is_discrete else _REAL) * action.dim
     if not on_gpu:
         row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
     last = 0 if on_gpu else _REAL * info.obs_dim

@@ -136,7 +136,7 @@ class CostProgram:
         with_simulator = self._memory_in_use()
         model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
         self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
-        self._outputs = env.info.action.num_choices or env.info.action.dim
+        self._outputs = env.info.action.output_dim
         self._act(simulator.obs, 1)
         with_agent = self._memory_in_use()
         self._program = DpOnlyProgram(spec, _existing_env_factory(env), context)

@@ -21,6 +21,8 @@ from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
+_MOST_OPTIONS = 1024
+"""Of one whole number of a box: with more, a logit for each is no sensible policy."""
 
 
 def is_registered(env_id: str) -> bool:
@@ -34,7 +36,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
     Raises:
         EnvironmentOptionError: its package is missing, or it refuses the options.
-        UnsupportedSpaceError: images, or actions other than a flat box or one choice.
+        UnsupportedSpaceError: images, or actions other than a flat box or choices.
     """
     options = dict(kwargs)
     # A policy is trained and drawn on the same task, whose checker only warns about style.
@@ -101,9 +103,14 @@ def _refuse_images(env_id: str, space: gymnasium.Space[Any]) -> None:
 def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     """What a policy may do in an action space.
 
+    A box of whole numbers is a choice of each, and so is a binary vector.
+
     Raises:
-        UnsupportedSpaceError: neither a flat box nor one choice.
+        UnsupportedSpaceError: neither a flat box, nor choices.
     """
+    starts = first_options(space)
+    if starts is not None:
+        return ActionSpec(kind="multi_discrete", dim=len(starts), choices=tuple(_options(space).tolist()))
     if isinstance(space, gymnasium.spaces.Discrete):
         return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n))
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
@@ -112,8 +119,42 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     raise UnsupportedSpaceError(
         env_id,
         f"{space} of actions",
-        "a policy gives a one-dimensional Box or one Discrete choice; wrap it into one",
+        "a policy gives a one-dimensional Box, a Discrete choice, or several (MultiDiscrete, MultiBinary); wrap it into one",
     )
+
+
+def first_options(space: gymnasium.Space[Any]) -> NDArray[np.int64] | None:
+    """The first option of each choice of an action space of several, (dim,); None for other spaces."""
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and len(space.shape) == 1:
+        return space.start.astype(np.int64)
+    if isinstance(space, gymnasium.spaces.MultiBinary) and len(space.shape) == 1:
+        return np.zeros(space.shape, dtype=np.int64)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        most = space.high.astype(np.float64) - space.low.astype(np.float64)
+        if len(space.shape) == 1 and most.max(initial=0) < _MOST_OPTIONS:
+            return space.low.astype(np.int64)
+    return None
+
+
+def _options(space: gymnasium.Space[Any]) -> NDArray[np.int64]:
+    """How many options each choice has, (dim,)."""
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return space.nvec.astype(np.int64)
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return np.full(space.shape, 2, dtype=np.int64)
+    assert isinstance(space, gymnasium.spaces.Box)
+    return space.high.astype(np.int64) - space.low.astype(np.int64) + 1
+
+
+def to_space(space: gymnasium.Space[Any], actions: NDArray[Any]) -> NDArray[Any]:
+    """A policy's actions, (N, ...), as the space has them: reals clipped to the box, choices from their first option on."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return actions.reshape(-1).astype(np.int64) + int(space.start)
+    starts = first_options(space)
+    if starts is not None:
+        return (actions + starts).astype(space.dtype)
+    assert isinstance(space, gymnasium.spaces.Box)
+    return np.clip(actions, space.low, space.high).astype(space.dtype)
 
 
 def episode_seed(seed: int, env_index: int, episode: int) -> int:
@@ -214,11 +255,9 @@ class GymnasiumVecEnv:
         )
 
     def _to_space(self, actions: NDArray[Any]) -> NDArray[Any]:
-        space = self._action_space
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return actions.reshape(-1).astype(np.int64) + int(space.start)
-        self._refuse_nonfinite(actions, "action")
-        return np.clip(actions, space.low, space.high).astype(space.dtype)
+        if not self.info.action.is_discrete:
+            self._refuse_nonfinite(actions, "action")
+        return to_space(self._action_space, actions)
 
     def _refuse_nonfinite(self, values: NDArray[Any], quantity: str) -> None:
         finite = np.isfinite(values)

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from actors.protocols import EnvInfo, VecEnv
+from actors.protocols import ActionSpec, EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.lazy_provider import LazyProvider
 from rayagi.envs.mujoco_cpu.provider import MujocoProvider
@@ -129,15 +129,20 @@ def named_env(env_id: str) -> list[EnvListing]:
 
 def _listing(provider: EnvProvider, env_id: str) -> EnvListing:
     info = env_info(env_id, provider.engines[0])
-    discrete = info.action.kind == "discrete"
     return EnvListing(
         env_id=env_id,
         engine=", ".join(provider.engines),
         obs_dim=info.obs_dim,
-        action=f"{info.action.num_choices} choices" if discrete else f"{info.action.dim} reals",
+        action=_text_of(info.action),
         max_episode_steps=info.max_episode_steps,
         description=provider.description(env_id),
     )
+
+
+def _text_of(action: ActionSpec) -> str:
+    if action.kind == "multi_discrete":
+        return " x ".join(map(str, action.choices)) + " choices"
+    return f"{action.num_choices} choices" if action.kind == "discrete" else f"{action.dim} reals"
 
 
 def default_hidden(env_id: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@
 | session | int32 | which time this was that the dataset was written to |
 | policy_version | int64 | updates that the policy had seen |
 | obs | fixed-size list of float32 | what was acted on |
-| action | fixed-size list of float32, or int64 | what was done, within the range of actions |
+| action | fixed-size list of float32 or int64, or int64 | what was done, within the range of actions |
 | reward | float32 | |
 | terminated | bool | the task ended on this step |
 | truncated | bool | the time limit cut the episode on this step |
@@ -50,13 +50,13 @@ class ColumnLayout:
         return cls(obs_dim=info.obs_dim, action=info.action)
 
     @property
-    def discrete(self) -> bool:
-        """Whether an action is one of some choices."""
-        return self.action.kind == "discrete"
+    def action_type(self) -> pa.DataType:
+        """Of the column of actions."""
+        kind = pa.int64() if self.action.is_discrete else pa.float32()
+        return pa.list_(kind, self.action.dim) if self.action.shape else kind
 
     def arrow(self, about: Mapping[str, Any]) -> pa.Schema:
         """The columns; ``about`` is what the schema says of their origin."""
-        action = pa.int64() if self.discrete else pa.list_(pa.float32(), self.action.dim)
         columns = [
             ("episode", pa.int64()),
             ("step", pa.int32()),
@@ -65,7 +65,7 @@ class ColumnLayout:
             ("session", pa.int32()),
             ("policy_version", pa.int64()),
             ("obs", pa.list_(pa.float32(), self.obs_dim)),
-            ("action", action),
+            ("action", self.action_type),
             ("reward", pa.float32()),
             ("terminated", pa.bool_()),
             ("truncated", pa.bool_()),
@@ -77,8 +77,8 @@ class ColumnLayout:
 
     def channel(self, num_steps: int) -> ExperienceSchema:
         """What travels from a GMI to its writer: a row is one environment's ``num_steps`` steps."""
-        dtype = torch.int64 if self.discrete else torch.float32
-        shape = (num_steps,) if self.discrete else (num_steps, self.action.dim)
+        dtype = torch.int64 if self.action.is_discrete else torch.float32
+        shape = (num_steps, *self.action.shape)
         fields = (
             Field(name="obs", shape=(num_steps, self.obs_dim)),
             Field(name="action", dtype=dtype, shape=shape),
@@ -99,7 +99,10 @@ class ColumnLayout:
     def from_dict(cls, stored: Mapping[str, Any]) -> ColumnLayout:
         """Inverse of ``to_dict``."""
         action = dict(stored["action"])
-        action["low"], action["high"] = tuple(action["low"]), tuple(action["high"])
+        for name in ("low", "high", "choices"):
+            action[name] = tuple(
+                action.get(name, ())
+            )  # files of before multi-discrete actions have no choices
         return cls(obs_dim=int(stored["obs_dim"]), action=ActionSpec(**action))
 
 
@@ -115,7 +118,7 @@ class Block(NamedTuple):
     obs: NDArray[np.float32]
     """(N, L, obs_dim)"""
     action: NDArray[Any]
-    """(N, L, dim) float32, or (N, L) int64"""
+    """(N, L, dim) float32 or int64, or (N, L) int64"""
     reward: NDArray[np.float32]
     """(N, L)"""
     terminated: NDArray[np.bool_]

@@ -104,7 +104,7 @@ class ChannelSink:
         self._filled = 0
         self._last_obs = torch.zeros(0)
         action = job.layout.action
-        self._range = None if job.layout.discrete else (torch.tensor(action.low), torch.tensor(action.high))
+        self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
         self._closed = False
         self.wait_s = 0.0
 

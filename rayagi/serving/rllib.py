@@ -80,14 +80,13 @@ def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
     """
     layout = dataset.folder.description.layout
     vector = pa.list_(pa.float32(), layout.obs_dim)
-    action = pa.int64() if layout.discrete else pa.list_(pa.float32(), layout.action.dim)
     schema = pa.schema(
         {
             "eps_id": pa.int64(),
             "t": pa.int32(),
             "obs": vector,
             "new_obs": vector,
-            "actions": action,
+            "actions": layout.action_type,
             "rewards": pa.float32(),
             "terminateds": pa.bool_(),
             "truncateds": pa.bool_(),

@@ -14,7 +14,9 @@ def spaces_of(layout: ColumnLayout) -> tuple[gymnasium.Space[Any], gymnasium.Spa
     """Of observations, and of actions, as the columns hold them."""
     obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
     action = layout.action
-    if layout.discrete:
+    if action.kind == "discrete":
         return obs, gymnasium.spaces.Discrete(action.num_choices)
+    if action.kind == "multi_discrete":
+        return obs, gymnasium.spaces.MultiDiscrete(list(action.choices))
     low, high = np.array(action.low, dtype=np.float32), np.array(action.high, dtype=np.float32)
     return obs, gymnasium.spaces.Box(low, high, dtype=np.float32)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.distributions import GaussianHead
+from rayagi.algorithms.distributions import GaussianHead, MultiCategoricalHead
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.native.ppo import CompiledUpdate, Trained
@@ -68,9 +68,9 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
         return torch.cat((parts, norm.reshape(1)))
 
     def _compile(self) -> CompiledUpdate | None:
-        """None on a GPU, and where there is no compiler."""
+        """None on a GPU, for several choices at once, and where there is no compiler."""
         model, spec = self.model, self.spec
-        if self._optimizer_step is None:
+        if isinstance(model.head, MultiCategoricalHead) or self._optimizer_step is None:
             return None
         return CompiledUpdate(
             Trained(

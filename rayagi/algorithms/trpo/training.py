@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.distributions import GaussianHead
+from rayagi.algorithms.distributions import GaussianHead, MultiCategoricalHead
 from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.trpo import TRPOSpec
@@ -161,6 +162,12 @@ def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor
     if isinstance(model.head, GaussianHead):
         std = parameters["head.log_std"].exp().expand_as(outputs)
         return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
+    if isinstance(model.head, MultiCategoricalHead):
+        # All choices get as many logits as the largest; a logit of -1e9 has probability 0, and no influence on the KL.
+        parts = outputs.split(model.head.choices, -1)
+        most = max(model.head.choices)
+        padded = torch.stack([pad(part, (0, most - part.shape[-1]), value=-1e9) for part in parts], -2)
+        return Independent(Categorical(logits=padded, validate_args=False), 1, validate_args=False)
     return Categorical(logits=outputs, validate_args=False)
 
 

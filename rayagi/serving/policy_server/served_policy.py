@@ -31,12 +31,10 @@ class ServedPolicy:
         self.saved = saved
         self._agent = Agent(saved.policy)
         action = saved.info.action
-        self._range = (
-            None if action.kind == "discrete" else (torch.tensor(action.low), torch.tensor(action.high))
-        )
+        self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
 
     def act(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """Actions of observations (rows, obs_dim): (rows, dim) float32, or (rows,) int64; and the policy's version."""
+        """Actions of observations (rows, obs_dim), (rows, dim) or (rows,); and the version of the policy."""
         actions = self._agent.act_greedily(torch.from_numpy(obs))
         if self._range is not None:
             actions = actions.clamp(*self._range)
@@ -56,6 +54,7 @@ class ServedPolicy:
                 "kind": action.kind,
                 "dim": action.dim,
                 "num_choices": action.num_choices,
+                "choices": list(action.choices),
                 "low": list(action.low),
                 "high": list(action.high),
             },

@@ -1,0 +1,52 @@
+"""Dict and tuple observations, several choices at once: trained, evaluated, served and exported by the commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset
+import pytest
+
+from rayagi.cli import main
+from rayagi.coordinator.cluster import connected
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+
+pytestmark = pytest.mark.cluster
+
+ECHO = "tests.fakes.echo:Echo-v0"
+SMALL = ("--backend", "cpu", "--num-envs", "4", "--set", "ppo.rollout_length=16", "--iterations", "3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_of_this_machine():
+    """One for all sessions of this file."""
+    with connected():
+        yield
+
+
+def column(folder, name, episode, step):
+    """Of all rows, by episode and step."""
+    table = pyarrow.dataset.dataset(folder).to_table()
+    return np.array(table.sort_by([(episode, "ascending"), (step, "ascending")])[name].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "gmis", "options"),
+    [("dict", "multi_discrete", "2", (3, 2, 4)), ("tuple", "multi_binary", "1", (2, 2, 2))],
+)
+def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, obs, action, gmis, options):
+    monkeypatch.chdir(tmp_path)
+    kwargs = f"env.kwargs={{obs: {obs}, action: {action}}}"
+    assert main(["train", ECHO, "--gmis", gmis, "--name", "run", "--set", kwargs, *SMALL]) == 0
+    assert main(["evaluate", "runs/run", "--episodes", "4"]) == 0
+    served = ["serve", "runs/run", "--out", "d", "--backend", "cpu", "--gmis", "1", "--num-envs", "4"]
+    assert main([*served, "--steps", "128"]) == 0, capsys.readouterr().err
+    actions = column("d/data", "action", "episode", "step")
+    assert actions.shape == (128, 3)
+    assert (actions.max(0) < options).all()
+    assert main(["export", "d", "for_rllib", "--to", "rllib"]) == 0, capsys.readouterr().err
+    assert column("for_rllib", "actions", "eps_id", "t").tolist() == actions.tolist()
+    policy = ServedPolicy(Path("runs/run"), "best")
+    answers, _ = policy.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
+    assert answers.shape == (5, 3)
+    assert tuple(json.loads(json.dumps(policy.info()))["action"]["choices"]) == options
