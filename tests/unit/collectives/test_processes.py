@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.process_watcher import Processes
+from collectives.process_watcher import ProcessWatcher
 from collectives.rendezvous import this_member
 from collectives.transports.device_memory import remove_leftovers
 
@@ -29,7 +29,7 @@ def end(process):
 
 
 def test_a_process_that_ends_is_told_for_as_long_as_it_is_watched(child):
-    processes = Processes([os.getpid(), child.pid])
+    processes = ProcessWatcher([os.getpid(), child.pid])
     assert processes.ended() == set()
     end(child)
     assert processes.ended() == {child.pid}
@@ -45,7 +45,7 @@ def test_an_id_that_has_ended_is_not_ended_once_it_is_watched_as_another_process
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", nobody)
-        processes = Processes([os.getpid()])
+        processes = ProcessWatcher([os.getpid()])
         assert processes.ended() == {os.getpid()}
     processes.watch(os.getpid())
     assert processes.ended() == set()
@@ -53,7 +53,7 @@ def test_an_id_that_has_ended_is_not_ended_once_it_is_watched_as_another_process
 
 
 def test_watching_again_opens_no_second_descriptor(child):
-    processes = Processes([child.pid])
+    processes = ProcessWatcher([child.pid])
     before = len(os.listdir("/proc/self/fd"))
     processes.watch(child.pid)
     assert len(os.listdir("/proc/self/fd")) == before
