@@ -186,7 +186,7 @@ def test_an_algorithm_and_its_config_name_each_other():
     import rayagi
     from rayagi.algorithm import ALGORITHMS
 
-    assert ALGORITHMS == {"ppo": rayagi.PPO, "impala": rayagi.IMPALA, "a3c": rayagi.A3C}
+    assert ALGORITHMS == {"ppo": rayagi.PPO, "trpo": rayagi.TRPO, "impala": rayagi.IMPALA, "a3c": rayagi.A3C}
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()
         assert (config.algorithm, config.algo_class) == (algorithm, cls)

@@ -156,7 +156,7 @@ def test_numbers_may_be_left_to_a_search_but_not_with_batch_sizes_that_need_them
     spec = config.to_run_spec()
     assert (spec.gmi.num_gmis, spec.gmi.num_envs, spec.gmi.wants_search) == ("auto", "auto", True)
     assert spec.learning.rollout_length == 16
-    with pytest.raises(ValueError, match="resolved"):
+    with pytest.raises(ValueError, match="resolve_auto"):
         _ = spec.gmi.envs
     with pytest.raises(ConfigError, match=r"minibatch_size = 64: needs the numbers .* give rollout_length"):
         config.training(minibatch_size=64).to_run_spec()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rayagi.envs as envs
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.cli import main
 from rayagi.config.presets import PRESETS, preset
 from rayagi.envs.errors import EnvironmentOptionError, ModelError, TaskError
@@ -107,7 +108,7 @@ def test_the_list_shows_it(folder, capsys):
 
 def test_its_settings_are_those_of_robots(folder):
     spec, robots = preset("cart_task:Cart"), PRESETS["Hopper-v5"]
-    assert (spec.network.hidden, spec.learning) == ((256, 128, 64), robots.learning)
+    assert (spec.network.hidden, spec.learning) == ((256, 128, 64), PPOSpec(**robots.learning))
 
 
 def test_it_is_drawn_as_the_batched_one_steps(folder):

@@ -29,7 +29,7 @@ COMPARED = {
     "learning": "native/test_ppo.py::test_updates_are_those_of_torch",
     "MuJoCo's worlds": "envs/test_world_loops.py::test_both_go_the_same_course_to_the_last_bit",
     "tasks' formulas": "envs/test_whole_rollouts.py::test_a_rollout_is_the_stepwise_one",
-    "tasks' rules": "envs/test_compiled_rules.py::test_compiled_rules_take_the_course_of_those_on_torch",
+    "tasks' rules": "envs/test_compiled_tasks.py::test_compiled_rules_take_the_course_of_those_on_torch",
     "fused simulators": "envs/test_fused_c.py::test_a_form_does_what_the_reference_does",
     "fused simulators with knobs": "envs/test_fused_variants.py::test_twenty_steps_in_float64_are_the_reference_s",
 }
