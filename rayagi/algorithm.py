@@ -24,7 +24,6 @@ from ray.tune.result import TRIAL_INFO
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import PlacementPlan
 from rayagi.algorithms.definition import AlgorithmDefinition
-from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
@@ -35,6 +34,7 @@ from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
+from rayagi.models.policy import load_policy
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results

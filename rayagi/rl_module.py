@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.policy import NetworkPolicy
 
 Space = TypeVar("Space")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from experiments.channels_table8.shapes import Size
 from experiments.channels_table8.ways import make_receiver, make_sender
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
 
 GAMMA, LEARNING_RATE, ENTROPY_WEIGHT = 0.99, 7e-4, 0.01
 DONE_SHARE = 0.01

@@ -13,11 +13,11 @@ from collectives.communicator import Communicator
 from collectives.layout import Layout
 from experiments.throughput.settings import run_spec
 from placement.types import Slice
-from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.algorithms.program import DpOnlyProgram, dp_only_factory
 from rayagi.benchmark.member import BenchMember
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.envs import env_info
+from rayagi.models.networks import ActorCritic, FlatParameters
 
 TASK, ENVS_PER_GMI = "Ant-v5", 16
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
 from experiments.fusion.settings import Settings
-from rayagi.algorithms.networks import mlp
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
@@ -26,6 +25,7 @@ from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.variants.catalogue import package_missing
 from rayagi.envs.fused.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
 from rayagi.envs.fused.variants.variant import BenchmarkConfig, Counts
+from rayagi.models.networks import mlp
 
 SIMULATOR = CartPole()
 OBS_DIM, CHOICES = 4, 2

@@ -12,9 +12,9 @@ from actors.protocols import ActionSpec, EnvInfo
 from experiments.fusion.collectors import CHOICES, OBS_DIM, sampled
 from experiments.fusion.settings import Settings
 from rayagi.algorithms import losses
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.returns import gae
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
 
 
 class EnvPoolTraining:

@@ -17,11 +17,11 @@ from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.learners import make_training
-from rayagi.algorithms.policy import NetworkPolicy, new_policy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
+from rayagi.models.policy import NetworkPolicy, new_policy
 
 MODES = ("captured", "uncaptured", "host loop")
 """One graph; the same operations launched one by one; and the ordinary loop, whose observations pass through the host."""

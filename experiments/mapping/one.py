@@ -19,10 +19,10 @@ import torch
 
 from experiments.mapping.cases import Case, spec_of, template_of
 from placement.inventory import local_machine
-from rayagi.algorithms.policy import new_policy
 from rayagi.coordinator.profiling import unit_costs_of
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
+from rayagi.models.policy import new_policy
 from rayagi.planning import serving_plan_of
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory

@@ -24,9 +24,9 @@ from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from rayagi.algorithms.on_policy import OnPolicyBatch
-from rayagi.algorithms.policy import NetworkPolicy, new_policy
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.policy import NetworkPolicy, new_policy
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
 

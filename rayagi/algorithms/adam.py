@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from actors.protocols import StateDict
-from rayagi.algorithms.networks import FlatParameters
 from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
+from rayagi.models.networks import FlatParameters
 
 BETAS = (0.9, 0.999)
 

@@ -20,12 +20,12 @@ from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.publishing import ParameterSubscriber
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
 from rayagi.config.spec import RunSpec
+from rayagi.models.policy import new_policy
 
 
 class CollectorProgram:

@@ -12,8 +12,8 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.graphs import Replay
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
+from rayagi.models.policy import NetworkPolicy
 
 
 class DeviceRollouts:

@@ -15,9 +15,9 @@ from actors.protocols import StateDict
 from collectives.communicator import Communicator
 from rayagi.algorithms import losses
 from rayagi.algorithms.adam import BETAS, FlatAdam
-from rayagi.algorithms.networks import ActorCritic, FlatParameters
 from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.config.learning import LearningSpec
+from rayagi.models.networks import ActorCritic, FlatParameters
 from rayagi.native.learning import library
 from rayagi.native.optimizer_step import SHARE_STRIDE, CompiledOptimizerStep, OptimizerState
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from collectives.communicator import Communicator
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOLearner
+from rayagi.models.networks import ActorCritic
 
 GROUPS = 8
 """Groups of environments whose gradients are compared with that of all."""

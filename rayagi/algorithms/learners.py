@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.algorithms.rollout_training import RolloutTraining
 from rayagi.config.spec import RunSpec
+from rayagi.models.policy import NetworkPolicy
 
 
 def make_training(

@@ -16,10 +16,10 @@ from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.learners import make_training
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.publishing import ParameterPublisher
 from rayagi.algorithms.trajectories import channel_plan, rollout_of
 from rayagi.config.spec import RunSpec
+from rayagi.models.policy import new_policy
 
 
 class LearnerProgram:

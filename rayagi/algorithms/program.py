@@ -21,9 +21,9 @@ from actors.trainer import Trainer
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.learners import make_training
-from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
+from rayagi.models.policy import new_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collectives.experience.parameters import ParameterStore, ReadableParameterS
 from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import host_identity, poll
 from rayagi.algorithms.normalisers import moments_state
-from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.models.policy import NetworkPolicy
 
 _MODEL, _STATISTICS = "model.", "obs_normaliser."
 

@@ -17,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
 from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
-from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.models.policy import NetworkPolicy
 from rayagi.native.denormals import flushed_denormals
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from collectives.communicator import Communicator
 from collectives.shares import shares
-from rayagi.algorithms.networks import padded_size
+from rayagi.models.networks import padded_size
 from rayagi.native.optimizer_step import SHARE_STRIDE
 
 

@@ -24,11 +24,11 @@ from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
 from rayagi.algorithms.learners import make_training
 from rayagi.algorithms.learning import LearnerProgram
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
+from rayagi.models.policy import new_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ def _nbytes(arguments: argparse.Namespace) -> int:
 
 def _gradient_bytes(task: str) -> int:
     # Imported here: torch takes seconds, and only a task needs it.
-    from rayagi.algorithms.networks import ActorCritic, FlatParameters
     from rayagi.config.presets import preset
     from rayagi.envs import env_info
+    from rayagi.models.networks import ActorCritic, FlatParameters
 
     info = env_info(task)
     return FlatParameters(ActorCritic(info, preset(task).network)).gradients.nbytes

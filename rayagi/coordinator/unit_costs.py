@@ -30,12 +30,12 @@ from actors.noise import minibatch_orders
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.simulator import Simulator
 from placement.templates import UnitCosts, dominant_resource
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.ppo.learner import PPOTraining
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
+from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import NetworkPolicy
 
 SHARED = 4
 """Simulators that share an agent or a trainer when alpha and beta are measured."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actors.gmi import GmiContext
 from placement.unequal_slices import env_counts
-from rayagi.algorithms.policy import load_policy
+from rayagi.models.policy import load_policy
 from rayagi.serving.program import ServingJob, ServingResult
 from rayagi.serving.serving_agent import ServingAgent
 from rayagi.serving.simulating import SimulatingProgram

@@ -10,7 +10,7 @@ from torch import Tensor
 from actors.agent import Agent
 from actors.protocols import Acting, EnvInfo
 from actors.rollout import Rollout
-from rayagi.algorithms.policy import NetworkPolicy
+from rayagi.models.policy import NetworkPolicy
 from rayagi.serving.program import ServingJob
 
 _STEPS = 32

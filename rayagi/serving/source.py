@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.protocols import EnvInfo
-from rayagi.algorithms.policy import NetworkPolicy, load_policy
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.config.spec import RunSpec
 from rayagi.envs import env_info
+from rayagi.models.policy import NetworkPolicy, load_policy
 from rayagi.run.errors import RunError
 from rayagi.run.folder import open_run
 

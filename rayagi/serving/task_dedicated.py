@@ -14,9 +14,9 @@ from actors.gmi import GmiContext
 from actors.partners import close_on_error
 from actors.protocols import StepResult
 from actors.simulator import Simulator
-from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.envs import make_env_factory
+from rayagi.models.policy import load_policy
 from rayagi.serving.latency import Latencies
 from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult
 from rayagi.serving.serving_agent import ServingAgent

@@ -12,12 +12,12 @@ from actors.errors import GmiLostError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.envs import env_info
+from rayagi.models.policy import new_policy
 from rayagi.planning import plan_of, serving_plan_of
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory

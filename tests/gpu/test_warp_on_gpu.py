@@ -14,13 +14,13 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedPPOTraining
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.models.policy import new_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "envs"))
 from warp_beside_cpu import make_env, same_state

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.distributions import GaussianHead, MultiCategoricalHead
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.models.heads import GaussianHead, MultiCategoricalHead
 from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")

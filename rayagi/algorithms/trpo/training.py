@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.distributions import GaussianHead, MultiCategoricalHead
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.trpo import TRPOSpec
+from rayagi.models.heads import GaussianHead, MultiCategoricalHead
+from rayagi.models.networks import ActorCritic
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 

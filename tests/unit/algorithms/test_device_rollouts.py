@@ -16,10 +16,10 @@ from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
 from rayagi.algorithms.learners import make_training
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedPPOTraining
 from rayagi.config.spec import NetworkSpec, RunSpec
+from rayagi.models.policy import new_policy
 
 ANT, ENVS, STEPS = "rayagi/Ant-v0", 3, 8
 SPEC = RunSpec(

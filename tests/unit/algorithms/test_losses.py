@@ -7,7 +7,7 @@ import torch
 
 from actors.protocols import ActionSpec
 from rayagi.algorithms import losses
-from rayagi.algorithms.distributions import CategoricalHead, GaussianHead, make_head
+from rayagi.models.heads import CategoricalHead, GaussianHead, make_head
 
 
 def logs(*ratios):

@@ -11,9 +11,9 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.statistics import Moments
-from rayagi.algorithms.policy import new_policy
 from rayagi.algorithms.publishing import ParameterPublisher, ParameterSubscriber, parameter_store_key
 from rayagi.config.spec import NetworkSpec, RunSpec
+from rayagi.models.policy import new_policy
 
 INFO = EnvInfo(
     env_id="Point", engine="fake", obs_dim=3, max_episode_steps=None,

@@ -12,10 +12,10 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
 from collectives.threads import ThreadGroup
 from placement.types import Slice
-from rayagi.algorithms.policy import load_policy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.stepwise import StepwiseFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.models.policy import load_policy
 from rayagi.monitoring.catalogue import merge
 from tests.fakes.point import PointEnv, make_point
 from tests.unit.algorithms.test_program import build as build_dp_only

@@ -10,14 +10,14 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from actors.agent import Agent
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import load_policy
 from rayagi.cli import main
 from rayagi.cli.evaluate import film
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.presets import preset
 from rayagi.envs import RenderingError, env_info
+from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import load_policy
 from rayagi.run.errors import DiskError
 from rayagi.run.folder import create_run
 

@@ -12,11 +12,11 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
 from rayagi.algorithms import gradient_learner
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.models.networks import ActorCritic
 from tests.fakes.point import make_point
 
 INFO = EnvInfo(

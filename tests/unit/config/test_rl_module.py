@@ -6,10 +6,10 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import NetworkPolicy
 from rayagi.rl_module import ExportError, empty_module, export_module, exported_weights, load_exported, spaces
 
 CPU = torch.device("cpu")

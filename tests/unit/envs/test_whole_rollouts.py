@@ -16,7 +16,6 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from collectives import kernels
 from collectives.barrier_progress import BarrierProgress
-from rayagi.algorithms.policy import new_policy
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
@@ -26,6 +25,7 @@ from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
 from rayagi.envs.mujoco_cpu.world_structs import PEER_WAITING
+from rayagi.models.policy import new_policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -7,8 +7,8 @@ from experiments.channels_table8.members import GAMMA, update
 from experiments.channels_table8.run import summarise
 from experiments.channels_table8.shapes import TASKS, Size
 from experiments.channels_table8.ways import WAYS, grouped, make_receiver, make_sender, one_per_type
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
 
 SIZE = Size(TASKS["FC"], steps=3, envs=4)
 

@@ -10,10 +10,10 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import Rollout
 from collectives import kernels
 from collectives.statistics import Moments
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import NetworkPolicy
 from rayagi.native import acting
 from rayagi.native.acting import CompiledActing
 

@@ -16,9 +16,7 @@ from actors.rollout import Rollout
 from collectives.compiler import load
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch
-from rayagi.algorithms.policy import NetworkPolicy
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOLearner, PPOTraining
 from rayagi.config.spec import NetworkSpec
@@ -27,6 +25,8 @@ from rayagi.envs.fused import Box, Simulator
 from rayagi.envs.fused.backends import EnvConfig
 from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.rollout import FusedRollout
+from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import NetworkPolicy
 from rayagi.native import learning
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals, flushes_denormals

@@ -12,11 +12,11 @@ from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_learner
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
 
 
 def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, choices=None, **options):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info
+from rayagi.models.networks import ActorCritic
 from rayagi.run.folder import create_run
 
 

@@ -6,10 +6,10 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
+from rayagi.models.networks import ActorCritic
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.dp_only import DpOnlyServing

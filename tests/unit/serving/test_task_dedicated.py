@@ -10,9 +10,9 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.policy import new_policy
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info
+from rayagi.models.policy import new_policy
 from rayagi.serving import simulating
 from rayagi.serving.errors import WriterError
 from rayagi.serving.program import ServingJob, merged_results

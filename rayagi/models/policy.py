@@ -13,10 +13,10 @@ from actors.noise import exploration_noise
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import Acting, EnvInfo
 from actors.rollout import Rollout
-from rayagi.algorithms.distributions import GaussianHead
-from rayagi.algorithms.networks import ActorCritic
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
+from rayagi.models.heads import GaussianHead
+from rayagi.models.networks import ActorCritic
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
 

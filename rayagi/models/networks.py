@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
-from rayagi.algorithms.distributions import make_head
 from rayagi.config.spec import Activation, NetworkSpec
+from rayagi.models.heads import make_head
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,

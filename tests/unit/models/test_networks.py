@@ -6,9 +6,9 @@ from torch import nn
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
-from rayagi.algorithms.networks import ActorCritic, FlatParameters, padded_size
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic, FlatParameters, padded_size
 
 INFO = EnvInfo(
     env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
