@@ -61,6 +61,30 @@ class ActionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ObsPart:
+    """A part of a flat observation: a vector, or the pixels of an image."""
+
+    size: int
+    """Numbers in the flat observation."""
+    shape: tuple[int, ...]
+    """Of an image, (H, W, C) or, channels first, (C, H, W); of a vector, (size,)."""
+    channels_last: bool = True
+    scale: float = 1.0
+    """Factor that brings pixels to [0, 1]."""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether convolutions encode it."""
+        return len(self.shape) == 3
+
+    @property
+    def channels_height_width(self) -> tuple[int, int, int]:
+        """Of an image."""
+        first, second, third = self.shape
+        return (third, first, second) if self.channels_last else (first, second, third)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EnvInfo:
     """What a policy and a report need to know of an environment."""
 
@@ -70,6 +94,8 @@ class EnvInfo:
     action: ActionSpec
     max_episode_steps: int | None
     """Registered time limit; None where the environment has none."""
+    obs_parts: tuple[ObsPart, ...] = ()
+    """How the flat observation is made up, where images are among it; empty: it is one vector."""
     reward_terms: tuple[str, ...] = ()
     """Names of what its rewards are made of; empty where it does not tell."""
 

@@ -215,7 +215,8 @@ class GmiAlgorithm(Algorithm):
     ) -> str:
         """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` goes on from it.
 
-        For use without rayagi, the policy is also written as an RLModule, under learner_group/learner/rl_module.
+        For use without rayagi, the policy is also written as an RLModule, under learner_group/learner/rl_module, where
+        RLlib's default module can be it: not with encoders for images.
 
         Returns:
             The checkpoint's folder.
@@ -228,7 +229,8 @@ class GmiAlgorithm(Algorithm):
         state = state or self.get_state()
         saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
         modules = Path(saved, "learner_group", "learner", "rl_module")
-        save_modules(self._module(state["session"]), modules, filesystem)
+        if not self.info.obs_parts:
+            save_modules(self._module(state["session"]), modules, filesystem)
         return saved
 
     def restore_from_path(

@@ -47,6 +47,20 @@ class ExportError(RuntimeError):
         )
 
 
+class NotExportableError(RuntimeError):
+    """A model that RLlib's default module cannot be."""
+
+    def __init__(self, env_id: str) -> None:
+        super().__init__(env_id)
+        self.env_id = env_id
+
+    def __str__(self) -> str:
+        return (
+            f"the policy of {self.env_id} has encoders for images, which RLlib's default module has not; "
+            "use rayagi's own checkpoints and the policy server"
+        )
+
+
 def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space]]:
     """Observation and action space of an environment, as RLlib wants them."""
     observations = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
@@ -85,7 +99,10 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
 
     Raises:
         ExportError: RLlib's module has other weights than expected.
+        NotExportableError: the policy has encoders for images.
     """
+    if info.obs_parts:
+        raise NotExportableError(info.env_id)
     module = empty_module(info, network)
     load_exported(module, exported_weights(policy, info))
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,15 +32,27 @@ class ObservationNormaliser:
     Before the first update it is the identity (clipped). ``shift`` is the mean, ``scale`` 1 / std, (obs_dim,).
     """
 
-    def __init__(self, obs_dim: int, clip: float, device: torch.device) -> None:
+    def __init__(
+        self, obs_dim: int, clip: float, device: torch.device, *, columns: tuple[int, ...] | None = None
+    ) -> None:
+        """``columns``: which of the observation are normalised; the others go through as they are. None: all."""
         self.clip, self.device = clip, device
-        self.moments = Moments.empty((obs_dim,))
+        self._columns = slice(None) if columns is None else torch.tensor(columns, device=device)
+        bound = torch.full((obs_dim,), math.inf, device=device)
+        bound[self._columns] = clip
+        self._bound: Any = bound if columns is not None else clip
+        self.moments = Moments.empty((obs_dim if columns is None else len(columns),))
         self.shift = torch.zeros(obs_dim, device=device)
         self.scale = torch.ones(obs_dim, device=device)
 
     def __call__(self, obs: Tensor) -> Tensor:
         """(..., obs_dim) float32 to the same shape, on the device."""
-        return ((obs.to(self.device) - self.shift) * self.scale).clamp_(-self.clip, self.clip)
+        return ((obs.to(self.device) - self.shift) * self.scale).clamp_(-self._bound, self._bound)
+
+    def moments_of(self, obs: Tensor) -> Moments:
+        """Moments of raw observations (..., obs_dim), of the columns that are normalised."""
+        kept = obs.reshape(-1, obs.shape[-1])[:, self._columns]
+        return Moments.from_batch(kept)
 
     def update(self, batch: Moments) -> None:
         """Take in the moments of a rollout's raw observations, already merged over GMIs."""
@@ -49,8 +62,8 @@ class ObservationNormaliser:
     def _refresh(self) -> None:
         # In place: a captured CUDA graph reads them where they are.
         if self.moments.count > 0:
-            self.shift.copy_(self.moments.mean)
-            self.scale.copy_((self.moments.variance() + _EPSILON).rsqrt())
+            self.shift[self._columns] = self.moments.mean.to(self.shift)
+            self.scale[self._columns] = (self.moments.variance() + _EPSILON).rsqrt().to(self.scale)
 
     def state_dict(self) -> StateDict:
         """Count, mean and M2."""

@@ -66,8 +66,8 @@ class RolloutTraining(ABC, Generic[SpecT]):
         self.env_steps += rollout.num_steps * self.total_envs
         self.sync_s += self.learner.sync_s
         if self.policy.normaliser is not None:
-            seen = Moments.from_batch(rollout.raw_obs.reshape(-1, rollout.raw_obs.shape[-1])).to("cpu")
-            self.policy.normaliser.update(self._merge(seen))
+            batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
+            self.policy.normaliser.update(self._merge(batch))
         return metrics
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:

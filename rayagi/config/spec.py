@@ -10,6 +10,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec, Template
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
+Cnn = Literal["nature", "impala"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine decides (rayagi.coordinator.auto)."""
@@ -88,11 +89,14 @@ class GmiSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkSpec:
-    """Separate policy and value networks: multilayer perceptrons."""
+    """Separate policy and value networks: multilayer perceptrons, behind a convolutional encoder for each image."""
 
     hidden: tuple[int, ...] = (256, 128, 64)
     """Hidden layer sizes. Defaults follow GMI-DRL Table 4 for its tasks."""
     activation: Activation = "elu"
+    cnn: Cnn = "nature"
+    """Encoder of images. nature: Mnih et al. 2015, for 84 x 84 pixels or so. impala: residual, for any size (Espeholt et al.
+    2018)."""
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 

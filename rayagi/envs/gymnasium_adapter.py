@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,14 @@ from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
 from rayagi.envs.providers import check_num_envs, log_sim_errors
 from rayagi.envs.user_class import user_module
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
+_MOST_CHANNELS = 4
 _MOST_OPTIONS = 1024
 """Of one whole number of a box: with more, a logit for each is no sensible policy."""
 
@@ -36,7 +38,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
     Raises:
         EnvironmentOptionError: its package is missing, or it refuses the options.
-        UnsupportedSpaceError: images, or actions other than a flat box or choices.
+        UnsupportedSpaceError: an image of more than three dimensions, or actions other than a flat box or choices.
     """
     options = dict(kwargs)
     # A policy is trained and drawn on the same task, whose checker only warns about style.
@@ -47,7 +49,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         raise EnvironmentOptionError(
             env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {error}"
         ) from error
-    _refuse_images(env_id, env.observation_space)
+    observation_parts(env_id, env.observation_space)
     action_spec(env_id, env.action_space)
     if (
         isinstance(env.observation_space, gymnasium.spaces.Box)
@@ -71,7 +73,13 @@ def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         env.close()
 
 
+def _unflattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Space[Any]:
+    """The space of what ``make_one`` made flat."""
+    return env.env.observation_space if isinstance(env, FlattenObservation) else env.observation_space
+
+
 def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
+    parts = observation_parts(env_id, _unflattened(env))
     shape = env.observation_space.shape
     if shape is None or len(shape) != 1:
         raise UnsupportedSpaceError(
@@ -83,21 +91,37 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
         engine=ENGINE,
         obs_dim=int(shape[0]),
         action=action_spec(env_id, env.action_space),
+        obs_parts=parts if any(part.is_image for part in parts) else (),
         max_episode_steps=limit if limit is not None and limit > 0 else None,
     )
 
 
-def _refuse_images(env_id: str, space: gymnasium.Space[Any]) -> None:
+def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart, ...]:
+    """How FlattenObservation lays out an observation: images, and vectors of everything else.
+
+    Boxes of three dimensions are images, and boxes of bytes of two: with the channels last where there are at most four.
+
+    Raises:
+        UnsupportedSpaceError: an image of more dimensions.
+    """
     if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         members = space.spaces.values() if isinstance(space, gymnasium.spaces.Dict) else space.spaces
-        for member in members:
-            _refuse_images(env_id, member)
-    elif isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= _IMAGE_DIMS:
-        raise UnsupportedSpaceError(
-            env_id,
-            f"Box{space.shape} (an image)",
-            "take the task's variant with a state vector, or wrap it into one",
-        )
+        return tuple(part for member in members for part in observation_parts(env_id, member))
+    if isinstance(space, gymnasium.spaces.Box):
+        bytes_ = space.dtype == np.uint8
+        if len(space.shape) == _IMAGE_DIMS or (len(space.shape) == _IMAGE_DIMS - 1 and bytes_):
+            shape = tuple(map(int, space.shape if len(space.shape) == _IMAGE_DIMS else (*space.shape, 1)))
+            last = shape[-1] <= _MOST_CHANNELS or shape[-1] <= shape[0]
+            scale = 1 / 255 if bytes_ else 1.0
+            return (ObsPart(size=math.prod(shape), shape=shape, channels_last=last, scale=scale),)
+        if len(space.shape) > _IMAGE_DIMS:
+            raise UnsupportedSpaceError(
+                env_id,
+                f"Box{space.shape}",
+                "join its frames and channels to an image of three dimensions (gymnasium.wrappers)",
+            )
+    size = gymnasium.spaces.flatdim(space) if space.is_np_flattenable else 0
+    return (ObsPart(size=size, shape=(size,)),)
 
 
 def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
 from rayagi.config.spec import Activation, NetworkSpec
-from rayagi.models.heads import make_head
+from rayagi.models.encoders import PartsEncoder
+from rayagi.models.heads import CategoricalHead, GaussianHead, make_head
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -54,16 +55,30 @@ class ActorCritic(nn.Module):
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
         self.activation = spec.activation
-        self.policy = mlp(
-            info.obs_dim,
+        self.policy = self._network(info, spec, info.action.output_dim, 0.01, generator)
+        self.value = self._network(info, spec, 1, 1.0, generator)
+        self.head = make_head(info.action, spec.initial_log_std)
+
+    @staticmethod
+    def _network(
+        info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
+    ) -> nn.Sequential:
+        """An MLP, behind an encoder where the observation has images."""
+        encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
+        layers = mlp(
+            info.obs_dim if encoder is None else encoder.num_features,
             spec.hidden,
-            info.action.output_dim,
+            output_dim,
             spec.activation,
-            output_gain=0.01,
+            output_gain=output_gain,
             generator=generator,
         )
-        self.value = mlp(info.obs_dim, spec.hidden, 1, spec.activation, output_gain=1.0, generator=generator)
-        self.head = make_head(info.action, spec.initial_log_std)
+        return layers if encoder is None else nn.Sequential(encoder, *layers)
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the compiled programs that act and learn know this model: MLPs, and a Gaussian or categorical head."""
+        return isinstance(self.policy[0], nn.Linear) and isinstance(self.head, GaussianHead | CategoricalHead)
 
     def values(self, observed: Tensor) -> Tensor:
         """V(s): (..., obs_dim) -> (...)."""

@@ -74,8 +74,8 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
-        """In a compiled program: on the host, for one choice or a box, and where there is a compiler."""
-        fits = self.device.type == "cpu" and self.action.kind != "multi_discrete"
+        """In a compiled program: on the host, for a model that it knows, and where there is a compiler."""
+        fits = self.device.type == "cpu" and self.model.fits_kernels
         return None if not fits else compiled_acting(self.tensors(), rollout, noise)
 
     def tensors(self) -> PolicyTensors:
@@ -97,10 +97,24 @@ def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPol
     """The policy that a run begins with: the same weights wherever it is made. [unverified on GPU]"""
     learning = spec.learning
     model = ActorCritic(info, spec.network, spec.seed).to(device)
+    columns = vector_columns(info)
     normaliser = (
-        ObservationNormaliser(info.obs_dim, learning.obs_clip, device) if learning.normalize_obs else None
+        ObservationNormaliser(info.obs_dim, learning.obs_clip, device, columns=columns)
+        if learning.normalize_obs and columns != ()
+        else None
     )
     return NetworkPolicy(model, info, normaliser, device)
+
+
+def vector_columns(info: EnvInfo) -> tuple[int, ...] | None:
+    """Columns of the flat observation that are no pixels, whose statistics are kept; None: all."""
+    if not info.obs_parts:
+        return None
+    first, columns = 0, []
+    for part in info.obs_parts:
+        columns += [] if part.is_image else list(range(first, first + part.size))
+        first += part.size
+    return tuple(columns)
 
 
 def load_policy(

@@ -73,4 +73,42 @@ def _as_vector(space: spaces.Space, action: Any) -> np.ndarray:
     return np.atleast_1d(np.asarray(action))
 
 
+class Bars(gymnasium.Env):
+    """A bar of light in one of four quarters of an image; the action that names the quarter is rewarded by 1."""
+
+    def __init__(self, kind: str = "last", size: int = 36) -> None:
+        shape = {
+            "last": (size, size, 3),
+            "first": (2, size, size),
+            "gray": (size, size),
+            "dict": (size, size, 1),
+        }[kind]
+        self._image, self._kind = spaces.Box(0, 255, shape, np.uint8), kind
+        self.observation_space = (
+            spaces.Dict({"camera": self._image, "speed": spaces.Box(-9.0, 9.0, (2,), np.float32)})
+            if kind == "dict"
+            else self._image
+        )
+        self.action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._show(), {}
+
+    def _show(self) -> Any:
+        self._quarter = int(self.np_random.integers(4))
+        image = np.zeros(self._image.shape, np.uint8)
+        size = image.shape[1]
+        columns = slice(self._quarter * size // 4, (self._quarter + 1) * size // 4)
+        image[(slice(None), slice(None), columns) if self._kind == "first" else (slice(None), columns)] = 255
+        return {"camera": image, "speed": np.full(2, 7.0, np.float32)} if self._kind == "dict" else image
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self._quarter)
+        self._step += 1
+        return self._show(), reward, False, self._step == 16, {}
+
+
 gymnasium.register("Echo-v0", Echo)
+gymnasium.register("Bars-v0", Bars)

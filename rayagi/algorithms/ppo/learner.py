@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rayagi.algorithms import losses
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.models.heads import GaussianHead, MultiCategoricalHead
+from rayagi.models.heads import GaussianHead
 from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -68,9 +68,9 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
         return torch.cat((parts, norm.reshape(1)))
 
     def _compile(self) -> CompiledUpdate | None:
-        """None on a GPU, for several choices at once, and where there is no compiler."""
+        """None on a GPU, for a model that the compiled program does not know, and where there is no compiler."""
         model, spec = self.model, self.spec
-        if isinstance(model.head, MultiCategoricalHead) or self._optimizer_step is None:
+        if not model.fits_kernels or self._optimizer_step is None:
             return None
         return CompiledUpdate(
             Trained(

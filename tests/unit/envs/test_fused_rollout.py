@@ -8,6 +8,7 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms import program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
@@ -15,7 +16,7 @@ from rayagi.envs.fused import rollout_parity
 from rayagi.envs.fused.catalogue import make_simulator
 from rayagi.envs.fused.draws import exploration_noise
 from rayagi.envs.fused.parity import ParityError
-from rayagi.models import policy, program
+from rayagi.models import policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -157,9 +157,10 @@ def test_real_actions_are_clipped_to_the_action_range():
 
 
 @pytest.mark.parametrize("env_id", ["ScriptedImage-v0", "ScriptedImageInDict-v0"])
-def test_images_are_refused_with_a_way_out(env_id):
-    with pytest.raises(UnsupportedSpaceError, match=r"an image.*state vector"):
-        env_info(env_id)
+def test_images_are_parts_of_the_flat_observation(env_id):
+    info = env_info(env_id)
+    assert info.obs_dim == 8 * 8 * 3
+    assert [(part.shape, part.is_image) for part in info.obs_parts] == [((8, 8, 3), True)]
 
 
 def test_spaces_that_no_policy_of_ours_serves_are_refused():
