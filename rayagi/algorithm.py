@@ -28,6 +28,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rllib_settings import PRESET
+from rayagi.config.rules import refuse_unfit_network
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import session_of
@@ -102,6 +103,7 @@ class GmiAlgorithm(Algorithm):
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env_info(env.id, env.engine, env.kwargs)
+        refuse_unfit_network(self.run_spec.network, self.info)
         self.session: Session | None = session_of(
             self.run_spec,
             run_name=self._run_name(),

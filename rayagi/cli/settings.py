@@ -11,7 +11,7 @@ from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
 from rayagi.config.files import load_config_file
 from rayagi.config.presets import preset
-from rayagi.config.rules import checked
+from rayagi.config.rules import checked, refuse_unfit_network
 from rayagi.config.spec import RunSpec
 from rayagi.envs import env_info
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
@@ -55,7 +55,8 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
     # Before the rules, so that a wrong name is said to be one and nothing else.
-    env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    refuse_unfit_network(spec.network, info)
     return checked(spec)
 
 

@@ -55,8 +55,9 @@ MODEL_PATHS: dict[str, str] = {
     "fcnet_hiddens": "network.hidden",
     "fcnet_activation": "network.activation",
     "initial_log_std": "network.initial_log_std",
+    "cnn": "network.cnn",
 }
-"""Key of rl_module(model_config=): its place in a RunSpec. ``initial_log_std`` is rayagi's own."""
+"""Key of rl_module(model_config=): its place in a RunSpec. ``initial_log_std`` and ``cnn`` are rayagi's own."""
 
 FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": True, "head_fcnet_hiddens": []}
 """Keys of model_config with the one value that says what rayagi does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from actors.protocols import EnvInfo
 from collectives.compositions import KNOWN_NAMES, is_composition_name
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
@@ -12,6 +13,8 @@ from rayagi.config.learning import LearningSpec, at_least_one, positive
 from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 
 _LARGEST_SEED = 2**31 - 1
+NATURE_LEAST_PIXELS = 36
+"""Of an image's height and width: below, the third convolution of the Nature CNN has nothing left."""
 
 
 def checked(spec: RunSpec) -> RunSpec:
@@ -23,6 +26,25 @@ def checked(spec: RunSpec) -> RunSpec:
     for error in broken_rules(spec):
         raise error
     return spec
+
+
+def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
+    """Refuse a network that cannot take the environment's observations.
+
+    Raises:
+        ConfigError: images too small for the encoder.
+    """
+    for part in info.obs_parts:
+        if part.is_image and network.cnn == "nature":
+            _, height, width = part.channels_height_width
+            if min(height, width) < NATURE_LEAST_PIXELS:
+                raise ConfigError(
+                    "network.cnn",
+                    "nature",
+                    f"needs images of at least {NATURE_LEAST_PIXELS} x {NATURE_LEAST_PIXELS} pixels, and {info.env_id} has "
+                    f"{height} x {width}",
+                    "use network.cnn = 'impala', or larger images",
+                )
 
 
 def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:

@@ -16,20 +16,6 @@ from rayagi.config.spec import Cnn
 LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear)
 
 
-class ImageTooSmallError(ValueError):
-    """A convolutional network that has nothing left of an image of this size."""
-
-    def __init__(self, cnn: str, height: int, width: int, least: int) -> None:
-        super().__init__(cnn, height, width, least)
-        self.cnn, self.height, self.width, self.least = cnn, height, width, least
-
-    def __str__(self) -> str:
-        return (
-            f"network.cnn = {self.cnn!r} needs images of at least {self.least} x {self.least} pixels, and the "
-            f"observation has {self.height} x {self.width}; use network.cnn = 'impala', or larger images"
-        )
-
-
 class PartsEncoder(nn.Module):
     """Takes a flat observation apart, sends each image through a CNN of its own, and joins all features.
 
@@ -37,11 +23,7 @@ class PartsEncoder(nn.Module):
     """
 
     def __init__(self, parts: Sequence[ObsPart], cnn: Cnn, generator: torch.Generator) -> None:
-        """``parts``: of the flat observation, in order.
-
-        Raises:
-            ImageTooSmallError: the network has nothing left of an image.
-        """
+        """``parts``: of the flat observation, in order."""
         super().__init__()
         self.parts = tuple(parts)
         make = {"nature": nature_cnn, "impala": impala_cnn}[cnn]
@@ -70,11 +52,8 @@ def _encoded(cnn: nn.Module, part: ObsPart, values: Tensor) -> Tensor:
 def nature_cnn(channels: int, height: int, width: int, generator: torch.Generator) -> nn.Sequential:
     """Three convolutions and a layer of 512 units (Mnih et al. 2015, "Human-level control", Methods).
 
-    Raises:
-        ImageTooSmallError: below 36 x 36 pixels.
+    Images have at least ``rayagi.config.rules.NATURE_LEAST_PIXELS`` in height and width.
     """
-    if min(height, width) < 36:
-        raise ImageTooSmallError("nature", height, width, 36)
     convolutions = nn.Sequential(
         _conv(channels, 32, 8, 4, generator),
         nn.ReLU(),

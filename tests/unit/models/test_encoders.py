@@ -14,11 +14,13 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.config.errors import ConfigError
+from rayagi.config.rules import NATURE_LEAST_PIXELS, refuse_unfit_network
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
 from rayagi.envs.errors import UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import observation_parts
-from rayagi.models.encoders import ImageTooSmallError, PartsEncoder, impala_cnn, nature_cnn
+from rayagi.models.encoders import PartsEncoder, impala_cnn, nature_cnn
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import new_policy, vector_columns
 from rayagi.rl_module import NotExportableError, export_module
@@ -83,10 +85,15 @@ def test_the_impala_cnn_has_fifteen_convolutions_and_halves_the_image_three_time
 
 
 def test_an_image_that_is_too_small_is_refused_with_what_to_use():
+    info = env_info(BARS, kwargs={"size": 20})
     with pytest.raises(
-        ImageTooSmallError, match=r"at least 36 x 36 pixels, .* has 20 x 36; use network.cnn = 'impala'"
+        ConfigError, match=r"at least 36 x 36 pixels, .* has 20 x 20; use network.cnn = 'impala'"
     ):
-        nature_cnn(3, 20, 36, generator())
+        refuse_unfit_network(NetworkSpec(), info)
+    refuse_unfit_network(NetworkSpec(cnn="impala"), info)
+    refuse_unfit_network(NetworkSpec(), env_info(BARS, kwargs={"size": NATURE_LEAST_PIXELS}))
+    smallest = nature_cnn(3, NATURE_LEAST_PIXELS, NATURE_LEAST_PIXELS, generator())
+    assert smallest(torch.zeros(1, 3, 36, 36)).shape == (1, 512)
     assert impala_cnn(3, 20, 36, generator())(torch.zeros(1, 3, 20, 36)).shape == (1, 256)
 
 
