@@ -1,1 +1,1 @@
-"""Experience between GMIs: channels of Arrow batches in shared memory, and the papers' four components on them."""
+"""Experience between GMIs: shared-memory channels of Arrow batches, and dispenser, packer, migrator and batcher."""

@@ -1,4 +1,4 @@
-"""What a consumer takes: a batch in its producer's memory, and the consumer's side of that memory."""
+"""A batch in its producer's memory, and the consumer's link to that memory."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def _references_to_a_local() -> int:
 
 
 _OWN_REFERENCES = _references_to_a_local()
-"""To a batch's memory where no tensor is left: what one local name and the question itself count for, in this Python."""
+"""Reference count of a batch's memory once no tensor is left: one local name, and the argument of ``getrefcount``."""
 
 
 class ProducerLink:
-    """A consumer's side of one outbox."""
+    """One producer ring, seen from a consumer: the consumer's side of its ``SpscQueue``."""
 
     def __init__(
         self, layouts: MessageLayouts, endpoint: str, consumer_file: SharedFile, leaked: list[int]
     ) -> None:
-        """Map the outbox and find the consumer's line in it.
+        """Map the producer ring and find the consumer's queue in it.
 
         Args:
-            layouts: of what the consumer expects
-            endpoint: of the outbox
-            consumer_file: the consumer's
+            layouts: of the schema that the consumer expects
+            endpoint: of the producer ring
+            consumer_file: of the consumer
             leaked: gets the sequence number of each batch that is released too early, or never
 
         Raises:
-            ChannelError: it is not there any more, or has let this consumer go.
-            SchemaError: it sends something else.
+            ChannelError: the ring no longer exists, or has detached this consumer.
+            SchemaError: the producer sends another schema.
         """
         self.channel, self.layouts, self.pid = layouts.schema.name, layouts, file_layout.pid_of(endpoint)
         self.file = SharedFile.open(self.channel, endpoint, file_layout.RING_MAGIC)
@@ -61,41 +61,43 @@ class ProducerLink:
         self._refuse_other(layouts.schema)
         self.consumer = self._own_queue(consumer_file)
         self._queue_word = self.shape.queue_word(self.consumer)
-        self._releases = itertools.count(1)  # next() is one step, whichever threads release
+        self._releases = itertools.count(1)  # next() is atomic: any thread may release
         self._leaked = leaked
         words[self._queue_word + file_layout.ATTACH_ACK] = 1
 
     @property
     def has_more(self) -> bool:
-        """Whether something was posted that was not taken."""
+        """Whether the queue has slots that were not taken."""
         return (
             self.words[self._queue_word + file_layout.TAIL] != self.words[self._queue_word + file_layout.HEAD]
         )
 
     @property
     def is_closed(self) -> bool:
-        """Whether the producer has said goodbye. What it had posted may still be there."""
+        """Whether the producer has closed its ring. Its queue may still have slots."""
         return bool(self.words[file_layout.CLOSED])
 
     def next_slot(self) -> int | None:
-        """The oldest slot that was posted and not taken."""
+        """Take the oldest slot from the queue; None if the queue is empty."""
         words, queue_word = self.words, self._queue_word
         head = words[queue_word + file_layout.HEAD]
         if words[queue_word + file_layout.TAIL] == head:
             return None
+        # The tail was loaded first: it publishes the entry, and the slot's header and body with it.
         slot = words[queue_word + file_layout.QUEUE_AT + head % self.shape.slots]
         words[queue_word + file_layout.HEAD] = head + 1
         return slot
 
     def release(self, slot: int, ticket: int) -> None:
-        """Give a slot back, and wake the producer if it waits for one. By any thread."""
+        """Give a slot back, and wake the producer if it waits for one. Thread-safe."""
         words = self.words
+        # The ticket releases this very batch; then a change of the futex word, by a value no other consumer stores.
         words[self._queue_word + self.shape.released_at + slot] = ticket
         words[file_layout.FREED] = self.consumer << 24 | next(self._releases) & 0xFFFFFF
         futex.wake(self.file.word_address(file_layout.FREED))
 
     def report_leak(self, sequence: int, how: str) -> None:
-        """Say that a slot cannot be used before its tensors are gone."""
+        """Log that a slot stays withheld until its tensors are gone."""
         self._leaked.append(sequence)
         _logger.warning(
             "channel %r: batch %d of producer %d %s; its slot is withheld until its tensors are gone",
@@ -113,7 +115,7 @@ class ProducerLink:
             self.layouts.for_rows(self.words[file_layout.ROWS]).size
         ):
             raise SchemaError(
-                schema.name, f"{whose} lays batches out in another way: use one pyarrow on both sides"
+                schema.name, f"{whose} has another batch layout: use one pyarrow version on both sides"
             )
 
     def _own_queue(self, consumer_file: SharedFile) -> int:
@@ -122,14 +124,15 @@ class ProducerLink:
             if self.words[self.shape.queue_word(consumer) + file_layout.QUEUE_OWNER] == own:
                 return consumer
         raise ChannelError(
-            self.channel, f"producer {self.producer} of process {self.pid} has let this inbox go"
+            self.channel, f"producer {self.producer} of process {self.pid} has detached this consumer"
         )
 
 
 class Batch:
-    """Rows of one producer, in its memory, until released. Not to be written to: another consumer may have to read them.
+    """Rows of one producer, in its memory, until released. Read-only: after a crash another consumer may read them.
 
-    Releasing tells the producer that they are consumed. Tensors that outlive it keep the slot, and are reported.
+    Releasing tells the producer that the rows are consumed. Tensors that outlive the release withhold the slot, and
+    are reported.
     """
 
     __slots__ = (
@@ -162,7 +165,7 @@ class Batch:
         )
         self._layout: MessageLayout = link.layouts.for_rows(self.num_rows)
         begin = header * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + self._layout.lead
-        # Of this batch alone: whatever refers to the batch's memory refers to this object.
+        # A memoryview of this batch alone: its reference count counts every tensor, slice and Arrow view of the batch.
         self._base: memoryview | None = link.file.bytes[begin : begin + self._layout.size]
         self._tensors: dict[str, Tensor] = {}
 
@@ -179,15 +182,15 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        """That its producer has for batches of this channel, this one's among them."""
+        """Slots of the producer ring that this batch is from."""
         return self._link.shape.slots
 
     def record_batch(self) -> pa.RecordBatch:
-        """The same bytes as Arrow has them."""
+        """The batch as Arrow record batch, in place."""
         return self._link.layouts.read(self._memory())
 
     def release(self) -> None:
-        """Tell the producer that these rows are consumed. Safe to call twice; by any thread."""
+        """Tell the producer that these rows are consumed. Safe to call twice; thread-safe."""
         if self._base is None:
             return
         base, self._base, self._tensors = self._base, None, {}
@@ -198,7 +201,7 @@ class Batch:
         self._release_with(base)
 
     def _release_with(self, base: memoryview) -> None:
-        """As soon as nothing refers to the memory; not at exit: then the process ends, and another consumer gets it."""
+        """Release once nothing refers to the memory. Not at exit: the producer then posts the batch to another consumer."""
         weakref.finalize(base, self._link.release, self._slot, self._ticket).atexit = False
 
     def _memory(self) -> memoryview:

@@ -1,4 +1,4 @@
-"""Batcher: joins, slices and stacks what comes to what a trainer wants, in memory that is ready for one copy."""
+"""Batcher (GMI-DRL §3.2.2): slices and stacks transfers to batches of the size that a trainer wants."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from collectives.experience.reassembly import Reassembler, Transfer
 from collectives.rendezvous import host_identity
 
 Accept = Callable[[int], bool]
-"""Whether experience of a version is fresh enough."""
+"""Whether experience of a policy version is fresh enough."""
 
 
 @dataclass(slots=True)
 class Experience:
-    """What a trainer gets at a time. Its tensors are valid until it is released.
+    """One batch for a trainer. Its tensors are valid until it is released.
 
     Attributes:
         tensors: fields of the full groups, (rows, *shape)
-        ragged: by group, fields of its rows; ``env`` counts rows of ``tensors``
+        ragged: by ragged group, its fields; ``env`` is a row index into ``tensors``
         versions: of the policy that collected each row, (rows,) int64
-        producers: that each row came from, (rows,) int64
+        producers: producer of each row, (rows,) int64
     """
 
     tensors: dict[str, Tensor]
@@ -52,7 +52,7 @@ class Experience:
         return self.tensors[name]
 
     def release(self) -> None:
-        """Say that the rows are consumed. Safe to call twice."""
+        """Mark the rows as consumed. Safe to call twice."""
         self.tensors, self.ragged = {}, {}
         while self._transfers:
             self._transfers.pop().remove_user()
@@ -70,7 +70,7 @@ class Experience:
 
 
 class _Stack:
-    """Experience that is being put together of several transfers, in registered memory."""
+    """A batch that is being copied together from several transfers, into registered memory."""
 
     def __init__(self, memory: dict[str, Tensor], rows: int) -> None:
         self.memory, self.rows = memory, rows
@@ -81,7 +81,7 @@ class _Stack:
         self.transfers: list[Transfer] = []
 
     def release_oldest_of(self, producer: int) -> None:
-        """Its rows are here."""
+        """Release the oldest transfer of a producer whose rows were all copied here."""
         for transfer in self.transfers:
             if transfer.producer == producer and not transfer.is_released and not transfer.rows_left:
                 transfer.release()
@@ -89,26 +89,26 @@ class _Stack:
 
 
 class Batcher:
-    """One trainer's experience: an inbox per group. Not for several threads at once.
+    """Experience of one trainer: a consumer endpoint per group. Not thread-safe.
 
     ::
 
         batcher = Batcher(plan, rows=128)
-        batcher.announce(directory, "experience", index=0)      # a Migrator finds it there
+        batcher.announce(directory, "experience", index=0)      # for Migrators
         with batcher.next(timeout_s=60.0) as experience:
             learn(experience["obs"], experience.versions)
     """
 
     def __init__(self, plan: ChannelPlan, *, rows: int) -> None:
-        """Open the inboxes.
+        """Create the consumer endpoints.
 
         Args:
-            plan: the dispensers' plan
-            rows: of the full groups that ``next`` gives
+            plan: the plan of the dispensers
+            rows: of the full groups in a batch of ``next``
 
         Raises:
-            ChannelError: there is no memory for it.
-            ValueError: no rows.
+            ChannelError: there is not enough memory.
+            ValueError: ``rows`` is below 1.
         """
         if rows < 1:
             raise ValueError(f"rows={rows}: at least 1")
@@ -120,84 +120,86 @@ class Batcher:
         self._ragged = [index for index, group in enumerate(plan.groups) if group.name in plan.ragged]
         self._ready: deque[Transfer] = deque()
         self._open: list[Transfer] = []
-        """All that is not released: with a trainer, ready, or in the stack."""
+        """Transfers that are not released: used by a trainer, ready, or in the stack."""
         self._stack: _Stack | None = None
         self._memory: dict[int, list[dict[str, Tensor]]] = {}
-        """Registered memory that no experience uses, by its rows."""
+        """Free registered memory, by its number of rows."""
         self.taken_rows = 0
-        """Rows that were given to the trainer."""
+        """Rows that were returned to the trainer."""
         self.stale_rows = 0
-        """Rows that were released unused, since they were not accepted."""
+        """Rows that ``accept`` rejected, released unused."""
         self.left_rows = 0
-        """Rows that were left when all producers had gone: too few for a batch."""
+        """Rows that were left over when all producers had closed: too few for a batch."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Of its inboxes, one per group, for dispensers to attach to."""
+        """Addresses of its consumer endpoints, one per group, for ``Dispenser.attach``."""
         return tuple(consumer_endpoint.endpoint for consumer_endpoint in self._consumer_endpoints)
 
     @property
     def incomplete(self) -> int:
-        """Transfers of which some parts will never come, and that were released unused."""
+        """Transfers with lost parts, which were released unused."""
         return self._reassembler.incomplete
 
     @property
     def received(self) -> dict[int, tuple[int, int]]:
-        """By origin of a dispenser: rows that came, and those of them that were released."""
+        """Rows received and rows released, by origin of the dispenser."""
         reassembler = self._reassembler
         return {origin: (rows, reassembler.released[origin]) for origin, rows in reassembler.received.items()}
 
     @property
     def repeated(self) -> int:
-        """Parts that came twice, and were dropped once."""
+        """Duplicate parts, which were dropped."""
         return self._reassembler.repeated
 
     @property
     def producers(self) -> tuple[int, ...]:
-        """Those that have come, are alive or have left something."""
+        """Connected producers that are alive or have batches left."""
         return self._consumer_endpoints[0].producers
 
     @property
     def waiting(self) -> set[int]:
-        """Producers of transfers that came and were not given."""
+        """Producers of complete transfers that were not returned to the trainer."""
         return {transfer.producer for transfer in self._ready}
 
     @property
     def lost(self) -> list[int]:
-        """Producers whose process ended without a goodbye, in the order in which that was noticed."""
+        """Producers whose process ended without closing, in the order in which that was detected."""
         return self._consumer_endpoints[0].lost
 
     def announce(
         self, directory: Directory, name: str, index: int, *, node: str = "", host_id: str | None = None
     ) -> None:
-        """Say where this consumer is.
+        """Announce the addresses of this consumer.
 
         Args:
-            directory: to whom
+            directory: where
             name: of the channel set
-            index: this consumer's number in it, from 0; a successor of one that died takes its number
-            node: by which relays find its host (in Ray: the node's id)
+            index: number of this consumer in it, from 0; a successor takes the number of the one that died
+            node: where relays to its host are started (in Ray: the node id)
             host_id: of its host; None: ``host_identity()``
         """
         consumer = ConsumerAnnouncement(host_id or host_identity(), self.endpoints, self._identity, node)
         directory.announce(consumer_key(name, index), consumer.text())
 
     def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
-        """``rows`` rows as they come; None once producers came, all have said goodbye, and too few rows are left.
+        """The next ``rows`` rows, in order of arrival. None once all producers have closed and too few rows are left.
 
         Args:
             timeout_s: how long to wait for them
-            accept: what is not accepted when its turn comes is released unused, and counted
+            accept: rows of versions that it rejects are released unused, and counted in ``stale_rows``
 
         Raises:
-            ChannelTimeoutError: not as many came within the time limit. Those that came are kept.
-            SchemaError: a producer sends something else.
+            ChannelTimeoutError: too few rows came within the time limit. They are kept.
+            SchemaError: a producer sends another schema.
         """
         begin = time.monotonic()
         while True:
             self._drop_stale(accept)
+            # One transfer has enough rows: a view of it, no copy.
             if self._stack is None and self._ready and self._ready[0].rows_left >= self.rows:
                 return self._view(self._use(self.rows))
+            # Otherwise copy rows of several transfers into one batch.
             while self._ready:
                 self._stack = self._stack or _Stack(self._register(self.rows), self.rows)
                 self._add(self._stack, *self._use(self._stack.rows - self._stack.filled))
@@ -211,18 +213,19 @@ class Batcher:
     def round(
         self, producers: Iterable[int], timeout_s: float = 60.0, accept: Accept | None = None
     ) -> Experience:
-        """One whole transfer of each of these producers, the oldest, stacked in their order: for synchronous learners.
+        """The oldest transfer of each of these producers, stacked in their order: for synchronous learners.
 
         Raises:
-            ChannelTimeoutError: some of them sent none within the time limit. Those that came are kept.
-            SchemaError: a producer sends something else.
+            ChannelTimeoutError: some of them sent none within the time limit. The other transfers are kept.
+            SchemaError: a producer sends another schema.
         """
         begin = time.monotonic()
         wanted = list(producers)
         while True:
             self._drop_stale(accept)
             first: dict[int, Transfer] = {}
-            for transfer in self._ready:  # one that left something has a successor that counts from 1 again
+            # Oldest by version first: sequence numbers of a producer's successor begin at 1 again.
+            for transfer in self._ready:
                 other = first.get(transfer.producer)
                 if other is None or (transfer.version, transfer.sequence) < (other.version, other.sequence):
                     first[transfer.producer] = transfer
@@ -247,18 +250,19 @@ class Batcher:
         return self._stacked(stack)
 
     def close(self) -> None:
-        """Take nothing any more, and release what was taken and not given. Safe to call twice."""
+        """Close the endpoints, and release rows that were not returned to the trainer. Safe to call twice."""
         for consumer_endpoint in self._consumer_endpoints:
             consumer_endpoint.close()
         self.left_rows += self._reassembler.close()
         self._leave()
 
     def _receive(self, begin: float, timeout_s: float) -> bool:
-        """Wait for one more transfer; False once producers came, all have said goodbye, and all is taken."""
+        """Wait for one more transfer. False once all producers have closed and everything is taken."""
         self._open = [transfer for transfer in self._open if not transfer.is_released]
+        # Avoid a deadlock: a producer whose slots are all held here could send nothing more. Its rows are copied already.
         for transfer in self._stack.transfers if self._stack else ():
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)
-            if held >= transfer.slots and self._stack:  # it could send nothing more
+            if held >= transfer.slots and self._stack:
                 self._stack.release_oldest_of(transfer.producer)
         received = self._reassembler.next(max(0.0, begin + timeout_s - time.monotonic()))
         if received is None:
@@ -269,9 +273,13 @@ class Batcher:
 
     def _silent(self, missing: Sequence[int], begin: float) -> ChannelTimeoutError:
         here = set(self.producers)
-        names = ", ".join(f"{producer}{'' if producer in here else ' (not here)'}" for producer in missing)
+        names = ", ".join(
+            f"{producer}{'' if producer in here else ' (not connected)'}" for producer in missing
+        )
         waited_s = time.monotonic() - begin
-        return ChannelTimeoutError(self.plan.groups[0].name, f"nothing came of producers {names}", waited_s)
+        return ChannelTimeoutError(
+            self.plan.groups[0].name, f"no batch came from producers {names}", waited_s
+        )
 
     def _drop_stale(self, accept: Accept | None) -> None:
         for transfer in [one for one in self._ready if accept is not None and not accept(one.version)]:
@@ -287,13 +295,13 @@ class Batcher:
             self.left_rows += self._give_up(self._ready.popleft())
 
     def _give_up(self, transfer: Transfer) -> int:
-        """Release its unused rows; returns how many they are."""
+        """Release its unused rows. Returns how many they are."""
         rows, transfer.used_rows = transfer.rows_left, transfer.num_rows
         transfer.release_if_done()
         return rows
 
     def _use(self, most: int) -> tuple[Transfer, slice]:
-        """The next rows of the transfer that is ready first, at most so many."""
+        """Take the next rows of the oldest ready transfer, at most ``most``."""
         used = self._used(self._ready[0], most)
         if not used[0].rows_left:
             self._ready.popleft()
@@ -306,7 +314,7 @@ class Batcher:
         return transfer, rows
 
     def _view(self, used: tuple[Transfer, slice]) -> Experience:
-        """Rows of one transfer, in place."""
+        """A batch that views the rows of one transfer."""
         transfer, rows = used
         count = rows.stop - rows.start
         self.taken_rows += count
@@ -322,14 +330,14 @@ class Batcher:
         )
 
     def _add(self, stack: _Stack, transfer: Transfer, rows: slice) -> None:
-        """Copy rows to where they are wanted."""
+        """Copy rows of a transfer behind those that the stack has."""
         to = slice(stack.filled, stack.filled + rows.stop - rows.start)
         for group in self._full:
             for name, tensor in transfer.tensors(group).items():
                 stack.memory[name][to].copy_(tensor[rows])
         for group in self._ragged:
-            pieces = stack.ragged.setdefault(self.plan.groups[group].name, [])
-            pieces.append(
+            parts = stack.ragged.setdefault(self.plan.groups[group].name, [])
+            parts.append(
                 {
                     name: tensor.clone()
                     for name, tensor in self._ragged_rows(transfer, group, rows, to.start).items()
@@ -340,23 +348,23 @@ class Batcher:
         stack.filled = to.stop
 
     def _ragged_rows(self, transfer: Transfer, group: int, rows: slice, first: int) -> dict[str, Tensor]:
-        """Of a ragged group what belongs to these rows, which the trainer counts from ``first``."""
+        """Rows of a ragged group that belong to ``rows``; ``env`` is renumbered so that they begin at ``first``."""
         tensors = transfer.tensors(group)
         if rows == slice(0, transfer.num_rows) and first == 0:
             return dict(tensors)
         env = tensors[ROW_FIELD]
-        mine = (env >= rows.start) & (env < rows.stop)
-        found = {name: tensor[mine] for name, tensor in tensors.items()}
-        found[ROW_FIELD] += first - rows.start
-        return found
+        mask = (env >= rows.start) & (env < rows.stop)
+        selected = {name: tensor[mask] for name, tensor in tensors.items()}
+        selected[ROW_FIELD] += first - rows.start
+        return selected
 
     def _stacked(self, stack: _Stack) -> Experience:
         self.taken_rows += stack.filled
         return Experience(
             stack.memory,
             {
-                name: {key: torch.cat([piece[key] for piece in pieces]) for key in pieces[0]}
-                for name, pieces in stack.ragged.items()
+                name: {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+                for name, parts in stack.ragged.items()
             },
             stack.versions,
             stack.producers,
@@ -365,7 +373,7 @@ class Batcher:
         )
 
     def _register(self, rows: int) -> dict[str, Tensor]:
-        """Memory for so many rows, used before if possible; page-locked where there is CUDA [unverified on GPU]."""
+        """Memory for a batch, reused if possible; page-locked if CUDA is available [unverified on GPU]."""
         free = self._memory.get(rows)
         if free:
             return free.pop()

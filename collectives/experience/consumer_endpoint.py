@@ -1,4 +1,4 @@
-"""A consumer's end of a channel: takes batches from every producer that knocked, as views of their memory."""
+"""Consumer endpoint of a channel: takes batches of all connected producers, as views of their memory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from collectives.process_watcher import ProcessWatcher
 _logger = logging.getLogger(__name__)
 
 _OFFER_S = 200e-6
-"""How long the processor is offered to others before sleeping: the producer may have just begun to post."""
+"""How long ``take`` yields the core to other threads before it sleeps: the producer may be about to post."""
 _SLEEP_S = 0.05
-"""How often a consumer looks whether its producers are alive."""
+"""Longest sleep, and the interval at which a consumer checks whether its producers are alive."""
 
 
 class ConsumerEndpoint:
-    """One consumer's end. Not for several threads at once; batches may be released by any.
+    """One consumer of a channel. Not thread-safe; but any thread may release batches.
 
     ::
 
-        inbox = ConsumerEndpoint(schema)              # tell producers inbox.endpoint
-        with inbox.take(timeout_s=10.0) as batch:
+        consumer = ConsumerEndpoint(schema)           # producers attach to consumer.endpoint
+        with consumer.take(timeout_s=10.0) as batch:
             learn(batch["obs"])
     """
 
     _closed = True
 
     def __init__(self, schema: ExperienceSchema) -> None:
-        """Open it.
+        """Create the shared-memory file.
 
         Raises:
-            ChannelError: there is no memory for it.
+            ChannelError: there is not enough memory.
         """
         self.schema = schema
         self._layouts = MessageLayouts(schema)
@@ -66,16 +66,16 @@ class ConsumerEndpoint:
         self._closed = False
         self._leaked: list[int] = []
         self.lost: list[int] = []
-        """Producers whose process ended without a goodbye, in the order in which that was noticed."""
+        """Producers whose process ended without closing the ring, in the order in which that was detected."""
 
     @property
     def endpoint(self) -> str:
-        """What producers attach to."""
+        """Address that producers attach to."""
         return self._file.endpoint
 
     @property
     def producers(self) -> tuple[int, ...]:
-        """Those that have knocked, and are alive or have left something; none once this is closed."""
+        """Connected producers that are alive or have batches left; none once this endpoint is closed."""
         if not self._closed:
             self._accept_connections()
             self._all_left()
@@ -88,16 +88,17 @@ class ConsumerEndpoint:
         return len(self._leaked)
 
     def take(self, timeout_s: float = 60.0) -> Batch | None:
-        """The next batch, of the producers in turn; None once producers came and all have left and are drained.
+        """The next batch, round-robin over producers. None once at least one has connected, all are gone and drained.
 
         Raises:
-            ChannelTimeoutError: nothing came within the time limit.
-            SchemaError: a producer sends something else.
+            ChannelTimeoutError: no batch came within the time limit.
+            SchemaError: a producer sends another schema.
         """
         begin = now = time.monotonic()
         while True:
             self._check_open()
-            seen = self._words[file_layout.DOORBELL]
+            # Load the doorbell before checking the queues: a post in between changes it, and ``futex.sleep`` returns.
+            doorbell = self._words[file_layout.DOORBELL]
             self._accept_connections()
             if now - self._looked_at >= _SLEEP_S:
                 self._reap_dead_peers()
@@ -114,12 +115,12 @@ class ConsumerEndpoint:
             else:
                 futex.sleep(
                     self._file.word_address(file_layout.DOORBELL),
-                    seen,
+                    doorbell,
                     min(_SLEEP_S, timeout_s - (now - begin)),
                 )
 
     def close(self) -> None:
-        """Take nothing any more: producers give what was not taken to others. Batches that are out stay valid.
+        """Stop taking: producers post what was not taken to other consumers. Batches that were taken stay valid.
 
         Safe to call twice.
         """
@@ -140,11 +141,12 @@ class ConsumerEndpoint:
         return None
 
     def _accept_connections(self) -> None:
-        """Connect to producers that have knocked since.
+        """Connect to producers whose connect request is new.
 
         Raises:
-            SchemaError: one sends something else. It is asked no more.
+            SchemaError: a producer sends another schema. Its request is not tried again.
         """
+        # One copy of all request words, compared at once: this runs in every ``take``.
         requests = bytes(self._connect_requests)
         if requests == self._seen_requests:
             return
@@ -160,16 +162,18 @@ class ConsumerEndpoint:
             link = ProducerLink(self._layouts, endpoint, self._file, self._leaked)
         except SchemaError:
             raise
-        except ChannelError as error:  # it knocked, and left before anyone answered
-            if _has_ended(file_layout.pid_of(endpoint)):  # else by itself
+        except (
+            ChannelError
+        ) as error:  # the ring was closed, or its process ended, before this consumer connected
+            if _has_ended(file_layout.pid_of(endpoint)):  # else it was closed on purpose
                 self._record_loss(producer, error.detail)
             return
         self._links.append(link)
         self._processes.watch(link.pid)
 
     def _all_left(self) -> bool:
-        """Whether every producer that came has left and is drained; lets go of those that have."""
-        for _ in range(2):  # one may have come just before another left
+        """Drop links to producers that are closed and drained. Returns whether none is left, after at least one."""
+        for _ in range(2):  # one may have connected just before another closed
             gone = [link for link in self._links if link.is_closed and not link.has_more]
             self._drop_links(gone)
             if self._links or not any(self._accepted_requests):
@@ -178,7 +182,7 @@ class ConsumerEndpoint:
         return not self._links
 
     def _reap_dead_peers(self) -> None:
-        """Let go of producers whose process has ended and that have left nothing more."""
+        """Drop links to producers whose process has ended, once their queue is empty, and report them as lost."""
         self._looked_at = time.monotonic()
         ended = self._processes.ended()
         gone = [link for link in self._links if link.pid in ended and not link.has_more]
@@ -198,11 +202,11 @@ class ConsumerEndpoint:
 
     def _who_is_silent(self) -> str:
         names = ", ".join(f"producer {link.producer} (process {link.pid})" for link in self._links)
-        return f"nothing came of {names}" if names else "no producer has come"
+        return f"no batch came from {names}" if names else "no producer has connected"
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelClosedError(self.schema.name, "this inbox is closed")
+            raise ChannelClosedError(self.schema.name, "this consumer endpoint is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +217,7 @@ class ConsumerEndpoint:
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # then the process ends, which producers notice as such
+        if not sys.is_finalizing():  # at exit producers detect the end of the process
             self.close()
 
 

@@ -1,4 +1,4 @@
-"""Where consumers of experience are found: keys and texts that everyone can say and see, and nobody has to remember."""
+"""Service directory: a key-value store in which consumers of experience announce their addresses."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ from urllib.parse import quote, unquote
 
 
 class Directory(Protocol):
-    """Small texts by key. Calls may be repeated; what is said last under a key counts."""
+    """Small texts by key. Calls are idempotent; the last value of a key counts."""
 
     def announce(self, key: str, value: str) -> None:
-        """Say ``value`` under ``key``."""
+        """Store ``value`` under ``key``."""
         ...
 
     def announced(self, prefix: str) -> dict[str, str]:
-        """All that was said under keys that begin with ``prefix``."""
+        """All entries whose key begins with ``prefix``."""
         ...
 
 
 class FileDirectory(Directory):
-    """One of processes of this host: a file per key in a folder, replaced at once, so that nobody reads half a text."""
+    """Directory for processes of this host: a folder with a file per key, which is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def announce(self, key: str, value: str) -> None:
-        """Say ``value`` under ``key``."""
+        """Store ``value`` under ``key``."""
         descriptor, draft = tempfile.mkstemp(dir=self._folder, prefix=".")
         with os.fdopen(descriptor, "w") as file:
             file.write(value)
         os.replace(draft, self._folder / quote(key, safe=""))
 
     def announced(self, prefix: str) -> dict[str, str]:
-        """All that was said under keys that begin with ``prefix``."""
-        said = {unquote(path.name): path for path in self._folder.glob("[!.]*")}
-        return {key: path.read_text() for key, path in sorted(said.items()) if key.startswith(prefix)}
+        """All entries whose key begins with ``prefix``."""
+        paths = {unquote(path.name): path for path in self._folder.glob("[!.]*")}
+        return {key: path.read_text() for key, path in sorted(paths.items()) if key.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerAnnouncement:
-    """Where a consumer takes its experience: what stands under ``consumers/NAME/INDEX``."""
+    """Address of a consumer: the entry ``consumers/NAME/INDEX`` of the directory."""
 
     host_id: str
-    """Of processes that share memory with it: see ``collectives.rendezvous.host_identity``."""
+    """Identity of the host whose processes share memory with it: see ``collectives.rendezvous.host_identity``."""
     endpoints: tuple[str, ...]
-    """Of its inboxes, one per group of the channel plan, in order."""
+    """Consumer endpoints, one per group of the channel plan, in order."""
     identity: str = ""
-    """Differs from that of any successor, which may have the same endpoints in text."""
+    """Unique per consumer: a successor may have the same endpoint texts."""
     node: str = ""
-    """By which those on other hosts name its host, where they can: see ``RemoteRouteFactory``."""
+    """Name of its host for processes on other hosts (in Ray: the node id): see ``RemoteRouteFactory``."""
 
     def text(self) -> str:
-        """As it is announced."""
+        """As JSON, the value in the directory."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Inverse of ``text``."""
-        said = json.loads(text)
-        return cls(said["host_id"], tuple(said["endpoints"]), said["identity"], said["node"])
+        values = json.loads(text)
+        return cls(values["host_id"], tuple(values["endpoints"]), values["identity"], values["node"])
 
 
 def consumer_key(name: str, index: int | None = None) -> str:
-    """Under which a consumer of the channel set ``name`` is announced; without an index what all those begin with."""
+    """Directory key of a consumer of the channel set ``name``; without an index, the common prefix of these keys."""
     return f"consumers/{name}/{'' if index is None else index}"

@@ -1,4 +1,4 @@
-"""Dispenser: gives an agent tensors to write its experience into, and sends all groups of it under one number."""
+"""Dispenser (GMI-DRL §3.2.2): an agent writes experience into channel slots; all groups share one sequence number."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from collectives.experience.routes import Route, Router, SharedMemoryRoute
 
 _LOOK_S = 0.05
-"""After which a dispenser that waits for a slot looks at consumers and ways again."""
+"""Longest wait for a slot before consumers and routes are checked again."""
 
 Ragged = Mapping[str, Mapping[str, Tensor]]
 """Rows of ragged groups: by group, by field."""
 
 
 class Dispenser:
-    """One agent's experience on its way: an outbox per group, and one decision where each sequence number goes.
+    """Sends the experience of one agent: a producer ring per group, and one consumer per sequence number.
 
-    Not for several threads at once. ::
+    Not thread-safe. ::
 
         dispenser = Dispenser(plan, rows=64, producer=0)
         dispenser.attach(0, batcher_endpoints)        # or a Migrator does
@@ -45,25 +45,25 @@ class Dispenser:
         ragged_rows: int | None = None,
         credit: int | None = None,
     ) -> None:
-        """Give it its memory.
+        """Allocate the producer rings.
 
         Args:
-            plan: what travels in which channel
-            rows: of the full groups that are sent at a time
-            producer: its number among the channel set's producers, from 0
-            slots: transfers that can be under way
-            ragged_rows: of a ragged group that are sent at a time, at most; None: ``rows``
-            credit: transfers that one consumer may have and not have released; None: all slots
+            plan: which field is in which channel
+            rows: of the full groups, per ``send``
+            producer: its number in the channel set, from 0
+            slots: transfers in flight
+            ragged_rows: of a ragged group, per ``send``, at most; None: ``rows``
+            credit: unreleased transfers that one consumer may have; None: all slots
 
         Raises:
-            ChannelError: there is no memory for it.
-            ValueError: a number is out of its range.
+            ChannelError: there is not enough memory.
+            ValueError: a number is out of range.
         """
         self.plan, self.rows, self.producer, self.slots = plan, rows, producer, slots
         self._credit = credit or slots
         origin = secrets.randbits(63) | 1
         self.origin = origin
-        """Tells this dispenser from another that had its number before."""
+        """Random number that distinguishes this dispenser from former ones with its producer number."""
         self.rings: tuple[ProducerRing, ...] = tuple(
             ProducerRing(
                 group,
@@ -78,20 +78,20 @@ class Dispenser:
         self._full = [ring for ring in self.rings if ring.schema.name not in plan.ragged]
         self._reservations: dict[str, ReservedSlot] = {}
         self._kept: dict[str, list[dict[str, Tensor]]] = {name: [] for name in plan.ragged}
-        """Ragged rows of groups whose transfer is not full yet."""
+        """Ragged rows of the transfer that is not full yet."""
         self._filled = self._sequence = self._version = self._newest = 0
         self._is_closed = False
         self._routes: dict[int, Route] = {}
         self._carried: dict[int, int] = {}
-        """Of sequences whose slots stay here until a way says that they were released: the consumer."""
+        """Consumer by sequence number, of transfers whose slots are kept until their route reports the release."""
         self.router: Router = _LeastBacklog(self)
         self.incomplete = 0
-        """Sequences of which a consumer that died had released some parts: it was done with them, the rest is dropped."""
+        """Transfers that a dead consumer had released in part. They count as consumed; the other parts are dropped."""
         self.rerouted = 0
-        """Sequences that were handed over again, since the consumer that had them was gone."""
+        """Transfers that were handed over again because their consumer was gone."""
 
     def open(self, timeout_s: float = 60.0) -> dict[str, Tensor]:
-        """Fields of the full groups, (rows, *shape), to be written in place; what stood there before still does.
+        """Fields of the full groups, (rows, *shape), to be written in place. They hold old values until overwritten.
 
         Raises:
             ChannelTimeoutError: no consumer released a slot within the time limit. May be called again.
@@ -107,82 +107,86 @@ class Dispenser:
         }
 
     def send(self, version: int, ragged: Ragged | None = None, timeout_s: float = 60.0) -> int:
-        """Send what was opened, and the rows of ragged groups (a group that is not given has none).
+        """Send the opened tensors, and rows of ragged groups (none for a group that is not given).
 
-        With several groups per transfer, the last of them sends all, under the oldest version among them.
+        With several groups per transfer, the last call sends all of them, with the oldest of their versions.
 
         Returns:
-            the sequence number under which it travels, from 1; the same in all channels.
+            the sequence number, from 1; the same in all channels.
 
         Raises:
-            SchemaError: ragged rows with other fields, types or shapes, or more of them than a slot holds.
+            SchemaError: ragged rows with wrong fields, types or shapes, or more of them than a slot holds.
             ChannelTimeoutError: no slot for the ragged rows within the time limit. May be called again.
             ValueError: nothing is open.
         """
         if len(self._reservations) < len(self._full):
             raise ValueError("nothing is open: call open() and write into its tensors first")
-        pieces = self._checked(ragged or {})
+        parts = self._checked(ragged or {})
         if self._filled + 1 < self.plan.batch:
-            for name, piece in pieces.items():
-                self._kept[name].append({field: tensor.clone() for field, tensor in piece.items()})
+            for name, part in parts.items():
+                self._kept[name].append({field: tensor.clone() for field, tensor in part.items()})
         else:
-            self._fill_ragged(pieces, timeout_s)
+            self._fill_ragged(parts, timeout_s)
         self._version = version if self._filled == 0 else min(version, self._version)
         self._filled += 1
         if self._filled < self.plan.batch:
             return self._sequence + 1
+        # Commit every group under the same number; nothing is posted before ``progress`` chooses the consumer.
         for ring in self.rings:
             self._sequence = self._reservations.pop(ring.schema.name).commit(self._version)
-        self._begin_anew()
+        self._reset_transfer()
         self.progress()
         return self._sequence
 
     def cancel(self) -> None:
-        """Give what was opened back unsent, with all groups that wait for the same transfer."""
+        """Discard the transfer that is not sent yet, with all its groups."""
         while self._reservations:
             self._reservations.popitem()[1].cancel()
-        self._begin_anew()
+        self._reset_transfer()
 
     def attach(self, index: int, endpoints: Sequence[str]) -> None:
-        """Connect all groups to a consumer of this host: its number, and its inboxes in the plan's order.
+        """Connect all groups to a consumer of this host: its number, and its endpoints in the plan's order.
 
         Raises:
-            ChannelError: an inbox is not there any more.
-            SchemaError: one expects something else, or there are not as many as groups.
+            ChannelError: an endpoint no longer exists.
+            SchemaError: an endpoint expects another schema, or the numbers of endpoints and groups differ.
         """
         self.attach_route(index, SharedMemoryRoute(self.rings, endpoints))
         self.progress()
 
     def attach_route(self, index: int, route: Route) -> None:
-        """Connect to a consumer by any way. Who had its number before is let go of."""
+        """Connect to a consumer by any route. A former consumer of this number is detached."""
         if index in self._routes:
             self._detach(index)
         self._routes[index] = route
 
     def consumers(self) -> dict[int, int]:
-        """The backlog of each consumer that is attached and alive, by number."""
+        """Backlog of each consumer that is attached and alive, by number."""
         return {index: route.backlog for index, route in self._routes.items() if route.alive}
 
     def has_credit(self, index: int) -> bool:
-        """Whether a consumer is there and may have one more."""
+        """Whether a consumer is attached, alive, and may take one more transfer."""
         route = self._routes.get(index)
         return route is not None and route.alive and route.backlog < self._credit
 
     def progress(self) -> None:
-        """Take in what was released and who is gone, and hand over what waits. ``open`` and ``send`` do so too."""
+        """Process releases and lost consumers, and hand over waiting transfers. ``open`` and ``send`` do so too."""
+        # 1. Rings: free released slots, take batches back from dead consumers.
         for ring in self.rings:
             ring.update()
+        # 2. Routes that copy: free the slots of released transfers; detach dead routes, whose transfers wait again.
         for index, route in list(self._routes.items()):
             for sequence in route.released():
                 del self._carried[sequence]
                 self._drop(sequence)
             if not route.alive:
                 self._detach(index)
+        # 3. Attach new consumers, and give them what waits.
         self.router.discover_consumers()
         self._hand_over_waiting()
 
     def drain(self, timeout_s: float) -> int:
-        """Wait until consumers have released everything; returns how many transfers they have not when time is up."""
+        """Wait until consumers have released everything. Returns how many transfers are not released at the time limit."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.progress()
@@ -193,9 +197,9 @@ class Dispenser:
                 ring.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Say goodbye, once what was sent has found a consumer or time is up: no time, and none is looked for.
+        """Wait until every transfer was handed to a consumer or time is up, then close the rings. Safe to call twice.
 
-        Safe to call twice.
+        With ``timeout_s=0`` waiting transfers are not handed over.
         """
         if self._is_closed:
             return
@@ -213,7 +217,7 @@ class Dispenser:
         self._is_closed = True
 
     def _reserve(self, ring: ProducerRing, rows: int, begin: float, timeout_s: float) -> ReservedSlot:
-        """Of a slot; whoever waits for one sees to it that what a dead consumer had goes to another."""
+        """Reserve a slot. While it waits, transfers of dead consumers are handed to others."""
         while True:
             self.progress()
             left_s = begin + timeout_s - time.monotonic()
@@ -225,23 +229,23 @@ class Dispenser:
                     raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
 
     def _checked(self, ragged: Ragged) -> dict[str, dict[str, Tensor]]:
-        """By group; their rows refer to those of the whole transfer."""
+        """Validated ragged rows by group; ``env`` is shifted to index rows of the whole transfer."""
         unknown = ragged.keys() - self.plan.ragged
         if unknown:
             raise SchemaError(
                 self.plan.groups[0].name,
-                f"ragged rows of {sorted(unknown)} came: the plan has {sorted(self.plan.ragged)}",
+                f"ragged rows of {sorted(unknown)} were given: the plan has {sorted(self.plan.ragged)}",
             )
-        pieces = {}
+        parts = {}
         for ring in self.rings:
             name = ring.schema.name
             if name in ragged and ring.schema.refuse_tensors(ragged[name]):
-                pieces[name] = dict(ragged[name])
-                pieces[name][ROW_FIELD] = pieces[name][ROW_FIELD] + self._filled * self.rows
-        return pieces
+                parts[name] = dict(ragged[name])
+                parts[name][ROW_FIELD] = parts[name][ROW_FIELD] + self._filled * self.rows
+        return parts
 
     def _fill_ragged(self, last: Mapping[str, Mapping[str, Tensor]], timeout_s: float) -> None:
-        """Claim slots for the ragged rows of this transfer, and copy them there."""
+        """Reserve slots for the ragged rows of this transfer, and copy them there."""
         begin = time.monotonic()
         reservations: dict[str, ReservedSlot] = {}
         try:
@@ -249,23 +253,24 @@ class Dispenser:
                 name = ring.schema.name
                 if name not in self.plan.ragged:
                     continue
-                pieces = [*self._kept[name], *([last[name]] if name in last else [])]
-                rows = sum(len(piece[ROW_FIELD]) for piece in pieces)
+                parts = [*self._kept[name], *([last[name]] if name in last else [])]
+                rows = sum(len(part[ROW_FIELD]) for part in parts)
                 reservations[name] = reservation = self._reserve(ring, rows, begin, timeout_s)
-                for field in reservation.tensors if pieces else ():
-                    torch.cat([piece[field] for piece in pieces], out=reservation[field])
+                for field in reservation.tensors if parts else ():
+                    torch.cat([part[field] for part in parts], out=reservation[field])
         except Exception:
             for reservation in reservations.values():
                 reservation.cancel()
             raise
         self._reservations.update(reservations)
 
-    def _begin_anew(self) -> None:
+    def _reset_transfer(self) -> None:
         self._filled = 0
-        for pieces in self._kept.values():
-            pieces.clear()
+        for parts in self._kept.values():
+            parts.clear()
 
     def _hand_over_waiting(self) -> None:
+        # A transfer moves as a whole: only when all its parts wait, and all of them to the same consumer.
         waiting = [set(ring.waiting()) for ring in self.rings]
         for sequence in sorted(set[int]().union(*waiting) - self._carried.keys()):
             if not all(sequence in numbers for numbers in waiting):
@@ -282,9 +287,10 @@ class Dispenser:
             self._newest = max(self._newest, sequence)
 
     def _resolve_partial(self, sequence: int) -> None:
-        """A sequence of which not all parts wait: its consumer is being given up, or was done with it."""
+        """Handle a transfer of which only some parts wait, because its consumer is gone."""
         if all(sequence in ring.unreleased() for ring in self.rings):
-            return  # its other parts will come back too, or be released
+            return  # no part is released so far: the others come back too, or are released
+        # The consumer had released a part, so it had consumed the transfer: it releases all parts at once.
         self._drop(sequence)
         self.incomplete += 1
 
@@ -294,7 +300,7 @@ class Dispenser:
                 ring.drop(sequence)
 
     def _detach(self, index: int) -> None:
-        """What a way carried and did not bring waits again."""
+        """Close a route. Transfers that it copied and did not deliver wait again."""
         self._routes.pop(index).close()
         self._carried = {sequence: whose for sequence, whose in self._carried.items() if whose != index}
 
@@ -308,13 +314,13 @@ class Dispenser:
 
 
 class _LeastBacklog(Router):
-    """Any consumer that has room; of several the one that has least to do."""
+    """Router without discovery: chooses the consumer with the least backlog."""
 
     def __init__(self, dispenser: Dispenser) -> None:
         self._dispenser = dispenser
 
     def discover_consumers(self) -> None:
-        """Consumers are attached by hand."""
+        """Nothing: consumers are attached by ``Dispenser.attach``."""
 
     def route(self, sequence: int) -> int | None:
         """The index of the consumer with the least backlog."""
@@ -322,7 +328,7 @@ class _LeastBacklog(Router):
 
 
 def least_backlog(dispenser: Dispenser) -> int | None:
-    """Index of the consumer that has least to do, of those that may have one more."""
+    """Index of the consumer with the least backlog, of those with credit left; None if there is none."""
     backlogs = {
         index: backlog for index, backlog in dispenser.consumers().items() if dispenser.has_credit(index)
     }

@@ -1,10 +1,10 @@
-"""What goes wrong with channels: one class per kind, each with its facts as attributes."""
+"""Errors of experience channels: one class per kind, with the facts as attributes."""
 
 from __future__ import annotations
 
 
 class ChannelError(RuntimeError):
-    """Of a channel. ``str()`` says which, what was wrong, and what to do."""
+    """Base class. ``str()`` names the channel, what went wrong, and what to do."""
 
     def __init__(self, channel: str, detail: str) -> None:
         super().__init__(channel, detail)
@@ -15,11 +15,11 @@ class ChannelError(RuntimeError):
 
 
 class SchemaError(ChannelError):
-    """Fields, shapes or types that cannot be, or that differ between two ends."""
+    """Invalid fields, shapes or types, or a schema that differs between producer and consumer."""
 
 
 class ChannelTimeoutError(ChannelError):
-    """Nobody made room, or nothing came, within the time limit."""
+    """No slot became free, or no batch arrived, within the time limit."""
 
     def __init__(self, channel: str, detail: str, waited_s: float) -> None:
         super().__init__(channel, detail)
@@ -31,8 +31,8 @@ class ChannelTimeoutError(ChannelError):
 
 
 class ChannelClosedError(ChannelError):
-    """This end was closed."""
+    """This producer ring, consumer endpoint or parameter store is closed, or its owner has ended."""
 
 
 class NoChannelError(ChannelError):
-    """There is no such channel on this host, or nothing in it."""
+    """This host has no channel of that name, or the channel holds no batch."""

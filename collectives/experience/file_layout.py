@@ -1,8 +1,9 @@
-"""The two files of a channel: who writes which word where.
+"""Layout of a channel's two shared-memory files: which word is where, and which process writes it.
 
-An outbox is its producer's: a header, a line per consumer, then slots. An inbox is its consumer's: one page with a bell and
-a word per producer that knocks. Every word has one writer, but for bells: there any change will do, and no two writers
-write the same value. What is published by a store comes before it in program order, and is seen so (``shared_words``).
+The producer creates a ring file: header, one SPSC queue per consumer, slots. The consumer creates a file of one page: a
+doorbell and one connect request per producer. Every word has a single writer, except the two futex words (``FREED``,
+``DOORBELL``): any change wakes their sleeper, and no two writers store the same value there. The writer stores data first
+and then the word that publishes it; ``shared_words`` keeps that order on every processor (release / acquire).
 """
 
 from __future__ import annotations
@@ -25,48 +26,54 @@ FILE_PREFIX = "rayagi-channel:"
 RING_MAGIC = 0x3130584F42594152
 CONSUMER_MAGIC = 0x3130584E49594152
 MAX_CONSUMERS = 16
-"""That are attached to one outbox at a time."""
+"""Attached to one producer ring at a time."""
 MAX_PRODUCERS = 256
-"""That one inbox can tell apart."""
+"""Of one consumer: it has one connect-request word for each."""
 WORD = 8
+"""Bytes."""
 LINE = CACHE_LINE_BYTES // WORD
+"""Words of a cache line."""
 
-# Header of an outbox, in words. The magic number is written last.
+# Header of a producer ring, in words. Written by the producer: constants first, the magic number last of them.
 MAGIC, PID, PRODUCER, ORIGIN, ROWS, SLOTS, STRIDE, SCHEMA_BYTES, CLOSED = range(9)
 COMMITTED, COMMITTED_ROWS, COMMITTED_BYTES, REPOSTED, NEWEST_VERSION, BLOCKED_NS, BLOCKED_SINCE_NS = range(
     2 * LINE, 2 * LINE + 7
 )
-"""Since the beginning, for whoever looks on. A batch's ticket is its number as ``COMMITTED`` counts. The producer waits for
-a slot since a time of the monotonic clock, or does not (0)."""
+"""Statistics since creation, written by the producer for ``inspection``. A batch's ticket is the value of ``COMMITTED``
+after its commit. ``BLOCKED_SINCE_NS`` is the monotonic time since when the producer waits for a slot; 0 if it does not."""
 FREED = 4 * LINE
-"""The bell that consumers ring when they release."""
+"""Futex word that consumers change after a release; a blocked producer sleeps on it."""
 CONSUMERS_AT = 6 * LINE
 
-# Line of a consumer in an outbox: a cache line that the producer writes, one that the consumer writes, and two rings: the
-# producer's queue of slots, and the consumer's tickets of what it has released, by slot.
+# SPSC queue of a consumer in a producer ring, by words from its begin. Writers are on cache lines of their own.
 QUEUE_OWNER, TAIL = 0, 1
+"""Written by the producer: endpoint of the consumer (0: the queue is free); number of slots posted so far."""
 HEAD, ATTACH_ACK = LINE, LINE + 1
+"""Written by the consumer: number of slots taken so far; 1 once it has mapped the ring file."""
 QUEUE_AT = 2 * LINE
+"""Slot numbers, ``TAIL`` modulo the number of slots; written by the producer. Behind them, at ``RingLayout.released_at``:
+the ticket that the consumer released last, for each slot; written by the consumer."""
 
-# Header of a slot, written by the producer. The ticket is 0 while the slot is being filled, and is written last.
+# Header of a slot, written by the producer. The ticket publishes the others: 0 while the slot is filled, and stored last.
 SLOT_TICKET, SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS, SLOT_STATE = range(6)
 SLOT_HEADER_BYTES = CACHE_LINE_BYTES
 STATE_FREE, STATE_RESERVED, STATE_WAITING, STATE_POSTED = range(4)
-"""Where a slot is, for whoever looks on; ``STATE_POSTED + line`` once it was posted to a consumer."""
+"""State of a slot, for ``inspection``; ``STATE_POSTED + queue`` once it was posted to a consumer."""
 
-# Header of an inbox.
+# Header of a consumer's file. Written by the consumer, except the doorbell (futex word, every producer) and the requests.
 CONSUMER_PID, CONSUMER_CLOSED, CONSUMER_SCHEMA_BYTES, DOORBELL = 1, 2, 3, LINE
 CONNECT_REQUESTS_AT = 2 * LINE
+"""One word per producer, written by that producer: the endpoint of its ring (``word_of``), or 0."""
 CONSUMER_SCHEMA_AT = (CONNECT_REQUESTS_AT + MAX_PRODUCERS) * WORD
-"""Byte at which an inbox's schema message begins."""
+"""Byte at which the schema message of a consumer's file begins."""
 
 _INODE_BITS, _FD_BITS = 22, 20
-"""Of the word that names a file; the process has the other 22, which is as many as Linux ever uses."""
+"""Bits of ``word_of``; the process has the other 22, as many as Linux uses at most."""
 
 
 @dataclass(frozen=True)
 class RingLayout:
-    """Sizes that follow from an outbox's numbers."""
+    """Offsets and sizes within a producer ring's file."""
 
     slots: int
     slot_stride: int
@@ -75,12 +82,12 @@ class RingLayout:
 
     @cached_property
     def released_at(self) -> int:
-        """Word within a consumer's line where the tickets of released batches begin, by slot."""
+        """Word within a queue where the tickets of released batches begin, by slot."""
         return QUEUE_AT + -(-self.slots // LINE) * LINE
 
     @cached_property
     def queue_words(self) -> int:
-        """Of a consumer's line: each ring has a word per slot, and its end is a cache line's."""
+        """Words of one queue. Slot numbers and released tickets have a word per slot each, in whole cache lines."""
         return 2 * self.released_at - QUEUE_AT
 
     @cached_property
@@ -99,7 +106,7 @@ class RingLayout:
         return page_aligned(self.slots_at + self.slots * self.slot_stride)
 
     def queue_word(self, consumer: int) -> int:
-        """Word at which a consumer's line begins."""
+        """Word at which a consumer's queue begins."""
         return CONSUMERS_AT + consumer * self.queue_words
 
     def slot_word(self, slot: int) -> int:
@@ -108,19 +115,19 @@ class RingLayout:
 
 
 def slot_stride(message_bytes: int) -> int:
-    """Bytes of a slot that holds such a message, wherever in its first cache line it begins."""
+    """Bytes of a slot that holds a message of this size, which may begin anywhere in its first cache line."""
     lines = -(-message_bytes // CACHE_LINE_BYTES)
     return SLOT_HEADER_BYTES + CACHE_LINE_BYTES + lines * CACHE_LINE_BYTES
 
 
 class SharedFile:
-    """A file without a name, mapped: as words, and as bytes. It goes with the last process that maps it.
+    """A memfd, mapped as words and as bytes. The kernel frees it with the last process that maps it.
 
-    Its endpoint says its inode too: a descriptor's number is used again once it is closed.
+    The endpoint contains the inode, because descriptor numbers are reused after ``close``.
     """
 
     descriptor: int | None = None
-    """What others open; None in those who did. The mapping holds another."""
+    """The one that other processes open through /proc; None in those processes. The mapping holds its own."""
 
     def __init__(self, descriptor: int, endpoint: str) -> None:
         size = os.fstat(descriptor).st_size
@@ -132,10 +139,10 @@ class SharedFile:
 
     @classmethod
     def create(cls, channel: str, size: int) -> Self:
-        """Make a zeroed file of whole pages.
+        """Create a zeroed file of whole pages.
 
         Raises:
-            ChannelError: there is no memory for it, or this host cannot.
+            ChannelError: there is not enough memory, or this host is not supported.
         """
         if reason := unsupported_reason():
             raise ChannelError(channel, reason)
@@ -158,38 +165,38 @@ class SharedFile:
 
     @classmethod
     def open(cls, channel: str, endpoint: str, magic: int) -> Self:
-        """Map a file that another process made.
+        """Map a file that another process created.
 
         Raises:
-            ChannelError: it is not there any more, is another's, or something else.
+            ChannelError: the file no longer exists, cannot be opened, or is of another kind.
         """
         path, _, inode = endpoint.partition("#")
         try:
             if not os.readlink(path).startswith(
                 f"/memfd:{FILE_PREFIX}"
-            ):  # opening could mean more than reading
-                raise ChannelError(channel, f"{endpoint} is not there any more")
+            ):  # opening a device file could have side effects
+                raise ChannelError(channel, f"{endpoint} no longer exists")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise ChannelError(channel, f"cannot open {endpoint}: {error.strerror}") from error
         try:
             if _low(os.fstat(descriptor).st_ino) != _low(int(inode)):
-                raise ChannelError(channel, f"{endpoint} is not there any more")
+                raise ChannelError(channel, f"{endpoint} no longer exists")
             opened = cls(descriptor, endpoint)
         except (OSError, ValueError) as error:
             raise ChannelError(channel, f"cannot map {endpoint}: {error}") from error
         finally:
-            os.close(descriptor)  # the mapping stays
+            os.close(descriptor)  # the mapping keeps its own
         if opened.words[MAGIC] != magic:
-            raise ChannelError(channel, f"{endpoint} is no channel of this version of rayagi")
+            raise ChannelError(channel, f"{endpoint} is not a channel of this version of rayagi")
         return opened
 
     def word_address(self, word: int) -> int:
-        """Where a word is, for those who sleep on it."""
+        """Address of a word, for futex calls."""
         return self.address + word * WORD
 
     def close(self) -> None:
-        """Close the descriptor: nobody can open it any more. The mapping stays until nothing refers to it.
+        """Close the descriptor: no other process can open it any more. The mapping stays until nothing refers to it.
 
         Safe to call twice.
         """
@@ -202,12 +209,12 @@ class SharedFile:
 
 
 def pid_of(endpoint: str) -> int:
-    """The process that made the file at an endpoint."""
+    """Id of the process that created the file at an endpoint."""
     return int(endpoint.split("/")[2])
 
 
 def word_of(endpoint: str) -> int:
-    """An endpoint in one word, which is stored at once: process, descriptor, lower bits of the inode."""
+    """An endpoint packed into one word, which is stored atomically: process, descriptor, lower bits of the inode."""
     path, _, inode = endpoint.partition("#")
     descriptor = int(path.rsplit("/", 1)[1])
     return (pid_of(endpoint) << _FD_BITS | descriptor) << _INODE_BITS | _low(int(inode))
@@ -224,5 +231,5 @@ def _low(inode: int) -> int:
 
 
 def read_schema(message: memoryview) -> ExperienceSchema:
-    """The schema of a message that an end of a channel keeps."""
+    """Decode the Arrow schema message that a channel's file contains."""
     return ExperienceSchema.from_arrow(pa.ipc.read_schema(pa.py_buffer(message)))

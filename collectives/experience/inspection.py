@@ -1,7 +1,7 @@
-"""Looking at live channels of this host from outside: nothing is written, and nobody is held up.
+"""Read-only inspection of the live channels on this host. Does not block producers or consumers.
 
-Files are found by their name among the descriptors of this user's processes in /proc. What is counted is read while it is
-written: numbers of one look may differ by a batch from each other.
+Files are found by their name among the descriptors of this user's processes in /proc. Counters are read while they change:
+numbers of one snapshot may differ by a batch.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from collectives.experience.schema import ExperienceSchema
 from collectives.shared_words import shared_words
 
 _TRIES = 1000
-"""Copies of a batch that its producer overwrote meanwhile, until we give up."""
+"""Attempts to copy a batch that its producer overwrites meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerStats:
-    """A consumer of one outbox."""
+    """A consumer of one producer ring."""
 
     pid: int
     found: bool
-    """Whether it has mapped the outbox."""
+    """Whether it has mapped the ring."""
     backlog: int
     """Batches that were posted to it and not released."""
     untaken: int
-    """Of these, those that it has not taken."""
+    """Those of the backlog that it has not taken."""
     lag: int
-    """Versions between the newest batch of the outbox and the oldest that this consumer has not released."""
+    """Version of the ring's newest batch, less that of the oldest batch that this consumer has not released."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerRingStats:
-    """An outbox at one time. Counts are since its beginning."""
+    """Snapshot of a producer ring. Counters are since its creation."""
 
     schema: ExperienceSchema
     producer: int
     pid: int
     alive: bool
-    """Whether its process is; else consumers keep the file."""
+    """Whether its process is alive; if not, consumers still map the file."""
     inode: int
     rows: int
     slots: int
     in_use: int
-    """Slots that are being filled, wait, or are posted and not released."""
+    """Slots that are being filled, waiting, or posted and not released."""
     committed: int
     committed_rows: int
     committed_bytes: int
@@ -63,15 +63,15 @@ class ProducerRingStats:
     version: int
     """Of the newest batch."""
     blocked_s: float
-    """How long the producer has waited for slots."""
+    """Time for which the producer has waited for slots."""
     at_s: float
-    """When this was, on the monotonic clock."""
+    """Monotonic time of the snapshot."""
     consumers: tuple[ConsumerStats, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchDump:
-    """A batch that was copied out of a channel."""
+    """Copy of a batch of a channel."""
 
     producer: int
     sequence: int
@@ -83,7 +83,7 @@ class BatchDump:
 
 
 class ProducerRingFile:
-    """Another process's outbox, read-only."""
+    """Producer ring of another process, read-only."""
 
     def __init__(self, memory: mmap.mmap, inode: int, alive: bool) -> None:
         self._bytes = memoryview(memory)
@@ -99,7 +99,7 @@ class ProducerRingFile:
         self._layouts = MessageLayouts(self.schema)
 
     def stats(self) -> ProducerRingStats:
-        """Where everything is now."""
+        """Take a snapshot."""
         words = self._words
         now_ns, since_ns = time.monotonic_ns(), words[file_layout.BLOCKED_SINCE_NS]
         waiting_ns = max(0, now_ns - since_ns) if since_ns and self._alive else 0
@@ -124,10 +124,10 @@ class ProducerRingFile:
         )
 
     def newest(self) -> BatchDump | None:
-        """A copy of the newest batch that no producer wrote to meanwhile; None where no slot holds one.
+        """A consistent copy of the newest batch; None if no slot holds one.
 
         Raises:
-            ChannelError: slots are filled again faster than this process copies.
+            ChannelError: slots are overwritten faster than this process copies.
         """
         for _ in range(_TRIES):
             ticket, slot = max(
@@ -137,14 +137,15 @@ class ProducerRingFile:
                 return None
             header = self._header(slot)
             message = self._message(slot, header[file_layout.SLOT_ROWS])
+            # Seqlock: the copy is whole if the ticket is the same before and after it.
             if header[file_layout.SLOT_TICKET] == self._header(slot)[file_layout.SLOT_TICKET] == ticket:
                 return self._dump(header, message)
         raise ChannelError(
-            self.schema.name, f"its slots are filled again faster than {_TRIES} copies could be made"
+            self.schema.name, f"its slots are overwritten faster than {_TRIES} copies could be made"
         )
 
     def _state(self, slot: int) -> int:
-        """As its producer says, but for what was released since it last looked."""
+        """State that the producer wrote, or free if the consumer has released the slot since."""
         ticket, *_, state = self._header(slot)
         queue = state - file_layout.STATE_POSTED
         if (
@@ -181,7 +182,7 @@ class ProducerRingFile:
     def _message(self, slot: int, rows: int) -> bytes:
         layout = self._layouts.for_rows(
             min(rows, self._words[file_layout.ROWS])
-        )  # a header may be half written
+        )  # the header may be half written
         begin = self._shape.slot_word(slot) * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + layout.lead
         return bytes(self._bytes[begin : begin + layout.size])
 
@@ -193,16 +194,16 @@ class ProducerRingFile:
             committed_ns=header[file_layout.SLOT_TIME_NS],
             batch=self._layouts.read(memoryview(message)),
         )
-        said = {f"rayagi.{name}": str(getattr(dump, name)) for name in ("producer", "sequence", "version")}
-        metadata = {**dump.batch.schema.metadata, **said}
+        keys = {f"rayagi.{name}": str(getattr(dump, name)) for name in ("producer", "sequence", "version")}
+        metadata = {**dump.batch.schema.metadata, **keys}
         return replace(dump, batch=dump.batch.replace_schema_metadata(metadata))
 
 
 def list_producer_rings() -> list[ProducerRingFile]:
-    """Those of this user's processes on this host, by channel and producer."""
+    """Producer rings of this user's processes on this host, sorted by channel and producer."""
     found: dict[int, ProducerRingFile] = {}
     for pid, path in _files():
-        with suppress(OSError, ValueError):  # it may be closed, or its process end, while we look
+        with suppress(OSError, ValueError):  # the file may be closed, or its process end, meanwhile
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 inode = os.fstat(descriptor).st_ino
@@ -243,7 +244,7 @@ def _place(ring: ProducerRingFile) -> Any:
 
 
 def _files() -> Iterator[tuple[int, str]]:
-    """Process and path of every descriptor of a channel."""
+    """Process id and path of every open descriptor of a channel file."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # it has ended, or is another user's
             if os.stat(f"/proc/{process}").st_uid != os.getuid():

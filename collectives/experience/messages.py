@@ -1,4 +1,4 @@
-"""Where columns lie in an Arrow record-batch message, so that tensors can be written where Arrow will read them."""
+"""Offsets of the columns in an Arrow IPC record-batch message, so that tensors can be written in place."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """A record batch of so many rows, as an encapsulated Arrow IPC message: metadata, then a body of columns."""
+    """An encapsulated Arrow IPC message with a record batch of ``rows`` rows: metadata, then a body of columns."""
 
     schema: ExperienceSchema
     rows: int
     metadata: bytes
-    """All that comes before the body: the same for every batch of as many rows."""
+    """Everything before the body: the same for every batch with this number of rows."""
     offsets: tuple[int, ...]
-    """Of each field's values, from the begin of the message."""
+    """Of each field's values, in bytes from the start of the message."""
     size: int
     """Bytes of the whole message."""
 
     @cached_property
     def lead(self) -> int:
-        """Bytes that a message begins behind a cache line, so that its body begins at one: copies are faster then."""
+        """Bytes between a cache-line boundary and the message, so that the body is aligned: copies are faster then."""
         return -len(self.metadata) % CACHE_LINE_BYTES
 
     @cached_property
     def _places(self) -> tuple[tuple[str, torch.dtype, int, int, tuple[int, ...], tuple[int, ...]], ...]:
-        """Name, type, elements, offset, shape and strides of each field: worked out once, for tensors are made per batch."""
+        """Name, dtype, elements, offset, shape and strides of each field. Cached, because tensors are made per batch."""
         return tuple(
             (
                 field.name,
@@ -50,12 +50,12 @@ class MessageLayout:
     def tensors(self, buffer: memoryview, begin: int) -> dict[str, Tensor]:
         """Each field as (rows, *shape), in place; they keep ``buffer`` alive."""
         if torch.is_inference_mode_enabled():
-            # Whoever runs a policy asks in that mode; others could not write then.
+            # Tensors created in inference mode could not be written outside of it.
             with torch.inference_mode(mode=False):
                 return self.tensors(buffer, begin)
         if self.rows == 0:
             return {name: torch.empty(shape, dtype=dtype) for name, dtype, _, _, shape, _ in self._places}
-        # Not view(), which takes three times as long as as_strided().
+        # as_strided() takes a third of the time of view().
         return {
             name: torch.as_strided(
                 torch.frombuffer(buffer, dtype=dtype, count=count, offset=begin + offset), shape, strides
@@ -65,7 +65,7 @@ class MessageLayout:
 
 
 class MessageLayouts:
-    """The layouts of one schema, by number of rows; each is worked out once."""
+    """The layouts of one schema, cached by number of rows."""
 
     def __init__(self, schema: ExperienceSchema) -> None:
         self.schema = schema
@@ -80,16 +80,16 @@ class MessageLayouts:
         return known
 
     def schema_message(self) -> bytes:
-        """What comes before record batches in a stream."""
+        """The Arrow IPC schema message, which precedes record batches in a stream."""
         message: bytes = self.arrow.serialize().to_pybytes()
         return message
 
     def read(self, message: memoryview) -> pa.RecordBatch:
-        """The record batch in place; it keeps ``message`` alive: this very object, as a slice of it would not."""
+        """The record batch, in place. It refers to the object ``message`` itself, whose reference count ``Batch`` checks."""
         return pa.ipc.read_record_batch(pa.py_buffer(message), self.arrow)
 
     def _work_out(self, rows: int) -> MessageLayout:
-        """pyarrow serialises a template; where it put each column is then read off the batch that it reads back."""
+        """Serialise a template with pyarrow, read it back, and take the offsets from the buffers of that batch."""
         template = pa.record_batch([_column(field, rows) for field in self.schema.fields], schema=self.arrow)
         message = template.serialize()
         back = pa.ipc.read_record_batch(message, self.arrow)
@@ -105,7 +105,7 @@ class MessageLayouts:
 
 
 def _column(field: Field, rows: int) -> Any:
-    """A column of any values. Made of buffers: of lists or NumPy arrays, pyarrow would import pandas."""
+    """A column with arbitrary values. Built from buffers: from lists or NumPy arrays pyarrow would import pandas."""
     column = field.arrow().type
     count = rows * field.row_numel
     values = pa.allocate_buffer(rows * field.row_bytes)

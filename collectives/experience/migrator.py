@@ -1,4 +1,4 @@
-"""Migrator: finds the consumers of a channel set, and says which of them gets what, and by which way."""
+"""Migrator (GMI-DRL §3.2.2): discovers the consumers of a channel set, and routes each transfer to one of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from collectives.rendezvous import host_identity
 _logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-"""Between looks into the directory while there is a consumer."""
+"""Polling interval of the directory while a consumer is attached."""
 _SEARCH_S = 0.05
-"""Between looks while there is none to go on with."""
+"""Polling interval while none is."""
 
 RemoteRouteFactory = Callable[[Dispenser, ConsumerAnnouncement], Route]
-"""Makes a way to a consumer on another host."""
+"""Creates a route to a consumer on another host."""
 
 
 class Migrator(Router):
-    """Routes one dispenser's experience. It is asked by the dispenser; nothing runs beside it.
+    """Router of one dispenser. Runs within the calls of the dispenser, without a thread of its own.
 
     ::
 
-        migrator = Migrator(dispenser, directory, "experience")      # from now on the dispenser finds its consumers
+        migrator = Migrator(dispenser, directory, "experience")      # attaches consumers from now on
         dispenser.open(); dispenser.send(version=0)
     """
 
@@ -44,32 +44,32 @@ class Migrator(Router):
         """Become the dispenser's router.
 
         Args:
-            dispenser: whose experience
+            dispenser: whose experience it routes
             directory: where consumers announce themselves, under ``consumers/NAME/INDEX``
             name: of the channel set
-            consumers: how many there are to be: then this producer's experience all goes to one of them, that with
-                the producer's number modulo theirs (synchronous templates); None: to the one with the least backlog
-            remote_route: makes ways to consumers on other hosts; None: those cannot be reached, and are an error
+            consumers: number of consumers. Everything then goes to consumer ``producer % consumers`` (synchronous
+                templates). None: each transfer goes to the consumer with the least backlog
+            remote_route: creates routes to consumers on other hosts; None: such consumers are an error
         """
         self._dispenser, self._directory, self._name = dispenser, directory, name
         self._fixed = None if consumers is None else dispenser.producer % consumers
         self._remote_route = remote_route
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
-        """What each consumer announced last. One that is gone announces itself anew when it comes back."""
+        """Last announcement of each consumer; a successor announces another text."""
         self._looked_s = float("-inf")
         self.attached = 0
-        """Consumers that were attached so far, replaced ones too."""
+        """Consumers attached so far, replaced ones included."""
         self.routed: dict[int, int] = {}
-        """Transfers that each consumer was given."""
+        """Transfers routed to each consumer."""
         dispenser.router = self
 
     def discover_consumers(self) -> None:
-        """Attach consumers that have come or come back since; those that are gone the dispenser has let go of.
+        """Attach consumers whose announcement is new. The dispenser has detached those that are gone.
 
         Raises:
-            SchemaError: a consumer expects something else.
-            ChannelError: a consumer is on another host, and there is no way to it.
+            SchemaError: a consumer expects another schema.
+            ChannelError: a consumer is on another host, and there is no route to it.
         """
         here = self._dispenser.consumers()
         found = bool(here) if self._fixed is None else self._fixed in here
@@ -85,7 +85,7 @@ class Migrator(Router):
                 self._attach(index, text)
 
     def route(self, sequence: int) -> int | None:
-        """Index of the consumer that is to have all parts of a sequence; None while nobody has room."""
+        """Index of the consumer for all parts of a sequence number; None while no consumer has credit."""
         if self._fixed is None:
             index = least_backlog(self._dispenser)
         else:
@@ -100,7 +100,7 @@ class Migrator(Router):
             self._dispenser.attach_route(index, self._route_to(index, consumer))
         except SchemaError:
             raise
-        except ChannelError as error:  # it is gone already: its successor will say so
+        except ChannelError as error:  # it is gone already; its successor announces itself
             _logger.info("consumer %d of %r cannot be reached: %s", index, self._name, error)
         else:
             self.attached += 1
@@ -111,7 +111,7 @@ class Migrator(Router):
         if self._remote_route is None:
             raise SchemaError(
                 self._name,
-                f"consumer {index} is on another host, and nothing was given to carry experience there: "
-                "plan it on this host, or pass remote_route",
+                f"consumer {index} is on another host, and there is no route to other hosts: "
+                "place it on this host, or pass remote_route",
             )
         return self._remote_route(self._dispenser, consumer)

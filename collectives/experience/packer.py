@@ -1,4 +1,4 @@
-"""Packer: which fields travel in which channel, how many groups at a time (GMI-DRL §3.2.2; the preprint's compressor)."""
+"""Packer (GMI-DRL §3.2.2; compressor in the preprint): groups fields into channels, and sets groups per transfer."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 ROW_FIELD = "env"
-"""Of a ragged group's rows: which row of the full groups each belongs to."""
+"""Field of a ragged group: the row of the full groups that each ragged row belongs to."""
 _GOOD_SHARE = 0.95
-"""Of the best bandwidth: the smallest batch that reaches it is taken."""
+"""Share of the best bandwidth that the chosen batch must reach."""
 _TRY_S = 0.03
 _TRY_BYTES = 2**26
-"""Largest transfer that is tried."""
+"""Largest transfer that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
-    """How experience travels: one channel per group."""
+    """Channels of one set of producers and consumers: one channel per group of fields."""
 
     groups: tuple[ExperienceSchema, ...]
-    """The first is a full one."""
+    """The first is not ragged."""
     batch: int = 1
-    """Groups per transfer: how many of what the agent sends at a time travel together."""
+    """Groups per transfer: rollouts of an agent that are sent together."""
     ragged: frozenset[str] = frozenset()
-    """Names of the groups whose number of rows is their own; each has an int64 field ``env``."""
+    """Names of groups with a row count of their own; each has an int64 field ``env``."""
     value: float = 0.0
     """TOP_mov (eq. 6)."""
     reason: str = "as given"
@@ -56,7 +56,7 @@ class ChannelPlan:
 
     @property
     def full(self) -> tuple[ExperienceSchema, ...]:
-        """Groups that have a row for each row of experience."""
+        """Groups that are not ragged: one row per row of experience."""
         return tuple(group for group in self.groups if group.name not in self.ragged)
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ def pack(
     """Group fields into channels by eq. 5-8.
 
     Args:
-        axes: fields with the same row axis, the full ones first; fields of different axes never share a channel
-        ragged: names of those schemas whose number of rows is their own
-        aligned: which fields of one axis may share a channel, besides
+        axes: one schema per row axis, full ones first; fields of different axes never share a channel (eq. 8)
+        ragged: names of the schemas with a row count of their own
+        aligned: further restriction: whether two fields of one axis may share a channel (eq. 8)
 
     Raises:
         SchemaError: the names of fields clash.
@@ -106,25 +106,26 @@ def pack(
 
 
 def with_batch(plan: ChannelPlan, *, rows: int, most: int) -> ChannelPlan:
-    """The plan with as many groups per transfer as bandwidth asks for: the fewest that reach 95 % of the best tried.
+    """The plan with the fewest groups per transfer that reach 95 % of the best measured bandwidth.
 
-    Measures here, for some tenths of a second: keep the answer.
+    Measures on this host, for some tenths of a second: keep the result.
 
     Args:
-        plan: what travels
-        rows: that the agent sends at a time
-        most: groups per transfer that may be waited for: experience is that much older when it arrives
+        plan: groups of fields
+        rows: of one rollout of the agent
+        most: upper bound of groups per transfer; more groups make experience older on arrival
 
     Raises:
-        ChannelError: there is no memory for it.
+        ChannelError: there is not enough memory.
     """
+    # Powers of two, up to ``most`` and up to the largest transfer worth measuring.
     sizes = [1]
     while sizes[-1] * 2 <= most and 2 * sizes[-1] * rows * plan.groups[0].row_bytes <= _TRY_BYTES:
         sizes.append(2 * sizes[-1])
     rates = {batch: measure_bandwidth(plan.full, batch * rows) for batch in sizes}
     chosen = smallest_good(rates)
-    told = ", ".join(f"{batch}: {rate / 1e6:.0f} MB/s" for batch, rate in rates.items())
-    reason = f"{plan.reason}\n{chosen} group(s) of {rows} rows per transfer: the fewest within 5 % of the best ({told})"
+    measured = ", ".join(f"{batch}: {rate / 1e6:.0f} MB/s" for batch, rate in rates.items())
+    reason = f"{plan.reason}\n{chosen} group(s) of {rows} rows per transfer: the fewest within 5 % of the best ({measured})"
     return replace(plan, batch=chosen, reason=reason)
 
 
@@ -135,7 +136,7 @@ def smallest_good(rates: dict[int, float]) -> int:
 
 
 def measure_bandwidth(groups: Sequence[ExperienceSchema], rows: int, limit_s: float = _TRY_S) -> float:
-    """Bytes per second through channels as they are used: written once, read once, in batches of ``rows``."""
+    """Bytes per second through real channels: written once and read once, in batches of ``rows``."""
     consumer_endpoints = [ConsumerEndpoint(group) for group in groups]
     rings = [ProducerRing(group, rows=rows, slots=2) for group in groups]
     sources = [_filled(group, rows) for group in groups]
@@ -151,7 +152,7 @@ def measure_bandwidth(groups: Sequence[ExperienceSchema], rows: int, limit_s: fl
                 ring.put(source, version=0)
             for consumer_endpoint, target in zip(consumer_endpoints, targets, strict=True):
                 batch = consumer_endpoint.take()
-                assert batch is not None  # its producer is here
+                assert batch is not None  # its producer is attached
                 with batch:
                     for name, tensor in batch.tensors.items():
                         target[name].copy_(tensor)

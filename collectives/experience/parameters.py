@@ -1,10 +1,10 @@
-"""Parameters from a learner to its collectors: a versioned broadcast in shared memory that nobody waits for.
+"""Parameter store: a wait-free versioned broadcast of tensors in shared memory, from a learner to its collectors.
 
-The file holds a header and three copies of the tensors. The owner fills a copy that is not the published one and then
-publishes it by one word, which says version and copy; each copy also says which version it holds, and says none while it
-is filled. A reader copies what is published and then looks whether it still holds that version: else it begins again.
-It has the time of two publications for that, so it hardly ever must. An owner that dies while it fills a copy leaves
-readers with the version before. What it and the owner read and write stays in order (``shared_words``).
+A triple-buffered seqlock. The file holds a header and three copies of the tensors. The owner fills a copy that is not
+published, then publishes it by one word: version and copy. Each copy has a word with its version, 0 while it is filled.
+A reader copies the published tensors and checks that word afterwards; if it changed, the reader retries. It has the time
+of two publications, so retries are rare. If the owner dies while it fills a copy, the version before stays published.
+``shared_words`` keeps loads and stores in program order.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned
 
 PARAMETER_STORE_MAGIC = 0x3130445242594152
 COPIES = 3
-"""Of the tensors: one is read, one may be filled, and one is between them."""
+"""Copies of the tensors: one is published, one may be filled, one may still be read."""
 _OWNER, _SCHEMA_BYTES, _CLOSED = 1, 2, 3
 _PUBLISHED = file_layout.LINE
-"""The word that publishes: 0 before the first time, else (version + 1) * 4 + copy."""
+"""Publishing word, by the owner; readers sleep on it. 0 before the first publication, else (version + 1) * 4 + copy."""
 _HELD = 2 * file_layout.LINE
-"""The first of the copies' own words: 0 while it is filled, else version + 1. Each has a cache line."""
+"""Version word of the first copy, by the owner: 0 while it is filled, else version + 1. One cache line per copy."""
 _SCHEMA_AT = (2 + COPIES) * CACHE_LINE_BYTES
 _SLEEP_S = 0.05
-"""After which a reader that waits looks whether the owner is alive."""
+"""Longest sleep of a waiting reader before it checks whether the owner is alive."""
 _MOST_READS = 1000
-"""Copies begun anew before a reader gives up: the owner would have published twice as often meanwhile."""
+"""Retries before a reader gives up."""
 
 
 class ReadableParameterStore(Protocol):
-    """What a reader needs of a board, on this host or another."""
+    """A parameter store for readers, on this host or another."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more will come, as far as is known."""
+        """Whether the owner publishes no more, as far as is known."""
         ...
 
     def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
-        """Copy what is published into tensors, unless that is version ``known``. Returns its version."""
+        """Copy the published tensors into ``tensors``, unless they are version ``known``. Returns their version."""
         ...
 
     def close(self) -> None:
-        """Let go of it. Safe to call twice."""
+        """Free its resources. Safe to call twice."""
         ...
 
 
 class ParameterStore:
-    """One owner publishes, any number of processes of the host read. Not for several threads at once.
+    """One owner publishes; any number of processes of the host read. Not thread-safe.
 
     The tensors that are published, and those that are read into, may be on a device. [unverified on GPU]
 
     ::
 
-        board = ParameterStore.host({"parameters": flat, "mean": mean})   # tell readers board.endpoint
-        board.publish({"parameters": flat, "mean": mean}, version=0)
+        store = ParameterStore.host({"parameters": flat, "mean": mean})   # readers attach to store.endpoint
+        store.publish({"parameters": flat, "mean": mean}, version=0)
 
-        board = ParameterStore.attach(endpoint)
-        board.wait(version=1, timeout_s=60.0)
-        version = board.read_into({"parameters": own_flat, "mean": own_mean})
+        store = ParameterStore.attach(endpoint)
+        store.wait(version=1, timeout_s=60.0)
+        version = store.read_into({"parameters": own_flat, "mean": own_mean})
     """
 
     def __init__(self, file: SharedFile, schema: ExperienceSchema, endpoint: str, *, hosts: bool) -> None:
@@ -87,11 +87,11 @@ class ParameterStore:
 
     @classmethod
     def host(cls, tensors: Mapping[str, Tensor], name: str = "parameters") -> Self:
-        """Make a board for tensors of these names, shapes and types. Nothing is published yet.
+        """Create a store for tensors of these names, shapes and types. Nothing is published yet.
 
         Raises:
-            ChannelError: there is no memory for it, or this host cannot.
-            SchemaError: a tensor's type is one that channels do not carry.
+            ChannelError: there is not enough memory, or this host is not supported.
+            SchemaError: channels do not support a tensor's type.
         """
         schema = ExperienceSchema.from_tensors(name, _rows(tensors))
         message = MessageLayouts(schema).schema_message()
@@ -104,10 +104,10 @@ class ParameterStore:
 
     @classmethod
     def attach(cls, endpoint: str, name: str = "parameters") -> Self:
-        """Read from a board of another process.
+        """Open the store of another process for reading.
 
         Raises:
-            ChannelError: it is not there any more, or is something else.
+            ChannelError: it no longer exists, or is of another kind.
         """
         file = SharedFile.open(name, endpoint, PARAMETER_STORE_MAGIC)
         message = file.bytes[_SCHEMA_AT : _SCHEMA_AT + file.words[_SCHEMA_BYTES]]
@@ -115,21 +115,21 @@ class ParameterStore:
 
     @property
     def version(self) -> int:
-        """Of what is published; -1 before the first time."""
+        """Published version; -1 before the first publication."""
         return (self._words[_PUBLISHED] >> 2) - 1
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more will come: the owner has closed the board, or its process has ended. What it published stays."""
+        """Whether the owner has closed the store, or its process has ended. Published tensors stay readable."""
         return bool(self._words[_CLOSED]) or bool(self._processes.ended())
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Copy the tensors, and show them as this version. Nobody can make this wait.
+        """Publish a copy of the tensors as this version. Never waits for readers.
 
         Raises:
-            SchemaError: other names, shapes or types than the board's.
+            SchemaError: names, shapes or types differ from the store's.
             ValueError: a version that is not newer than the published one.
-            ChannelError: this process does not host the board.
+            ChannelError: this process is not the owner.
         """
         self._check_open()
         if not self._hosts:
@@ -137,12 +137,13 @@ class ParameterStore:
         self.schema.refuse_tensors(_rows(tensors))
         if version <= self.version:
             raise ValueError(f"version {version} is published after version {self.version}")
+        # Round-robin: the copy after the published one was published two versions ago.
         copy = ((self._words[_PUBLISHED] & 3) + 1) % COPIES
         held = _HELD + copy * file_layout.LINE
-        self._words[held] = 0
+        self._words[held] = 0  # invalidate before the first byte changes
         for name, tensor in tensors.items():
             self._copies[copy][name].copy_(tensor.detach())
-        self._words[held] = version + 1
+        self._words[held] = version + 1  # valid after the last byte, and before anyone is pointed to it
         self._words[_PUBLISHED] = version + 1 << 2 | copy
         futex.wake(self._file.word_address(_PUBLISHED))
 
@@ -150,16 +151,15 @@ class ParameterStore:
         """Sleep until this version or a newer one is published. Returns which.
 
         Raises:
-            ChannelClosedError: the owner has closed the board, or its process has ended, before that.
+            ChannelClosedError: the owner closed the store, or its process ended, before that.
             ChannelTimeoutError: it was not published within the time limit.
         """
         begin = time.monotonic()
         while True:
             self._check_open()
-            ended = bool(
-                self._processes.ended()
-            )  # asked before the word: what it published last still counts
-            closed, seen = self._words[_CLOSED], self._words[_PUBLISHED]
+            # Check for the owner's end before loading the word: its last publication still counts.
+            ended = bool(self._processes.ended())
+            closed, published = self._words[_CLOSED], self._words[_PUBLISHED]
             if self.version >= version:
                 return self.version
             if closed or ended:
@@ -172,13 +172,13 @@ class ParameterStore:
             if waited_s >= timeout_s:
                 detail = f"its owner, process {self._owner}, is at version {self.version}; version {version} was awaited"
                 raise ChannelTimeoutError(self.schema.name, detail, waited_s)
-            futex.sleep(self._file.word_address(_PUBLISHED), seen, _SLEEP_S)
+            futex.sleep(self._file.word_address(_PUBLISHED), published, _SLEEP_S)
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> int:
-        """Copy what is published into tensors of the same names, shapes and types. Returns its version.
+        """Copy the published tensors into ``tensors``. Returns their version.
 
         Raises:
-            SchemaError: the tensors are others than the board's.
+            SchemaError: names, shapes or types differ from the store's.
             ChannelError: nothing was published yet, or the owner publishes faster than this process can copy.
         """
         self._check_open()
@@ -190,6 +190,7 @@ class ParameterStore:
             copy = published & 3
             for name, tensor in tensors.items():
                 tensor.detach().copy_(self._copies[copy][name])
+            # Loaded after the copy: unchanged means that the owner did not write to it meanwhile.
             if self._words[_HELD + copy * file_layout.LINE] == published >> 2:
                 return (published >> 2) - 1
         raise ChannelError(
@@ -198,11 +199,11 @@ class ParameterStore:
         )
 
     def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
-        """``read_into``, unless what is published is version ``known``. Returns its version."""
+        """``read_into``, unless version ``known`` is published. Returns the published version."""
         return known if self.version == known else self.read_into(tensors)
 
     def close(self) -> None:
-        """The owner tells readers that no more will come; a reader only lets go. Safe to call twice."""
+        """As owner, end publication and wake readers; as reader, detach. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -214,7 +215,7 @@ class ParameterStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelClosedError(self.schema.name, "this board is closed")
+            raise ChannelClosedError(self.schema.name, "this parameter store is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -226,12 +227,12 @@ class ParameterStore:
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of them as one row of a schema."""
+    """The tensors as one row of a schema."""
     return {name: tensor.detach().unsqueeze(0) for name, tensor in tensors.items()}
 
 
 def _offsets(schema: ExperienceSchema) -> list[int]:
-    """Where each tensor begins within a copy, on a cache line, and where the copy ends."""
+    """Byte offset of each tensor within a copy, aligned to cache lines; the last one is the size of the copy."""
     offsets = [0]
     for field in schema.fields:
         offsets.append(offsets[-1] + -(-field.row_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)

@@ -1,4 +1,4 @@
-"""A producer's end of a channel: slots in shared memory that it fills in place and posts to consumers."""
+"""Producer ring of a channel: slots in shared memory that the producer fills in place and posts to consumers."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from collectives.process_watcher import ProcessWatcher
 _logger = logging.getLogger(__name__)
 
 _SLEEP_S = 0.05
-"""After which a producer that waits looks whether its consumers are alive."""
+"""Longest sleep of a blocked producer before it checks whether its consumers are alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer as its producer sees it."""
+    """An attached consumer, as known to the producer."""
 
     queue: int
-    """Its place in this outbox: what ``commit(to=)`` takes."""
+    """Number of its queue in this ring: what ``commit(to=)`` takes."""
     pid: int
     backlog: int
     """Batches that were posted to it and not released."""
     found: bool
-    """Whether it has mapped this outbox. From then on it reads what was posted to it even if this process ends."""
+    """Whether it has mapped this ring. From then on it can read its batches even if this process ends."""
 
 
 class ProducerRing:
-    """One producer's slots. Not for several threads at once.
+    """Slots of one producer. Not thread-safe.
 
+    A slot is free, reserved (being filled), waiting (committed, in no queue) or posted to one consumer; then free again.
     ::
 
-        outbox = ProducerRing(schema, rows=64, slots=4, producer=0)
-        outbox.attach(endpoint_of_an_inbox)
-        claim = outbox.reserve(64, timeout_s=10.0)
-        claim["obs"].copy_(obs)
-        claim.commit(version=3)
+        ring = ProducerRing(schema, rows=64, slots=4, producer=0)
+        ring.attach(consumer_endpoint)
+        slot = ring.reserve(64, timeout_s=10.0)
+        slot["obs"].copy_(obs)
+        slot.commit(version=3)
     """
 
     _closed = True
@@ -69,20 +70,20 @@ class ProducerRing:
         origin: int = 0,
         routed: bool = False,
     ) -> None:
-        """Give it its memory.
+        """Allocate the shared memory.
 
         Args:
-            schema: what the channel carries
-            rows: that a batch has at most
-            slots: batches that can be under way: being filled, posted, or being read
+            schema: fields of the channel
+            rows: of a batch, at most
+            slots: batches in flight: being filled, waiting, posted, or being read
             producer: its number in the channel, from 0
-            credit: batches that one consumer may have and not have released; None: all slots
-            origin: tells this producer from another that had its number before; the same in all its outboxes
-            routed: the owner says where each batch goes (``waiting``, ``post``, ``drop``), not this outbox
+            credit: unreleased batches that one consumer may have; None: all slots
+            origin: distinguishes this producer from former ones of its number; the same in all its rings
+            routed: the owner posts each batch itself (``waiting``, ``post``, ``drop``), not this ring
 
         Raises:
-            ChannelError: there is no memory for it.
-            ValueError: a number is out of its range.
+            ChannelError: there is not enough memory.
+            ValueError: a number is out of range.
         """
         if (
             min(rows, slots, slots if credit is None else credit) < 1
@@ -118,7 +119,7 @@ class ProducerRing:
             words[word] = value
         self._slots = Slots(self._file, shape, self._layouts, rows)
         self._waiting: list[int] = []
-        """Committed slots that no consumer has, by ticket."""
+        """Committed slots that were posted to no consumer, in the order of their tickets."""
         self._queues: dict[int, SpscQueue] = {}
         self._processes = ProcessWatcher()
         self._sequence = 0
@@ -126,15 +127,15 @@ class ProducerRing:
 
     @property
     def endpoint(self) -> str:
-        """Where its file is."""
+        """Address of its file."""
         return self._file.endpoint
 
     def attach(self, consumer_address: str) -> int:
-        """Connect to a consumer. Returns its line; the same for one that is attached already.
+        """Connect to a consumer. Returns the number of its queue; the same one if it is attached already.
 
         Raises:
-            ChannelError: there is no such inbox any more, it has another producer of this number, or no line is free.
-            SchemaError: it expects something else.
+            ChannelError: the consumer no longer exists, has another producer of this number, or no queue is free.
+            SchemaError: the consumer expects another schema.
         """
         self._check_open()
         self._update()
@@ -154,7 +155,7 @@ class ProducerRing:
         return free[0]
 
     def consumers(self) -> tuple[ConsumerState, ...]:
-        """Those that are attached and alive."""
+        """Consumers that are attached and alive."""
         self._update()
         return tuple(
             ConsumerState(number, queue.pid, len(queue.posted), queue.is_attached)
@@ -165,7 +166,7 @@ class ProducerRing:
         """Wait for a free slot for a batch of ``rows`` rows (None: as many as it holds).
 
         Raises:
-            SchemaError: a slot does not hold as many.
+            SchemaError: a slot does not hold that many.
             ChannelTimeoutError: no consumer released one within the time limit.
         """
         count = self.rows if rows is None else rows
@@ -184,7 +185,7 @@ class ProducerRing:
     def put(
         self, rows: Mapping[str, Tensor], version: int, timeout_s: float = 60.0, to: int | None = None
     ) -> int:
-        """Claim, copy, commit. Returns the sequence number.
+        """Reserve a slot, copy the rows, commit. Returns the sequence number.
 
         Raises:
             SchemaError: other fields, types or shapes than the channel's.
@@ -203,13 +204,14 @@ class ProducerRing:
         """See ``ReservedSlot.commit``."""
         self._check_open()
         if not reservation.is_open:
-            raise ChannelError(self.schema.name, "this batch was committed or cancelled before")
+            raise ChannelError(self.schema.name, "this slot was committed or cancelled before")
         number = self._sequence + 1 if sequence is None else sequence
         if version < 0 or number < 0:
             raise ValueError(f"version={version} and sequence={number} must not be negative")
         self._sequence = number
         words = self._words
         ticket = words[file_layout.COMMITTED] + 1
+        # The slot's header first, then the statistics; a consumer sees neither before the post below.
         self._slots.commit(reservation.slot, ticket, number, version, reservation.num_rows)
         words[file_layout.COMMITTED] = ticket
         words[file_layout.COMMITTED_ROWS] += reservation.num_rows
@@ -231,33 +233,33 @@ class ProducerRing:
         return self._slots.message(slot, rows)
 
     def update(self) -> None:
-        """Take in what was released and who is gone, as every other call does first."""
+        """Free released slots and handle consumers that are gone. Every other call does this first."""
         self._check_open()
         self._update()
 
     def is_attached_to(self, queue: int, consumer_address: str) -> bool:
-        """Whether this consumer is attached there, alive as far as was seen, and open."""
+        """Whether this consumer is attached to that queue, alive at the last check, and open."""
         return self._is_open(queue) and self._queues[queue].endpoint == consumer_address
 
     def backlog(self, queue: int) -> int:
-        """Batches that were posted there and not seen released."""
+        """Batches that were posted to a queue and not released."""
         return len(self._queues[queue].posted) if queue in self._queues else 0
 
     def waiting(self) -> list[int]:
-        """Sequence numbers of committed batches that no consumer has, in the order in which they are to go."""
+        """Sequence numbers of committed batches that were posted to no consumer, oldest first."""
         return [self._slots.sequence(slot) for slot in self._waiting]
 
     def unreleased(self) -> set[int]:
-        """Sequence numbers of all committed batches that are not known to be released."""
+        """Sequence numbers of committed batches that are not released."""
         posted = {self._slots.sequence(slot) for queue in self._queues.values() for slot in queue.posted}
         return posted | {*self.waiting()}
 
     def post(self, sequence: int, queue: int) -> None:
-        """Give a waiting batch to a consumer."""
+        """Post a waiting batch to a consumer's queue."""
         self._post(self._unqueue(sequence), queue)
 
     def drop(self, sequence: int) -> None:
-        """Free the slot of a waiting batch: it came there by another way, or is not wanted any more."""
+        """Free the slot of a waiting batch that another route has delivered, or that is not needed any more."""
         self._slots.set_free([self._unqueue(sequence)])
 
     def encoded_batch(self, sequence: int) -> EncodedBatch:
@@ -265,17 +267,17 @@ class ProducerRing:
         return self._slots.encoded_batch(self._waiting_slot(sequence))
 
     def drain(self, timeout_s: float) -> int:
-        """Wait until consumers have released everything; returns how many batches they have not when time is up."""
+        """Wait until consumers have released everything. Returns how many batches are not released at the time limit."""
         self._check_open()
         with suppress(ChannelTimeoutError):
             self._wait_until(lambda: not self._unreleased_count(), timeout_s)
         return self._unreleased_count()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Say goodbye. Safe to call twice.
+        """Wait until every consumer has mapped this ring, then close it. Safe to call twice.
 
-        Consumers still read what was posted to them, if they have found this outbox: this waits until they have. But what a
-        consumer does not release before its own end is not posted again from here on: ``drain`` before, where that matters.
+        Consumers that have mapped it still read what was posted to them. But a batch whose consumer ends without
+        releasing it is not posted again: call ``drain`` first where that matters.
         """
         if self._closed:
             return
@@ -287,7 +289,7 @@ class ProducerRing:
         lost = len(self._waiting) + sum(len(queue.posted) for queue in queues if not queue.is_attached)
         if lost:
             _logger.warning(
-                "channel %r: producer %d closes with %d batches that no consumer has come for",
+                "channel %r: producer %d closed with %d undelivered batches",
                 self.schema.name,
                 self.producer,
                 lost,
@@ -301,11 +303,15 @@ class ProducerRing:
         self._file.close()
 
     def _update(self) -> None:
-        """Take in what was released and who is gone, and post what waits."""
-        ended = self._processes.ended()  # asked before looking at what they released: they do not any more
+        """Free released slots, requeue batches of consumers that are gone, and post waiting batches."""
+        # Check processes first and releases second: an ended process releases nothing between the two.
+        ended = self._processes.ended()
         for number, queue in list(self._queues.items()):
-            is_closed = queue.is_closed
+            is_closed = (
+                queue.is_closed
+            )  # likewise before its queue is read: a closed consumer takes nothing more
             self._slots.set_free(queue.collect_released())
+            # A dead consumer loses all its unreleased batches; a closed one may still release those it has taken.
             if queue.pid in ended:
                 self._requeue_unreleased(queue, list(queue.posted))
             elif is_closed:
@@ -317,7 +323,7 @@ class ProducerRing:
         self._post_waiting()
 
     def _post_waiting(self) -> None:
-        """What waits goes to whoever has least, up to its credit."""
+        """Post waiting batches, each to the open consumer with the least backlog, as long as that one has credit."""
         while self._waiting and not self._routed:
             open_queues = [number for number in self._queues if self._is_open(number)]
             number = min(open_queues, key=self.backlog, default=-1)
@@ -326,7 +332,7 @@ class ProducerRing:
             self._post(self._waiting.pop(0), number)
 
     def _requeue_unreleased(self, queue: SpscQueue, slots: list[int]) -> None:
-        """What a consumer that is gone will never release is posted again, before what is younger."""
+        """Take batches back from a consumer that is gone; they go to other consumers before younger ones."""
         for slot in slots:
             del queue.posted[slot]
         self._enqueue_waiting(slots)
@@ -360,14 +366,17 @@ class ProducerRing:
     def _wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
         begin = time.monotonic()
         while True:
-            seen = self._words[file_layout.FREED]
+            # Load the futex word before checking: a release in between changes it, and ``futex.sleep`` returns.
+            freed = self._words[file_layout.FREED]
             self._update()
             if done():
                 return
             waited_s = time.monotonic() - begin
             if waited_s >= timeout_s:
                 raise ChannelTimeoutError(self.schema.name, self._who_is_slow(), waited_s)
-            futex.sleep(self._file.word_address(file_layout.FREED), seen, min(_SLEEP_S, timeout_s - waited_s))
+            futex.sleep(
+                self._file.word_address(file_layout.FREED), freed, min(_SLEEP_S, timeout_s - waited_s)
+            )
 
     def _who_is_slow(self) -> str:
         states = [f"process {queue.pid} holds {len(queue.posted)}" for queue in self._queues.values()]
@@ -385,7 +394,7 @@ class ProducerRing:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelClosedError(self.schema.name, f"the outbox of producer {self.producer} is closed")
+            raise ChannelClosedError(self.schema.name, f"the ring of producer {self.producer} is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -396,5 +405,5 @@ class ProducerRing:
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # then the process ends, which consumers notice as such
+        if not sys.is_finalizing():  # at exit consumers detect the end of the process
             self.close(timeout_s=0.0)

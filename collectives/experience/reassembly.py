@@ -1,4 +1,4 @@
-"""Joining: parts of one transfer that came through several channels become one piece of experience again."""
+"""Reassembly: joins the parts of a transfer, which arrive through one channel per group."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.file_layout import MAX_PRODUCERS
 
 _SLEEP_S = 0.05
-"""After which whoever waits for a part looks again at all channels."""
+"""Longest wait for one part before all channels are polled again."""
 _REORDER_WINDOW = 8
-"""Transfers of one producer that may be complete before an earlier one, whose missing parts then count as gone."""
+"""Transfers of a producer that may complete before an earlier one; after that its missing parts count as lost."""
 _REMEMBERED = 256
-"""Sequence numbers per producer by which a transfer that comes twice is known."""
+"""Sequence numbers kept per producer, to detect duplicates."""
 _REMEMBERED_PRODUCERS = 4 * MAX_PRODUCERS
 
 Key = tuple[int, int, int]
@@ -27,24 +27,24 @@ Key = tuple[int, int, int]
 
 
 class Transfer:
-    """All parts of one sequence number of one producer, until its rows are used up and released."""
+    """All parts of one sequence number of one producer, until its rows are used and released."""
 
     def __init__(self, parts: Sequence[Batch], released: Counter[int]) -> None:
-        """``released``: gets this one's rows, by origin, once they are."""
+        """``released`` counts released rows by origin."""
         self._parts, self._released = tuple(parts), released
         first = parts[0]
         self.origin = first.origin
         self.producer, self.sequence, self.version = first.producer, first.sequence, first.version
         self.num_rows, self.slots = first.num_rows, first.slots
         self.used_rows = 0
-        """From the begin; the rest is for later."""
+        """Rows handed out so far, from the first; the rest is for later batches."""
         self.users = 0
-        """Pieces of experience that keep it from being released."""
+        """Objects that still use its rows; it is released when there are none."""
         self.is_released = False
 
     @property
     def rows_left(self) -> int:
-        """That nobody has used."""
+        """Rows that were not handed out."""
         return self.num_rows - self.used_rows
 
     def tensors(self, group: int) -> dict[str, Tensor]:
@@ -52,17 +52,17 @@ class Transfer:
         return self._parts[group].tensors
 
     def remove_user(self) -> None:
-        """A user less."""
+        """Decrement the number of users."""
         self.users -= 1
         self.release_if_done()
 
     def release_if_done(self) -> None:
-        """Tell the producer, once it has neither users nor unused rows."""
+        """Release if it has neither users nor unused rows."""
         if self.users <= 0 and not self.rows_left:
             self.release()
 
     def release(self) -> None:
-        """Tell the producer at once. Safe to call twice."""
+        """Release all parts at once. Safe to call twice."""
         if not self.is_released:
             self._released[self.origin] += self.num_rows
         self.is_released = True
@@ -71,35 +71,34 @@ class Transfer:
 
 
 class Reassembler:
-    """Takes from one inbox per group, and gives complete transfers."""
+    """Takes batches from one consumer endpoint per group, and returns complete transfers."""
 
     def __init__(self, consumer_endpoints: Sequence[ConsumerEndpoint]) -> None:
         self._consumer_endpoints = consumer_endpoints
         self._parts: dict[Key, dict[int, Batch]] = {}
-        """Of transfers that are not complete: by group."""
+        """Parts of incomplete transfers, by group."""
         self._since: dict[Key, int] = {}
-        """How many of its producer were complete when the first part came."""
+        """Value of ``_completed`` when the first part of an incomplete transfer came."""
         self._completed: Counter[int] = Counter()
-        """By producer, whoever had its number."""
+        """Complete transfers by producer number, over all processes that had it."""
         self._recent: dict[tuple[int, int], deque[int]] = {}
-        """Sequence numbers that were complete, by producer and origin."""
+        """Sequence numbers of complete transfers, by producer and origin."""
         self._lost_before: dict[int, int] = {}
-        """How many producers were lost when something last came of each: what is lost has left nothing more."""
+        """Length of ``lost`` when a producer's last part came: a later entry in ``lost`` has no successor yet."""
         self._complete: deque[Transfer] = deque()
         self.incomplete = 0
-        """Transfers of which some parts will never come: a trainer that died had released those, or the producer died."""
+        """Transfers of which some parts never come: a trainer that died had released them, or the producer died."""
         self.repeated = 0
-        """Parts that came a second time, by another way, and were dropped."""
+        """Duplicate parts, delivered by another route, that were dropped."""
         self.received: Counter[int] = Counter()
         """Rows of complete transfers, by origin."""
         self.released: Counter[int] = Counter()
-        """Of them those that were released."""
+        """Released rows, by origin."""
 
     def next(self, timeout_s: float) -> Transfer | None:
-        """The next complete transfer; None once producers came, all have said goodbye, and all is taken.
+        """The next complete transfer. None once producers have connected, all have closed, and everything is taken.
 
-        A producer that ended without a goodbye is waited for: a successor may come, and what comes through a relay goes
-        on through another.
+        A producer that ended without closing is waited for: a successor may connect, or another relay may take over.
 
         Raises:
             ChannelTimeoutError: none within the time limit.
@@ -120,7 +119,7 @@ class Reassembler:
         return self._complete.popleft()
 
     def close(self) -> int:
-        """Give up what was taken and not given; returns how many rows of complete transfers that is."""
+        """Release what was taken and not returned by ``next``. Returns the rows of complete transfers among it."""
         self._drop(list(self._parts))
         rows = sum(transfer.num_rows for transfer in self._complete)
         while self._complete:
@@ -128,7 +127,7 @@ class Reassembler:
         return rows
 
     def _take_from_each(self) -> bool:
-        """One batch of each channel that has one: no more, since what is taken is lost with this process."""
+        """Take at most one batch of each channel: batches that were taken are lost if this process dies."""
         took = False
         for group in range(len(self._consumer_endpoints)):
             with suppress(ChannelTimeoutError):
@@ -136,23 +135,23 @@ class Reassembler:
         return took
 
     def _await_part(self, limit_s: float) -> bool:
-        """Wait for what is missing longest, or for anything; False once all have said goodbye.
+        """Wait for the part that is missing longest, or for any. False once all producers have closed.
 
         Raises:
-            ChannelTimeoutError: nothing came.
+            ChannelTimeoutError: no batch came.
         """
         group = self._awaited()
         if self._take(group, limit_s):
             return True
-        self._drop(list(self._parts))  # nobody is there who could complete them
+        self._drop(list(self._parts))  # no producer is left that could complete them
         if group != 0:
             return True
         missed = self._missed()
         if not missed:
             return False
         time.sleep(min(_SLEEP_S, limit_s))
-        told = f"producers {missed} ended without a goodbye, and nobody came for them"
-        raise ChannelTimeoutError(self._consumer_endpoints[0].schema.name, told, limit_s)
+        detail = f"producers {missed} ended without closing, and no successor has connected"
+        raise ChannelTimeoutError(self._consumer_endpoints[0].schema.name, detail, limit_s)
 
     def _take(self, group: int, timeout_s: float) -> bool:
         batch = self._consumer_endpoints[group].take(timeout_s)
@@ -160,6 +159,7 @@ class Reassembler:
             return False
         key = (batch.producer, batch.origin, batch.sequence)
         parts = self._parts.get(key, {})
+        # A relay that was restarted delivers again: drop duplicates by producer, origin and sequence number.
         if group in parts or batch.sequence in self._recent_of(batch):
             self.repeated += 1
             batch.release()
@@ -181,6 +181,7 @@ class Reassembler:
         transfer = Transfer([parts[group] for group in range(len(parts))], self.released)
         self.received[transfer.origin] += transfer.num_rows
         self._complete.append(transfer)
+        # Transfers of one producer complete nearly in order: what is overtaken by too many has lost its other parts.
         self._drop(
             [late for late in self._parts if self._completed[late[0]] - self._since[late] > _REORDER_WINDOW]
         )
@@ -194,17 +195,17 @@ class Reassembler:
         return self._recent[who]
 
     def _missed(self) -> list[int]:
-        """Producers that were lost, and of whose successors nothing came."""
+        """Producers that were lost, and whose successors have sent nothing."""
         lost = enumerate(self._consumer_endpoints[0].lost)
         return sorted({producer for place, producer in lost if place >= self._lost_before.get(producer, 0)})
 
     def _awaited(self) -> int:
-        """The group whose part is missing longest, or the first if nothing is."""
+        """The first missing group of the oldest incomplete transfer; group 0 if there is none."""
         oldest = next(iter(self._parts.values()), {})
         return next(group for group in itertools.count() if group not in oldest)
 
     def _drop_orphans(self) -> None:
-        """Transfers whose producer is gone from a channel that a part is missing from."""
+        """Drop transfers whose producer is no longer connected to a channel from which a part is missing."""
         here = [set(consumer_endpoint.producers) for consumer_endpoint in self._consumer_endpoints]
         self._drop(
             [

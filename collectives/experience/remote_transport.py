@@ -1,4 +1,4 @@
-"""What reaches other hosts, for processes that send experience there and follow parameters from there."""
+"""Interface of the transport to other hosts: routes for experience, parameter stores for reading."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collectives.experience.routes import Route
 
 
 class RemoteTransport(Protocol):
-    """One process's ways to other hosts."""
+    """Connections of one process to other hosts."""
 
     def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> Route:
-        """To a consumer: what a ``Migrator`` takes as ``remote_route``."""
+        """Route to a consumer: a ``Migrator`` takes this as ``remote_route``."""
         ...
 
     def parameter_store(self, node: str, endpoint: str) -> ReadableParameterStore:
-        """A board that a process of this node hosts there."""
+        """Parameter store of a process on this node."""
         ...
 
     def close(self) -> None:
-        """Let go of all of them. Safe to call twice."""
+        """Close all of them. Safe to call twice."""
         ...

@@ -1,4 +1,4 @@
-"""A slot in its producer's hands: being filled, or committed and to be carried elsewhere."""
+"""A slot that its producer fills, and a committed batch as bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:  # an outbox makes these
+if TYPE_CHECKING:  # which creates these
     from collectives.experience.producer_ring import ProducerRing
 
 _logger = logging.getLogger(__name__)
@@ -16,17 +16,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """A committed batch as bytes: what a way without shared memory carries."""
+    """A committed batch as bytes, for routes without shared memory."""
 
     sequence: int
     version: int
     rows: int
     message: memoryview
-    """Arrow's, in the slot."""
+    """Arrow IPC message, in the slot."""
 
 
 class ReservedSlot:
-    """A slot to be filled; nobody sees it before ``commit``. Its tensors are not the producer's any more after that."""
+    """A slot to be filled. Consumers see it after ``commit``; from then on the producer must not write to its tensors."""
 
     __slots__ = ("_is_open", "_ring", "num_rows", "slot", "tensors")
 
@@ -35,7 +35,7 @@ class ReservedSlot:
         self._is_open = True
 
     def __getitem__(self, name: str) -> Tensor:
-        """A field's rows, (num_rows, *shape), in the slot: what was there before is still there."""
+        """A field's rows, (num_rows, *shape), in the slot. They hold old values until they are overwritten."""
         return self.tensors[name]
 
     @property
@@ -45,18 +45,21 @@ class ReservedSlot:
 
     @property
     def message(self) -> memoryview:
-        """All bytes of its Arrow message, to be filled with those of another of as many rows."""
+        """All bytes of its Arrow message, to be overwritten by a message with the same number of rows."""
         return self._ring.message(self.slot, self.num_rows)
 
     def commit(self, version: int, to: int | None = None, sequence: int | None = None) -> int:
-        """Post it: to a consumer's line, or to the one with the least backlog. Returns its sequence number, from 1.
+        """Post the batch to a consumer. Returns its sequence number, from 1.
 
-        A consumer that is named gets it beyond its credit, too. Without one that may have one more, the batch waits in the
-        outbox for the next call of any method. Who passes on batches of another outbox gives the number that they had there.
+        Args:
+            version: of the policy
+            to: the consumer's queue, whatever its credit; None: the consumer with the least backlog. Without one that has
+                credit left, the batch waits in the ring until the next call of any method
+            sequence: for batches that are forwarded from another ring: their number there
 
         Raises:
             ChannelError: it was committed or cancelled before.
-            ChannelClosedError: the outbox was closed meanwhile.
+            ChannelClosedError: the producer ring was closed meanwhile.
             ValueError: a version or number below 0.
         """
         posted = self._ring.commit(self, version, to, sequence)
@@ -64,7 +67,7 @@ class ReservedSlot:
         return posted
 
     def cancel(self) -> None:
-        """Give the slot back unseen. Nothing happens after ``commit``, or a second time."""
+        """Free the slot without posting it. No effect after ``commit`` or ``cancel``."""
         if self._is_open:
             self._is_open = False
             self._ring.cancel(self)
@@ -72,7 +75,7 @@ class ReservedSlot:
     def __del__(self) -> None:
         if getattr(self, "_is_open", False):
             _logger.warning(
-                "channel %r: a claim of producer %d was dropped, neither committed nor cancelled; its slot is free again",
+                "channel %r: a reserved slot of producer %d was neither committed nor cancelled; it is free again",
                 self._ring.schema.name,
                 self._ring.producer,
             )

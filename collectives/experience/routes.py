@@ -1,4 +1,4 @@
-"""Ways by which experience reaches a consumer, and who chooses among consumers: what the dispenser needs of the migrator."""
+"""Interfaces between dispenser and migrator: ``Route`` delivers to one consumer, ``Router`` chooses the consumer."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from collectives.experience.producer_ring import ProducerRing
 
 
 class Route(Protocol):
-    """To one consumer. Each call hands over all parts of one sequence number, one from each outbox."""
+    """Route to one consumer. Each call delivers all parts of one sequence number, one from each producer ring."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used; once not, never again."""
+        """Whether it can be used. Once False, always False."""
         ...
 
     @property
     def backlog(self) -> int:
-        """Sequences on their way or there, and not released."""
+        """Transfers that were handed over and not released."""
         ...
 
     @property
     def copies_batches(self) -> bool:
-        """Whether slots stay with their owner until ``released`` says that they are free."""
+        """Whether it sends copies. The dispenser then keeps the slots until ``released`` yields their sequence number."""
         ...
 
     def hand_over(self, sequence: int) -> None:
-        """Bring what waits in the outboxes under this number to the consumer."""
+        """Deliver the waiting batches of this sequence number to the consumer."""
         ...
 
     def released(self) -> Iterable[int]:
-        """Sequences that the consumer has released since the last call and whose slots the owner is to free."""
+        """Sequence numbers that were released since the last call, and whose slots the dispenser must free."""
         ...
 
     def close(self) -> None:
-        """Let go of it. Safe to call twice."""
+        """Disconnect. Safe to call twice."""
         ...
 
 
 class SharedMemoryRoute(Route):
-    """To a consumer of this host, which reads the slots themselves."""
+    """Route to a consumer on this host, which reads the slots in place."""
 
     def __init__(self, rings: Sequence[ProducerRing], endpoints: Sequence[str]) -> None:
-        """Attach every outbox to its inbox there.
+        """Attach every producer ring to its consumer endpoint.
 
         Raises:
-            ChannelError: an inbox is not there any more.
-            SchemaError: one expects something else, or there are not as many as outboxes.
+            ChannelError: an endpoint no longer exists.
+            SchemaError: an endpoint expects another schema, or the numbers of rings and endpoints differ.
         """
         if len(rings) != len(endpoints):
             raise SchemaError(
                 rings[0].schema.name,
-                f"the consumer has {len(endpoints)} inboxes where {len(rings)} channels are planned: give both one plan",
+                f"the consumer has {len(endpoints)} endpoints where {len(rings)} channels are planned: give both one plan",
             )
         self._queues = [
             (ring, ring.attach(endpoint), endpoint) for ring, endpoint in zip(rings, endpoints, strict=True)
@@ -61,39 +61,39 @@ class SharedMemoryRoute(Route):
 
     @property
     def alive(self) -> bool:
-        """Whether every outbox has it for a consumer still: its lines may be others' by now."""
+        """Whether it is still attached to every ring; its queues may belong to another consumer by now."""
         return all(ring.is_attached_to(queue, endpoint) for ring, queue, endpoint in self._queues)
 
     @property
     def backlog(self) -> int:
-        """Sequences there and not released."""
+        """Posted transfers that are not released."""
         return max(ring.backlog(queue) for ring, queue, _ in self._queues)
 
     @property
     def copies_batches(self) -> bool:
-        """No: the consumer frees them."""
+        """No: the consumer reads the slots in place."""
         return False
 
     def hand_over(self, sequence: int) -> None:
-        """Post every part."""
+        """Post every part to the consumer's queue."""
         for ring, queue, _ in self._queues:
             ring.post(sequence, queue)
 
     def released(self) -> Iterable[int]:
-        """None: an outbox frees such slots itself."""
+        """Nothing: the rings free these slots themselves."""
         return ()
 
     def close(self) -> None:
-        """Nothing to do: the outboxes forget consumers that are gone."""
+        """Nothing to do: the rings detach consumers that are gone."""
 
 
 class Router(Protocol):
-    """Chooses consumers for a dispenser."""
+    """Chooses the consumer of each transfer of a dispenser."""
 
     def discover_consumers(self) -> None:
-        """Called before each choice, and while there is nothing to do but wait: find consumers that have come."""
+        """Attach new consumers. Called before each choice, and repeatedly while the dispenser waits."""
         ...
 
     def route(self, sequence: int) -> int | None:
-        """Index of the consumer that is to have a sequence; None if nobody can have it now."""
+        """Index of the consumer for a sequence number; None if no consumer can take it now."""
         ...

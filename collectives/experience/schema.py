@@ -1,4 +1,4 @@
-"""What a channel carries: fields of fixed shape, as torch and as Arrow see them."""
+"""Schema of a channel: fields of fixed shape, in torch and in Arrow terms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ARROW: dict[torch.dtype, Any] = {
     torch.uint8: pa.uint8(),
     torch.bool: pa.uint8(),
 }
-"""Arrow packs bool in bits and has no bfloat16: both travel as the unsigned integer of their size."""
+"""Arrow packs bool in bits and has no bfloat16: both are sent as the unsigned integer of their size."""
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _ARROW}
 _DTYPE_KEY, _NAME_KEY = b"rayagi.dtype", b"rayagi.channel"
 _MAX_NAME_BYTES = 200
@@ -54,7 +54,7 @@ class Field:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
     def arrow(self) -> pa.Field:
-        """The column: a plain one for numbers, ``arrow.fixed_shape_tensor`` for tensors."""
+        """Arrow column: a primitive type for scalars, ``arrow.fixed_shape_tensor`` for tensors."""
         kind = _ARROW[self.dtype]
         if self.shape:
             kind = pa.fixed_shape_tensor(kind, self.shape)
@@ -66,7 +66,7 @@ class Field:
         """Inverse of ``arrow``.
 
         Raises:
-            SchemaError: a column of another origin.
+            SchemaError: rayagi did not create the column.
         """
         dtype = _NAMES.get((column.metadata or {}).get(_DTYPE_KEY, b"").decode())
         if dtype is None:
@@ -86,7 +86,7 @@ class ExperienceSchema:
         if not self.name.isprintable() or not 0 < len(self.name.encode()) <= _MAX_NAME_BYTES:
             raise SchemaError(
                 self.name,
-                f"a channel's name is printable, of 1 to {_MAX_NAME_BYTES} bytes: files are called by it",
+                f"a channel's name must be printable and of 1 to {_MAX_NAME_BYTES} bytes: it is part of a file name",
             )
         names = [field.name for field in self.fields]
         if not names or len(set(names)) != len(names):
@@ -96,7 +96,7 @@ class ExperienceSchema:
         for field in self.fields:
             if field.dtype not in _ARROW:
                 known = ", ".join(_NAMES)
-                raise SchemaError(self.name, f"{field} has a type that channels do not carry: use {known}")
+                raise SchemaError(self.name, f"{field} has a type that channels do not support: use {known}")
             if any(size < 1 for size in field.shape):
                 raise SchemaError(self.name, f"{field} has an empty dimension")
 
@@ -117,7 +117,7 @@ class ExperienceSchema:
         return sum(field.row_bytes for field in self.fields)
 
     def arrow(self) -> pa.Schema:
-        """As Arrow has it; the channel's name is in the metadata."""
+        """Arrow schema, with the channel's name in its metadata."""
         return pa.schema([field.arrow() for field in self.fields], metadata={_NAME_KEY: self.name.encode()})
 
     @classmethod
@@ -125,20 +125,20 @@ class ExperienceSchema:
         """Inverse of ``arrow``.
 
         Raises:
-            SchemaError: a schema of another origin.
+            SchemaError: rayagi did not create the schema.
         """
         name = (schema.metadata or {}).get(_NAME_KEY, b"?").decode()
         return cls(name, tuple(Field.from_arrow(column) for column in schema))
 
     def refuse_other(self, other: ExperienceSchema, whose: str) -> None:
-        """Raise where two ends do not mean the same.
+        """Raise if the schemas of two processes differ.
 
         Raises:
             SchemaError: with the first difference.
         """
         if self.name != other.name:
             raise SchemaError(
-                self.name, f"{whose} is of channel {other.name!r}: connect it to an end of its own channel"
+                self.name, f"{whose} belongs to channel {other.name!r}: connect it to its own channel"
             )
         for own, theirs in zip(self.fields, other.fields, strict=False):
             if own != theirs:
@@ -154,22 +154,24 @@ class ExperienceSchema:
             )
 
     def refuse_tensors(self, rows: Mapping[str, Tensor]) -> int:
-        """How many rows there are, if every field is there in its type and shape.
+        """Number of rows, if every field is present with its type and shape.
 
         Raises:
             SchemaError: with the first difference.
         """
         given = {field.name for field in self.fields}
         if rows.keys() != given:
-            raise SchemaError(self.name, f"fields {sorted(rows)} came where {sorted(given)} are expected")
+            raise SchemaError(
+                self.name, f"fields {sorted(rows)} were given where {sorted(given)} are expected"
+            )
         first = rows[self.fields[0].name]
         count = first.shape[0] if first.dim() else -1
         for field in self.fields:
             tensor = rows[field.name]
             if tensor.dtype != field.dtype or tuple(tensor.shape) != (count, *field.shape):
                 expected = f"{count} rows" if count >= 0 else "rows"
-                came = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+                actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
                 raise SchemaError(
-                    self.name, f"{field.name} came as {came} where {expected} of {field} are expected"
+                    self.name, f"{field.name} is {actual} where {expected} of {field} are expected"
                 )
         return count

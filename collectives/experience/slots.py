@@ -1,4 +1,4 @@
-"""A producer's slots: where each is, what its header says, and the tensors that lie in it."""
+"""Slots of a producer ring: free list, slot headers, and the tensors that view each slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectives.experience.reserved_slot import EncodedBatch
 
 
 class Slots:
-    """The slots of one outbox. What is written in a header besides the ticket and the state is its batch's for good."""
+    """The slots of one producer ring. Between commit and reuse only the state in a slot's header changes."""
 
     def __init__(self, file: SharedFile, shape: RingLayout, layouts: MessageLayouts, rows: int) -> None:
         self.free = deque(range(shape.slots))
@@ -27,15 +27,15 @@ class Slots:
 
     def begin(self, rows: int) -> tuple[int, dict[str, Tensor]]:
         """Take a free slot for a batch of ``rows`` rows: its number, and each field as (rows, *shape)."""
-        slot = (
-            self.free.popleft()
-        )  # the one freed first: what was committed last stays there for whoever looks on
+        # Oldest free slot first, so that ``inspection`` can read the newest batches for as long as possible.
+        slot = self.free.popleft()
+        # 0 marks the content invalid before it changes: a reader that sees the old ticket twice has a whole copy.
         self._words[self._headers[slot] + file_layout.SLOT_TICKET] = 0
         self.set_state(slot, file_layout.STATE_RESERVED)
         return slot, self._views(slot, rows)
 
     def commit(self, slot: int, ticket: int, sequence: int, version: int, rows: int) -> None:
-        """Say what the slot holds from now on."""
+        """Write the header of a filled slot; the ticket last, because it publishes the rest."""
         words, header = self._words, self._headers[slot]
         words[header + file_layout.SLOT_SEQUENCE] = sequence
         words[header + file_layout.SLOT_VERSION] = version
@@ -44,25 +44,25 @@ class Slots:
         words[header + file_layout.SLOT_TICKET] = ticket
 
     def set_state(self, slot: int, state: int) -> None:
-        """For whoever looks on."""
+        """Write the state that ``inspection`` reads."""
         self._words[self._headers[slot] + file_layout.SLOT_STATE] = state
 
     def set_free(self, slots: Iterable[int]) -> None:
-        """They can be claimed again."""
+        """Put slots back on the free list."""
         for slot in slots:
             self.set_state(slot, file_layout.STATE_FREE)
             self.free.append(slot)
 
     def ticket(self, slot: int) -> int:
-        """Of the batch in it."""
+        """Ticket of the batch in a slot."""
         return self._words[self._headers[slot] + file_layout.SLOT_TICKET]
 
     def sequence(self, slot: int) -> int:
-        """Of the batch in it."""
+        """Sequence number of the batch in a slot."""
         return self._words[self._headers[slot] + file_layout.SLOT_SEQUENCE]
 
     def encoded_batch(self, slot: int) -> EncodedBatch:
-        """The batch in it."""
+        """The batch in a slot, as bytes."""
         words, header = self._words, self._headers[slot]
         rows = words[header + file_layout.SLOT_ROWS]
         return EncodedBatch(
@@ -70,13 +70,13 @@ class Slots:
         )
 
     def message(self, slot: int, rows: int) -> memoryview:
-        """The bytes of the Arrow message in it."""
+        """The bytes of the Arrow message in a slot."""
         layout = self._layouts.for_rows(rows)
         begin = self._message_at(slot, layout)
         return self._bytes[begin : begin + layout.size]
 
     def _views(self, slot: int, rows: int) -> dict[str, Tensor]:
-        """The tensors in a slot, behind the metadata of as many rows. Those of a full batch are made once."""
+        """Write the Arrow metadata for ``rows`` rows, and view the body as tensors. Views of full batches are cached."""
         layout = self._layouts.for_rows(rows)
         begin = self._message_at(slot, layout)
         if self._metadata_rows[slot] != rows:

@@ -1,4 +1,8 @@
-"""A producer's side of one consumer: the queue of what was posted to it, and which of it was released."""
+"""Single-producer single-consumer queue of slot numbers, seen from the producer.
+
+The producer writes owner, tail and slot numbers; the consumer writes head, attach ack and released tickets. See
+``file_layout``; the consumer's side is ``batch.ProducerLink``.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +14,38 @@ from collectives.experience.schema import ExperienceSchema
 
 
 class SpscQueue:
-    """One consumer of an outbox, from ``attach`` until it has ended, or is closed and has released all."""
+    """One attached consumer, until its process has ended, or it is closed and has released everything."""
 
     def __init__(
         self, ring_file: SharedFile, shape: RingLayout, number: int, consumer_file: SharedFile
     ) -> None:
-        """Take this line of the outbox for the consumer; it is found by the word that names its inbox."""
+        """Assign this queue to the consumer, which finds it by the owner word."""
         self.pid, self.endpoint = file_layout.pid_of(consumer_file.endpoint), consumer_file.endpoint
         self.posted: dict[int, int] = {}
-        """Ticket of each slot that was posted and not seen released."""
+        """Ticket by slot, of slots that were posted and not released as far as is known."""
         self._words, self._slots = ring_file.words, shape.slots
         self._begin = begin = shape.queue_word(number)
         self._released = begin + shape.released_at
         self._consumer_file = consumer_file
         self._producer = ring_file.words[file_layout.PRODUCER]
         self._num_notifications = 0
+        # Clear what a former consumer left; the owner word is stored last and makes the queue visible.
         for word in range(begin, begin + shape.queue_words):
             self._words[word] = 0
         self._words[begin + file_layout.QUEUE_OWNER] = file_layout.word_of(consumer_file.endpoint)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the consumer takes no more. It may still release what it has taken."""
+        """Whether the consumer is closed. It may still release what it has taken."""
         return bool(self._consumer_file.words[file_layout.CONSUMER_CLOSED])
 
     @property
     def is_attached(self) -> bool:
-        """Whether the consumer has mapped the outbox."""
+        """Whether the consumer has mapped the producer ring."""
         return bool(self._words[self._begin + file_layout.ATTACH_ACK])
 
     def request_connection(self, ring_endpoint: str) -> None:
-        """Tell the consumer where this outbox is."""
+        """Send the ring's endpoint to the consumer."""
         self._consumer_file.words[file_layout.CONNECT_REQUESTS_AT + self._producer] = file_layout.word_of(
             ring_endpoint
         )
@@ -51,20 +56,23 @@ class SpscQueue:
         words, begin = self._words, self._begin
         self.posted[slot] = ticket
         tail = words[begin + file_layout.TAIL]
+        # The entry first, then the tail that publishes it. No entry is overwritten before it is taken: a ring has
+        # as many entries as slots, and a slot is posted once until it is released.
         words[begin + file_layout.QUEUE_AT + tail % self._slots] = slot
         words[begin + file_layout.TAIL] = tail + 1
         self.notify_consumer()
 
     def collect_released(self) -> list[int]:
-        """Slots that the consumer has released since, which are free."""
+        """Remove and return the slots that the consumer has released."""
         released = self._released
+        # By ticket, not by slot: a late release of an earlier batch in the same slot does not count.
         freed = [slot for slot, ticket in self.posted.items() if self._words[released + slot] == ticket]
         for slot in freed:
             del self.posted[slot]
         return freed
 
     def untaken(self) -> list[int]:
-        """Slots that the consumer has not taken: of one that is closed, what it never will."""
+        """Slots between head and tail: posted and not taken."""
         begin, words = self._begin, self._words
         places = range(words[begin + file_layout.HEAD], words[begin + file_layout.TAIL])
         queued = [words[begin + file_layout.QUEUE_AT + place % self._slots] for place in places]
@@ -73,24 +81,25 @@ class SpscQueue:
     def notify_consumer(self) -> None:
         """Wake the consumer if it sleeps."""
         self._num_notifications += 1
+        # A value that no other producer stores and this one did not store last: a sleeper sees a change.
         self._consumer_file.words[file_layout.DOORBELL] = (
             self._producer << 24 | self._num_notifications & 0xFFFFFF
         )
         futex.wake(self._consumer_file.word_address(file_layout.DOORBELL))
 
     def detach(self) -> None:
-        """Let another consumer have this line."""
+        """Free this queue for another consumer."""
         self._words[self._begin + file_layout.QUEUE_OWNER] = 0
 
 
 def open_consumer_file(
     schema: ExperienceSchema, endpoint: str, producer: int, ring_endpoint: str
 ) -> SharedFile:
-    """An inbox that this outbox may knock at.
+    """Map a consumer's file, and check that this ring may connect to it.
 
     Raises:
-        ChannelError: it is not there any more, or has another producer of this number that is alive.
-        SchemaError: it expects something else.
+        ChannelError: the consumer no longer exists, or has another live producer of this number.
+        SchemaError: the consumer expects another schema.
     """
     consumer_file = SharedFile.open(schema.name, endpoint, file_layout.CONSUMER_MAGIC)
     message = consumer_file.bytes[file_layout.CONSUMER_SCHEMA_AT :][
@@ -104,7 +113,7 @@ def open_consumer_file(
         return consumer_file
     try:
         other = SharedFile.open(schema.name, file_layout.endpoint_in(connect_request), file_layout.RING_MAGIC)
-    except ChannelError:  # the one that had this number before, and has left
+    except ChannelError:  # a former producer of this number, which has ended
         return consumer_file
     if other.words[file_layout.CLOSED]:
         return consumer_file

@@ -81,7 +81,7 @@ def test_a_cancelled_claim_is_seen_by_nobody_and_frees_its_slot():
     reservation.cancel()
     with pytest.raises(ChannelError, match="committed or cancelled before"):
         reservation.commit(version=0)
-    with pytest.raises(ChannelTimeoutError, match="nothing came of producer 0"):
+    with pytest.raises(ChannelTimeoutError, match="no batch came from producer 0"):
         consumer_endpoint.take(timeout_s=0.0)
     ring.reserve(timeout_s=0.0).commit(version=0)
     assert consumer_endpoint.take(LIMIT_S).sequence == 1

@@ -156,7 +156,7 @@ def test_a_round_has_one_transfer_of_each_producer_in_their_order(pair):
         assert check(experience) == [0, 1, 100, 101]
         assert experience.producers.tolist() == [0, 0, 1, 1]
         assert experience.ragged["finals"]["env"].tolist() == [1, 2]
-    with pytest.raises(ChannelTimeoutError, match=r"nothing came of producers 0 \(waited"):
+    with pytest.raises(ChannelTimeoutError, match=r"no batch came from producers 0 \(waited"):
         batcher.round([0, 1], timeout_s=0.1)
     send(first, 2, version=2)
     with batcher.round([0, 1], LIMIT_S) as experience:
@@ -245,7 +245,7 @@ def test_wrong_ragged_rows_are_refused_and_leave_everything_as_it_was(pair):
     env, last = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 3)
     for wrong, told in [
         ({"final": {"env": env, "last": last}}, "ragged rows of \\['final'\\]"),
-        ({"finals": {"env": env, "last": last[:, :2]}}, "last came as"),
+        ({"finals": {"env": env, "last": last[:, :2]}}, "last is"),
         ({"finals": {"env": env.repeat(3), "last": last.repeat(3, 1)}}, "3 rows: this ring's slots hold 2"),
     ]:
         with pytest.raises(SchemaError, match=told):
@@ -267,7 +267,7 @@ def test_another_plan_at_the_consumer_is_refused():
     with (
         Batcher(plan, rows=1) as batcher,
         Dispenser(plan_of(), rows=1, producer=0) as dispenser,
-        pytest.raises(SchemaError, match="1 inboxes where 3 channels"),
+        pytest.raises(SchemaError, match="1 endpoints where 3 channels"),
     ):
         dispenser.attach(0, batcher.endpoints)
 

@@ -230,7 +230,7 @@ def test_a_killed_producers_half_transfer_is_dropped_and_its_successor_is_not_ta
         victim = start(die_between_commits, batcher.endpoints)
         assert [take(batcher) for _ in range(2)] == [0, 1]
         victim.join(LIMIT_S)
-        with pytest.raises(ChannelTimeoutError, match=r"producers \[0\] ended without a goodbye"):
+        with pytest.raises(ChannelTimeoutError, match=r"producers \[0\] ended without closing"):
             batcher.next(timeout_s=0.3)
         with Dispenser(PLAN, rows=1, producer=0) as successor:
             successor.attach(0, batcher.endpoints)

@@ -233,9 +233,9 @@ def test_bad_input_is_refused_with_the_difference():
         parameter_store.publish(tensors(), 3)
         with pytest.raises(ValueError, match="version 3 is published after version 3"):
             parameter_store.publish(tensors(), 3)
-        with pytest.raises(SchemaError, match=r"fields \['weights'\] came where"):
+        with pytest.raises(SchemaError, match=r"fields \['weights'\] were given where"):
             parameter_store.publish({"weights": torch.zeros(1000)}, 4)
-        with pytest.raises(SchemaError, match=r"weights came as .*\[1, 999\]"):
+        with pytest.raises(SchemaError, match=r"weights is .*\[1, 999\]"):
             parameter_store.read_into(tensors(size=999))
         reader = ParameterStore.attach(parameter_store.endpoint)
         with pytest.raises(ChannelError, match="only its owner"):
@@ -244,11 +244,11 @@ def test_bad_input_is_refused_with_the_difference():
         with pytest.raises(ChannelClosedError):
             reader.read_into(tensors())
         assert parameter_store.wait(3, 0.0) == 3  # a reader that closes closes nothing for others
-    with pytest.raises(ChannelClosedError, match="this board is closed"):
+    with pytest.raises(ChannelClosedError, match="this parameter store is closed"):
         parameter_store.publish(tensors(), 4)
-    with pytest.raises(SchemaError, match="a type that channels do not carry"):
+    with pytest.raises(SchemaError, match="a type that channels do not support"):
         ParameterStore.host({"complex": torch.zeros(2, dtype=torch.complex64)})
     consumer_endpoint = ConsumerEndpoint(ExperienceSchema("obs", (Field(name="obs"),)))
-    with pytest.raises(ChannelError, match="is no channel of this version"):
+    with pytest.raises(ChannelError, match="is not a channel of this version"):
         ParameterStore.attach(consumer_endpoint.endpoint)
     consumer_endpoint.close()
