@@ -1,4 +1,4 @@
-"""Experience for consumers on another host: the same message bytes, through Ray's object store; parameters come back so."""
+"""Relay: sends experience to consumers on another host, and reads parameters there, through Ray's object store."""
 
 from __future__ import annotations
 
@@ -25,45 +25,46 @@ from collectives.experience.remote_transport import RemoteTransport
 from collectives.experience.routes import Route, SharedMemoryRoute
 from collectives.experience.schema import ExperienceSchema
 
-_LOOK_S = 0.005
-"""Between looks whether the consumer has released what was delivered."""
+_POLL_S = 0.005
+"""Polling interval for released slots."""
 _ORDER_S = 1.0
-"""How long a delivery waits for the one before it, which overtook it or was answered by a relay that died."""
+"""Longest wait of a delivery for its predecessor, which may arrive later, or was delivered by a relay that died."""
 _LEAVE_S = 5.0
+"""Longest wait for a relay to process the last calls before it is killed."""
 _NONE = 0
-"""No delivery's number."""
+"""Sequence number of no delivery: the predecessor of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayAddress:
-    """What a relay needs to know of a sender and its consumer. Said each time: one that was replaced knows nothing."""
+    """A sender and its consumer. Part of every call, because a restarted relay has no state."""
 
     producer: int
     origin: int
-    """Of the sender's outboxes: a consumer knows by it and the sequence number what comes a second time."""
+    """Of the sender's rings. A consumer detects duplicates by origin and sequence number."""
     schemas: tuple[ExperienceSchema, ...]
     rows: tuple[int, ...]
-    """That a batch has at most, per channel."""
+    """Of a batch at most, per channel."""
     slots: int
     endpoints: tuple[str, ...]
-    """Of the consumer's inboxes."""
+    """Consumer endpoints, one per channel."""
 
 
 @dataclass(slots=True)
 class _RelayConnection:
-    """From one sender to one consumer."""
+    """Rings and route of a relay for one sender and one consumer."""
 
     rings: tuple[ProducerRing, ...]
     route: SharedMemoryRoute
     handed: deque[int]
-    """Sequences that were handed over, the latest of them."""
+    """The latest sequence numbers that were handed over."""
 
 
 class Relay:
-    """On the consumer's host: puts what is delivered into outboxes of its own, under the sender's numbers.
+    """Ray actor on the consumer's host: puts transfers into rings of its own, under the sender's numbers.
 
-    An asynchronous actor, so that its methods take turns and never run at once. A delivery is answered when the
-    consumer has released it: until then the sender keeps its slot, and can send it again or elsewhere.
+    An asyncio actor: its methods interleave at ``await`` and never run in parallel. ``deliver`` returns when the
+    consumer has released the transfer. Until then the sender keeps its slot, and can send it again or elsewhere.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Relay:
         self._parameter_reader = RelayParameterReader()
 
     async def read_parameters(self, endpoint: str, known: int) -> ParameterSnapshot:
-        """What a board of this host shows: see ``RelayParameterReader.read_parameters``."""
+        """Parameters of a store on this host: see ``RelayParameterReader.read_parameters``."""
         return self._parameter_reader.read_parameters(endpoint, known)
 
     async def deliver(
@@ -86,16 +87,16 @@ class Relay:
         """Hand over one transfer, and wait until its consumer has released it. False if the consumer is gone.
 
         Args:
-            address: from whom, to whom
-            after: the number of the delivery before, which Ray may bring later
-            sequence: the sender's number
+            address: sender and consumer
+            after: sequence number of the delivery before, which Ray may deliver later
+            sequence: the sender's sequence number
             version: of the policy
             rows: of each channel's batch
-            messages: their bytes
+            messages: Arrow messages, one per channel
 
         Raises:
-            SchemaError: the consumer expects something else.
-            ChannelError: there is no memory for the outboxes.
+            SchemaError: the consumer expects another schema.
+            ChannelError: there is not enough memory for the rings.
         """
         try:
             connection = self._connection_to(address)
@@ -104,10 +105,12 @@ class Relay:
         except ChannelError:
             return False
         rings, begin = connection.rings, time.monotonic()
+        # Restore the sender's order: Ray may start calls out of order.
         while after not in connection.handed and time.monotonic() - begin < _ORDER_S:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         reservations = [await self._reserve(ring, count) for ring, count in zip(rings, rows, strict=True)]
         connection.handed.append(sequence)
+        # ``await`` may have taken long: check the consumer again before anything is committed.
         if not connection.route.alive:
             for reservation in reservations:
                 reservation.cancel()
@@ -116,21 +119,22 @@ class Relay:
             reservation.message[:] = memoryview(message)
             reservation.commit(version, sequence=sequence)
         connection.route.hand_over(sequence)
+        # Wait until each part is either released, or back in the ring because the consumer is gone.
         while True:
             held = [sequence in ring.unreleased() for ring in rings]
             back = [sequence in ring.waiting() for ring in rings]
-            if held == back:  # all parts are released, or have come back from a consumer that is gone
+            if held == back:
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             for ring in rings:
                 ring.update()
         for ring, is_back in zip(rings, back, strict=True):
             if is_back:
                 ring.drop(sequence)
-        return not all(back)  # a consumer that had released a part was done with all of it
+        return not all(back)  # a consumer that released one part has consumed them all
 
     async def disconnect(self, address: RelayAddress) -> None:
-        """Say goodbye to a consumer in the sender's name."""
+        """Close the rings of a connection."""
         connection = self._connections.pop(address, None)
         for ring in connection.rings if connection else ():
             ring.close(timeout_s=0.0)
@@ -165,18 +169,18 @@ class Relay:
         return connection
 
     async def _reserve(self, ring: ProducerRing, rows: int) -> ReservedSlot:
-        """Senders have no more under way than there are slots: it is free, or about to be."""
+        """Reserve a slot. Senders have no more deliveries in flight than slots, so one is free or becomes free."""
         while True:
             with contextlib.suppress(ChannelTimeoutError):
                 return ring.reserve(rows, timeout_s=0.0)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
 
 class RelayRoute(Route):
-    """A dispenser's way to one consumer on another host. Its credits are the dispenser's slots."""
+    """Route of a dispenser to one consumer on another host. Its credits are the dispenser's slots."""
 
     def __init__(self, relay: Any, dispenser: Dispenser, endpoints: Sequence[str]) -> None:
-        """Use a relay there. Ray starts it anew wherever it can when it dies, and delivers again what was not answered."""
+        """Use a relay on that host. If it dies, Ray restarts it and repeats its unfinished calls."""
         self._relay, self._rings = relay, dispenser.rings
         self._address = RelayAddress(
             producer=dispenser.producer,
@@ -186,51 +190,51 @@ class RelayRoute(Route):
             slots=dispenser.slots,
             endpoints=tuple(endpoints),
         )
-        self._under_way: dict[Any, int] = {}
+        self._in_flight: dict[Any, int] = {}
         self._alive = True
         self._newest = _NONE
 
     @property
     def alive(self) -> bool:
-        """Whether consumer and host were there at the last answer."""
+        """Whether consumer and host were alive at the last result."""
         return self._alive
 
     @property
     def backlog(self) -> int:
-        """Deliveries that were not answered."""
-        return len(self._under_way)
+        """Deliveries in flight."""
+        return len(self._in_flight)
 
     @property
     def copies_batches(self) -> bool:
-        """Yes: slots stay with their owner until the consumer has released what was copied from them."""
+        """Yes: the dispenser keeps a slot until the consumer has released the copy."""
         return True
 
     def hand_over(self, sequence: int) -> None:
-        """Copy every part into the object store, and let the relay's host fetch it."""
+        """Put a copy of every part into Ray's object store, as arguments of a call of the relay."""
         encoded_batches = [ring.encoded_batch(sequence) for ring in self._rings]
         messages = [np.frombuffer(encoded_batch.message, dtype=np.uint8) for encoded_batch in encoded_batches]
         rows = tuple(encoded_batch.rows for encoded_batch in encoded_batches)
         answer = self._relay.deliver.remote(
             self._address, self._newest, sequence, encoded_batches[0].version, rows, *messages
         )
-        self._under_way[answer] = self._newest = sequence
+        self._in_flight[answer] = self._newest = sequence
 
     def released(self) -> Iterator[int]:
-        """Sequences that the consumer has released since the last call.
+        """Sequence numbers that the consumer has released since the last call.
 
         Raises:
-            SchemaError: the consumer expects something else.
+            SchemaError: the consumer expects another schema.
         """
-        if not self._under_way:
+        if not self._in_flight:
             return
-        answers, _ = ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=0)
+        answers, _ = ray.wait(list(self._in_flight), num_returns=len(self._in_flight), timeout=0)
         for answer in answers:
-            sequence = self._under_way.pop(answer)
+            sequence = self._in_flight.pop(answer)
             try:
                 is_released = ray.get(answer)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
-            except ray.exceptions.RayError:  # its host is gone, and the consumer with it
+            except ray.exceptions.RayError:  # the host is gone, and its consumer too
                 is_released = False
             if is_released:
                 yield sequence
@@ -238,8 +242,8 @@ class RelayRoute(Route):
                 self._alive = False
 
     def close(self) -> None:
-        """Say goodbye to the consumer."""
-        self._relay.disconnect.remote(self._address)  # nobody waits for it but ``Relays.close``
+        """Disconnect from the consumer."""
+        self._relay.disconnect.remote(self._address)  # not awaited here; ``Relays.close`` waits for it
 
 
 class Relays(RemoteTransport):
@@ -249,7 +253,7 @@ class Relays(RemoteTransport):
         self._handles: dict[str, Any] = {}
 
     def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> RelayRoute:
-        """A way to a consumer that announced its Ray node's id."""
+        """Route to a consumer that announced its Ray node id."""
         if not consumer.node:
             raise SchemaError(
                 dispenser.plan.groups[0].name,
@@ -258,7 +262,7 @@ class Relays(RemoteTransport):
         return RelayRoute(self._relay(consumer.node), dispenser, consumer.endpoints)
 
     def parameter_store(self, node: str, endpoint: str) -> RemoteParameterStore:
-        """A learner's board on another host."""
+        """Parameter store of a learner on another host."""
         return RemoteParameterStore(self._relay(node), endpoint)
 
     def _relay(self, node: str) -> Any:
@@ -269,9 +273,11 @@ class Relays(RemoteTransport):
         return self._handles[node]
 
     def close(self) -> None:
-        """End them; consumers read on what is there. Safe to call twice."""
+        """Kill the relays. Consumers can still read what was delivered. Safe to call twice."""
         while self._handles:
             relay = self._handles.popitem()[1]
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(relay.process_id.remote(), timeout=_LEAVE_S)  # after all goodbyes
+                ray.get(
+                    relay.process_id.remote(), timeout=_LEAVE_S
+                )  # runs after the pending disconnect calls
             ray.kill(relay)

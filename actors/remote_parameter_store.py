@@ -1,4 +1,4 @@
-"""Parameters from a learner on another host: a relay there reads its board, and Ray's object store brings what is newer."""
+"""Parameter store of a learner on another host, read through a relay there and Ray's object store."""
 
 from __future__ import annotations
 
@@ -16,39 +16,38 @@ from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.parameters import ParameterStore, ReadableParameterStore
 
 _ANSWER_S = 30.0
-"""For a relay to answer: one that died is started anew meanwhile."""
+"""Timeout of a call of the relay. Includes the restart of a relay that died."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSnapshot:
-    """What a board shows now."""
+    """Published parameters of a store."""
 
     version: int
-    """-1: nothing was published, or the board is gone."""
+    """-1: nothing was published, or the store no longer exists."""
     is_finished: bool
-    """Whether no more will come."""
+    """Whether the owner publishes no more."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Empty where the reader has this version."""
+    """Empty if the reader has this version already."""
 
 
 class RelayParameterReader:
-    """A relay's side: reads the boards of its host for those elsewhere."""
+    """Relay side: reads the parameter stores of its host for readers on other hosts."""
 
     def __init__(self) -> None:
         self._parameter_stores: dict[str, ParameterStore] = {}
 
     def read_parameters(self, endpoint: str, known: int) -> ParameterSnapshot:
-        """What is published there, unless it is version ``known``.
+        """Published parameters, without the tensors if they are version ``known``.
 
-        A board whose owner has ended, and which was never looked at, cannot be opened any more: it is over.
+        A store whose owner has ended can be opened no more: unless it is open here already, it counts as finished.
         """
         try:
             parameter_store = self._parameter_store(endpoint)
         except ChannelError:
             return ParameterSnapshot(version=-1, is_finished=True)
-        is_finished = (
-            parameter_store.is_finished
-        )  # asked before the version: what was published last still counts
+        # Read before the version: the last publication still counts.
+        is_finished = parameter_store.is_finished
         if parameter_store.version in (known, -1):
             return ParameterSnapshot(parameter_store.version, is_finished)
         tensors = {
@@ -58,52 +57,53 @@ class RelayParameterReader:
 
     def _parameter_store(self, endpoint: str) -> ParameterStore:
         if endpoint not in self._parameter_stores:
-            found = ParameterStore.attach(endpoint)
+            opened = ParameterStore.attach(endpoint)
+            # Close stores of former learners.
             for known, parameter_store in list(self._parameter_stores.items()):
                 if parameter_store.is_finished:
                     self._parameter_stores.pop(known).close()
-            self._parameter_stores[endpoint] = found
+            self._parameter_stores[endpoint] = opened
         return self._parameter_stores[endpoint]
 
 
 class RemoteParameterStore(ReadableParameterStore):
-    """A reader's side. Each reading asks, so that it brings what was published before."""
+    """Reader side. Every read calls the relay, so it returns everything published before the call."""
 
     def __init__(self, relay: Any, endpoint: str) -> None:
-        """Through a relay on the board's host."""
+        """Read through a relay on the owner's host."""
         self._relay, self._endpoint = relay, endpoint
         self._is_finished = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more will come, as was said last."""
+        """Whether the owner publishes no more, at the last read."""
         return self._is_finished
 
     def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
-        """Copy what is published into tensors, unless that is version ``known``. Returns its version.
+        """Copy the published tensors into ``tensors``, unless they are version ``known``. Returns their version.
 
-        A host or board that is gone leaves what is known.
+        If the host or the store is gone, ``tensors`` are unchanged and ``known`` is returned.
 
         Raises:
-            ChannelTimeoutError: nothing of the board was ever read, and it is gone; or the relay does not answer.
+            ChannelTimeoutError: the store is gone before anything was read from it, or the relay does not respond.
         """
         snapshot = ParameterSnapshot(version=-1, is_finished=True)
         try:
-            with contextlib.suppress(ray.exceptions.RayActorError):  # its host is gone
+            with contextlib.suppress(ray.exceptions.RayActorError):  # the host is gone
                 snapshot = ray.get(
                     self._relay.read_parameters.remote(self._endpoint, known), timeout=_ANSWER_S
                 )
         except ray.exceptions.GetTimeoutError as error:
-            raise ChannelTimeoutError("parameters", "the relay does not answer", _ANSWER_S) from error
+            raise ChannelTimeoutError("parameters", "the relay does not respond", _ANSWER_S) from error
         self._is_finished = snapshot.is_finished
         if snapshot.version < 0:
             if known < 0:
-                told = f"{self._endpoint} on another host is not there any more"
-                raise ChannelTimeoutError("parameters", told, 0.0)
+                detail = f"{self._endpoint} on another host no longer exists"
+                raise ChannelTimeoutError("parameters", detail, 0.0)
             return known
         for name, tensor in snapshot.tensors.items():
             tensors[name].detach().copy_(tensor)
         return snapshot.version
 
     def close(self) -> None:
-        """Nothing to let go of here; the relay forgets boards that are over."""
+        """Nothing to do: the relay closes stores that are finished."""

@@ -20,7 +20,7 @@ from collectives.process_watcher import ProcessWatcher
 
 _logger = logging.getLogger(__name__)
 
-_OFFER_S = 200e-6
+_YIELD_S = 200e-6
 """How long ``take`` yields the core to other threads before it sleeps: the producer may be about to post."""
 _SLEEP_S = 0.05
 """Longest sleep, and the interval at which a consumer checks whether its producers are alive."""
@@ -58,10 +58,10 @@ class ConsumerEndpoint:
         self._connect_requests = self._file.bytes[
             file_layout.CONNECT_REQUESTS_AT * file_layout.WORD : file_layout.CONSUMER_SCHEMA_AT
         ]
-        self._seen_requests = bytes(self._connect_requests)
+        self._last_requests = bytes(self._connect_requests)
         self._accepted_requests = [0] * file_layout.MAX_PRODUCERS
         self._processes = ProcessWatcher()
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._next = 0
         self._closed = False
         self._leaked: list[int] = []
@@ -78,7 +78,7 @@ class ConsumerEndpoint:
         """Connected producers that are alive or have batches left; none once this endpoint is closed."""
         if not self._closed:
             self._accept_connections()
-            self._all_left()
+            self._all_producers_gone()
             self._reap_dead_peers()
         return tuple(link.producer for link in self._links)
 
@@ -100,17 +100,17 @@ class ConsumerEndpoint:
             # Load the doorbell before checking the queues: a post in between changes it, and ``futex.sleep`` returns.
             doorbell = self._words[file_layout.DOORBELL]
             self._accept_connections()
-            if now - self._looked_at >= _SLEEP_S:
+            if now - self._checked_at >= _SLEEP_S:
                 self._reap_dead_peers()
             batch = self._next_batch()
             if batch is not None:
                 return batch
-            if self._all_left():
+            if self._all_producers_gone():
                 return None
             now = time.monotonic()
             if now - begin >= timeout_s:
-                raise ChannelTimeoutError(self.schema.name, self._who_is_silent(), now - begin)
-            if now - begin < _OFFER_S:
+                raise ChannelTimeoutError(self.schema.name, self._timeout_detail(), now - begin)
+            if now - begin < _YIELD_S:
                 os.sched_yield()
             else:
                 futex.sleep(
@@ -148,14 +148,14 @@ class ConsumerEndpoint:
         """
         # One copy of all request words, compared at once: this runs in every ``take``.
         requests = bytes(self._connect_requests)
-        if requests == self._seen_requests:
+        if requests == self._last_requests:
             return
         for producer, known in enumerate(self._accepted_requests):
             connect_request = self._words[file_layout.CONNECT_REQUESTS_AT + producer]
             if connect_request != known:
                 self._accepted_requests[producer] = connect_request
                 self._connect(producer, file_layout.endpoint_in(connect_request))
-        self._seen_requests = requests
+        self._last_requests = requests
 
     def _connect(self, producer: int, endpoint: str) -> None:
         try:
@@ -171,7 +171,7 @@ class ConsumerEndpoint:
         self._links.append(link)
         self._processes.watch(link.pid)
 
-    def _all_left(self) -> bool:
+    def _all_producers_gone(self) -> bool:
         """Drop links to producers that are closed and drained. Returns whether none is left, after at least one."""
         for _ in range(2):  # one may have connected just before another closed
             gone = [link for link in self._links if link.is_closed and not link.has_more]
@@ -183,7 +183,7 @@ class ConsumerEndpoint:
 
     def _reap_dead_peers(self) -> None:
         """Drop links to producers whose process has ended, once their queue is empty, and report them as lost."""
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         ended = self._processes.ended()
         gone = [link for link in self._links if link.pid in ended and not link.has_more]
         self._drop_links(gone)
@@ -200,7 +200,7 @@ class ConsumerEndpoint:
         self.lost.append(producer)
         _logger.warning("channel %r: producer %d was lost: %s", self.schema.name, producer, how)
 
-    def _who_is_silent(self) -> str:
+    def _timeout_detail(self) -> str:
         names = ", ".join(f"producer {link.producer} (process {link.pid})" for link in self._links)
         return f"no batch came from {names}" if names else "no producer has connected"
 

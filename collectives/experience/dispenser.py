@@ -16,7 +16,7 @@ from collectives.experience.packer import ROW_FIELD, ChannelPlan
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from collectives.experience.routes import Route, Router, SharedMemoryRoute
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 """Longest wait for a slot before consumers and routes are checked again."""
 
 Ragged = Mapping[str, Mapping[str, Tensor]]
@@ -194,7 +194,7 @@ class Dispenser:
             if not left or time.monotonic() >= deadline:
                 return len(left)
             for ring in self.rings:
-                ring.drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+                ring.drain(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Wait until every transfer was handed to a consumer or time is up, then close the rings. Safe to call twice.
@@ -209,7 +209,7 @@ class Dispenser:
             ring.update()
         while any(ring.waiting() for ring in self.rings) and time.monotonic() < deadline:
             self.progress()
-            self.rings[0].drain(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            self.rings[0].drain(max(0.0, min(_POLL_S, deadline - time.monotonic())))
         for ring in self.rings:
             ring.close(timeout_s=max(0.0, deadline - time.monotonic()))
         for index in list(self._routes):
@@ -222,9 +222,9 @@ class Dispenser:
             self.progress()
             left_s = begin + timeout_s - time.monotonic()
             try:
-                return ring.reserve(rows, timeout_s=max(0.0, min(_LOOK_S, left_s)))
+                return ring.reserve(rows, timeout_s=max(0.0, min(_POLL_S, left_s)))
             except ChannelTimeoutError as error:
-                if left_s <= _LOOK_S:
+                if left_s <= _POLL_S:
                     waited_s = time.monotonic() - begin
                     raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
 

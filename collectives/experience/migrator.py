@@ -14,7 +14,7 @@ from collectives.rendezvous import host_identity
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """Polling interval of the directory while a consumer is attached."""
 _SEARCH_S = 0.05
 """Polling interval while none is."""
@@ -57,7 +57,7 @@ class Migrator(Router):
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
         """Last announcement of each consumer; a successor announces another text."""
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self.attached = 0
         """Consumers attached so far, replaced ones included."""
         self.routed: dict[int, int] = {}
@@ -74,9 +74,9 @@ class Migrator(Router):
         here = self._dispenser.consumers()
         found = bool(here) if self._fixed is None else self._fixed in here
         now = time.monotonic()
-        if now - self._looked_s < (_LOOK_S if found else _SEARCH_S):
+        if now - self._polled_s < (_POLL_S if found else _SEARCH_S):
             return
-        self._looked_s = now
+        self._polled_s = now
         prefix = consumer_key(self._name)
         for key, text in self._directory.announced(prefix).items():
             index = int(key.removeprefix(prefix))

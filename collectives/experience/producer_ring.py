@@ -373,12 +373,12 @@ class ProducerRing:
                 return
             waited_s = time.monotonic() - begin
             if waited_s >= timeout_s:
-                raise ChannelTimeoutError(self.schema.name, self._who_is_slow(), waited_s)
+                raise ChannelTimeoutError(self.schema.name, self._timeout_detail(), waited_s)
             futex.sleep(
                 self._file.word_address(file_layout.FREED), freed, min(_SLEEP_S, timeout_s - waited_s)
             )
 
-    def _who_is_slow(self) -> str:
+    def _timeout_detail(self) -> str:
         states = [f"process {queue.pid} holds {len(queue.posted)}" for queue in self._queues.values()]
         filled = self.slots - len(self._slots.free) - self._unreleased_count()
         states += [f"{len(self._waiting)} wait for a consumer"] if self._waiting else []

@@ -1,4 +1,4 @@
-"""``rayagi channels``: what experience travels on this machine now."""
+"""``rayagi channels``: live statistics of the experience channels on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEADS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelRates:
-    """Of an outbox between two looks."""
+    """Rates of a producer ring between two snapshots."""
 
     batches_per_s: float
     rows_per_s: float
@@ -45,7 +45,7 @@ class ChannelRates:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look twice, or until Ctrl-C; returns the exit code."""
+    """Take two snapshots, or more until Ctrl-C, and print rates. Returns the exit code."""
     try:
         before = _read_stats(list_producer_rings())
         while True:
@@ -79,7 +79,7 @@ def _show(
 
 
 def rates(before: ProducerRingStats, after: ProducerRingStats) -> ChannelRates:
-    """What happened between two looks at one outbox, per second."""
+    """Rates between two snapshots of one producer ring."""
     elapsed_s = after.at_s - before.at_s
 
     def per_s(name: str) -> float:
@@ -134,4 +134,4 @@ def _row(stats: ProducerRingStats, rate: ChannelRates) -> tuple[str, ...]:
 
 def _consumer(stats: ConsumerStats) -> str:
     held = f"{stats.pid}: {stats.backlog} ({stats.backlog - stats.untaken} taken), lag {stats.lag}"
-    return held if stats.found else f"{held}, not found"
+    return held if stats.found else f"{held}, not attached"

@@ -1,4 +1,4 @@
-"""``rayagi channels dump``: a channel's newest batch as a file that pyarrow opens."""
+"""``rayagi channels dump``: writes a channel's newest batch to an Arrow file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rayagi.run.quantities import bytes_text
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Copy it; returns the exit code.
+    """Write the file. Returns the exit code.
 
     Raises:
         NoChannelError: there is no such channel, or nothing in it.
-        ChannelError: its slots are filled again faster than they can be copied.
+        ChannelError: its slots are overwritten faster than they can be copied.
         DiskError: the file cannot be written.
     """
     dump = newest_batch(arguments.channel)

@@ -65,7 +65,7 @@ def test_who_waits_sleeps(monkeypatch):
     looks = []
     sleep = futex.sleep
     monkeypatch.setattr(futex, "sleep", lambda *arguments: (looks.append(arguments), sleep(*arguments)))
-    monkeypatch.setattr(inbox_module, "_OFFER_S", 0.0)
+    monkeypatch.setattr(inbox_module, "_YIELD_S", 0.0)
     ring, consumer_endpoint = pair(slots=1)
     ring.reserve().commit(version=0)
     batch = consumer_endpoint.take(LIMIT_S)

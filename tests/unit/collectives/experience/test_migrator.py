@@ -173,7 +173,7 @@ def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
         send(dispenser, 1)
     with Batcher(PLAN, rows=1) as anew:
         anew.announce(directory, NAME, 0)
-        migrator._looked_s = float("-inf")  # it is due to look
+        migrator._polled_s = float("-inf")  # due for the next poll
         dispenser.close(timeout_s=0.0)
         assert migrator.attached == 1
         assert (anew.producers, anew.lost) == ((), [])
