@@ -33,7 +33,7 @@ SCHEMA = ExperienceSchema(
 
 
 def random_rows(schema, count, seed):
-    """Any bits at all in every field: rows by name."""
+    """Rows by field name, with random bits."""
     generator = torch.Generator().manual_seed(seed)
     rows = {}
     for field in schema.fields:
@@ -51,11 +51,11 @@ def bits(tensor):
 
 
 def digest(rows, order):
-    """One number for the bits of all rows of a batch."""
-    found = hashlib.blake2b(digest_size=7)
+    """Hash of the bits of all rows of a batch."""
+    hasher = hashlib.blake2b(digest_size=7)
     for name in order:
-        found.update(bits(rows[name]))
-    return int.from_bytes(found.digest(), "little")
+        hasher.update(bits(rows[name]))
+    return int.from_bytes(hasher.digest(), "little")
 
 
 def same(found, rows):
@@ -64,7 +64,7 @@ def same(found, rows):
 
 
 def pair(schema=SCHEMA, rows=4, **numbers):
-    """An outbox and an inbox of this process, connected."""
+    """A connected producer ring and consumer endpoint in this process."""
     ring, consumer_endpoint = ProducerRing(schema, rows=rows, **numbers), ConsumerEndpoint(schema)
     ring.attach(consumer_endpoint.endpoint)
     assert consumer_endpoint.producers == (ring.producer,)
@@ -72,7 +72,7 @@ def pair(schema=SCHEMA, rows=4, **numbers):
 
 
 def take_all(consumer_endpoint):
-    """The batches that are there now."""
+    """All batches that are queued now."""
     taken = []
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Producers and consumers that are processes of their own, and what they say that they did.
+"""Producers and consumers in processes of their own, which report what they do.
 
-Each writes down what it is about to do and what it has done, in a pipe that outlives it. A process that is killed leaves at
-most one thing that it was about to do and may have done.
+Each reports an action before and after it, through a pipe that outlives it. A killed process leaves at most one action that
+was announced and may have happened.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ CHANNELS = os.path.dirname(experience.__file__)
 
 @dataclass(frozen=True)
 class Kill:
-    """When a process kills itself: at the n-th time that it comes by a place, at the n-th line of the channels' own code
-    that it runs, or so long after it began."""
+    """When a process kills itself: the n-th time that it reaches a place, at the n-th executed line of the channels' own
+    code, or after a time."""
 
     place: str = ""
     number: int = 0
@@ -41,7 +41,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Work:
-    """What a producer or a consumer does."""
+    """Parameters of a producer or a consumer."""
 
     schema: ExperienceSchema
     rows: int = 4
@@ -54,14 +54,14 @@ class Work:
     kill: Kill | None = None
     seed: int = 0
     keep: int = 1
-    """Batches that a consumer has in hand before it releases the oldest."""
+    """Batches that a consumer holds before it releases one."""
 
 
-class End:
+class Peer:
     """A producer or a consumer in another process."""
 
     def __init__(self, role: Any, work: Work, consumer_endpoints: Sequence[str] = ()) -> None:
-        self.work, self.said = work, []
+        self.work, self.reports = work, []
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=role, args=(work, consumer_endpoints, theirs), daemon=True)
         self.process.start()
@@ -72,34 +72,34 @@ class End:
     def pipe(self) -> Connection:
         return self._pipe
 
-    def hear(self, limit_s: float = 0.0) -> None:
-        """Take in what it has said since; ``over`` once it has ended."""
+    def receive(self, limit_s: float = 0.0) -> None:
+        """Read new reports; ``over`` once the process has ended."""
         while not self.over and self._pipe.poll(limit_s):
             try:
-                self.said.append(pickle.loads(self._pipe.recv_bytes()))
+                self.reports.append(pickle.loads(self._pipe.recv_bytes()))
             except (EOFError, ConnectionResetError):
                 self.over = True
                 self.process.join(LIMIT_S)
             limit_s = 0.0
 
     def wait_for(self, what: str) -> Any:
-        """The first thing of this name that it says; None if it ends before."""
+        """Value of the first report of this name; None if the process ends before."""
         deadline = time.monotonic() + LIMIT_S
         while True:
-            for name, value in self.said:
+            for name, value in self.reports:
                 if name == what:
                     return value
             if self.over:
                 return None
-            assert time.monotonic() < deadline, f"it did not say {what!r} in time: {self.said[-3:]}"
-            self.hear(0.1)
+            assert time.monotonic() < deadline, f"no report {what!r} in time: {self.reports[-3:]}"
+            self.receive(0.1)
 
-    def tell(self, *words: Any) -> None:
+    def send(self, *words: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send_bytes(pickle.dumps(words))
 
     def all_of(self, what: str) -> list[Any]:
-        return [value for name, value in self.said if name == what]
+        return [value for name, value in self.reports if name == what]
 
     def end(self) -> None:
         self.process.kill()
@@ -107,50 +107,49 @@ class End:
         self._pipe.close()
 
 
-class Teller:
-    """The other side: says what is done, hears what to do, and kills its process where it is told to."""
+class Reporter:
+    """The process's side of the pipe: reports actions, receives commands, and kills the process at the given place."""
 
     def __init__(self, pipe: Connection, kill: Kill | None) -> None:
-        self._pipe, self._kill, self._came = pipe, kill, 0
+        self._pipe, self._kill, self._times = pipe, kill, 0
         if kill is not None and kill.after_s:
-            signal.signal(
-                signal.SIGALRM, signal.SIG_DFL
-            )  # ends the process at any instruction, as SIGKILL does
+            # The default action ends the process at any instruction, as SIGKILL does.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, kill.after_s)
         if kill is not None and kill.place == "line":
             sys.settrace(self._trace)
 
-    def say(self, name: str, value: Any = None) -> None:
+    def report(self, name: str, value: Any = None) -> None:
         self._pipe.send_bytes(pickle.dumps((name, value)))
 
     def _trace(self, frame: Any, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(CHANNELS):
             return None
         if event == "line":
-            self.passing("line")
+            self.reach("line")
         return self._trace
 
-    def passing(self, place: str) -> None:
+    def reach(self, place: str) -> None:
         if self._kill is not None and self._kill.place == place:
-            self._came += 1
-            if self._came == self._kill.number:
+            self._times += 1
+            if self._times == self._kill.number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def wait_for(self, word: str) -> None:
         if self._pipe.poll(LIMIT_S):
             assert pickle.loads(self._pipe.recv_bytes()) == (word,)
 
-    def heard(self) -> list[tuple[Any, ...]]:
-        found = []
+    def received(self) -> list[tuple[Any, ...]]:
+        commands = []
         while self._pipe.poll(0):
-            found.append(pickle.loads(self._pipe.recv_bytes()))
-        return found
+            commands.append(pickle.loads(self._pipe.recv_bytes()))
+        return commands
 
 
 def produce(work: Work, consumer_endpoints: Sequence[str], pipe: Connection) -> None:
-    """Put batches whose rows say whose they are, attach to whom it is told to, and leave once all are released."""
+    """Send batches with reproducible rows, attach to consumers on command, and close once all are released."""
     torch.set_num_threads(1)
-    teller = Teller(pipe, work.kill)
+    reporter = Reporter(pipe, work.kill)
     pace = random.Random(work.seed)
     ring = ProducerRing(
         work.schema,
@@ -162,33 +161,33 @@ def produce(work: Work, consumer_endpoints: Sequence[str], pipe: Connection) -> 
     )
     for endpoint in consumer_endpoints:
         attach(ring, endpoint)
-    teller.say("endpoint", ring.endpoint)
-    teller.wait_for("go")
+    reporter.report("endpoint", ring.endpoint)
+    reporter.wait_for("go")
     for number in range(1, work.batches + 1):
-        attach_told(teller, ring)
+        attach_received(reporter, ring)
         rows = random_rows(work.schema, pace.randint(0, work.rows), seed=work.origin * 10_000 + number)
         order = [field.name for field in work.schema.fields]
         count = len(rows[order[0]])
-        reservation = claim_patiently(teller, ring, count)
-        teller.passing("claimed")
+        reservation = reserve_and_attach(reporter, ring, count)
+        reporter.reach("reserved")
         for name in order[: len(order) // 2]:
             reservation[name].copy_(rows[name])
-        teller.passing("half written")
+        reporter.reach("half written")
         for name in order[len(order) // 2 :]:
             reservation[name].copy_(rows[name])
-        teller.say("commits", (number, count, digest(rows, order)))
+        reporter.report("commits", (number, count, digest(rows, order)))
         reservation.commit(version=number)
-        teller.passing("committed")
-        teller.say("committed", number)
+        reporter.reach("committed")
+        reporter.report("committed", number)
         time.sleep(pace.random() * work.pause_s)
     while ring.drain(0.02):
-        attach_told(teller, ring)
-    teller.say("drained")
+        attach_received(reporter, ring)
+    reporter.report("drained")
     ring.close()
 
 
-def attach_told(teller: Teller, ring: ProducerRing) -> None:
-    for word, *values in teller.heard():
+def attach_received(reporter: Reporter, ring: ProducerRing) -> None:
+    for word, *values in reporter.received():
         if word == "attach":
             attach(ring, values[0])
 
@@ -198,47 +197,47 @@ def attach(ring: ProducerRing, endpoint: str) -> None:
         ring.attach(endpoint)
 
 
-def claim_patiently(teller: Teller, ring: ProducerRing, rows: int) -> Any:
-    """Wait for a slot, and go on attaching to new consumers meanwhile."""
+def reserve_and_attach(reporter: Reporter, ring: ProducerRing, rows: int) -> Any:
+    """Reserve a slot; attach to new consumers meanwhile."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ChannelTimeoutError):
             return ring.reserve(rows, timeout_s=0.02)
-        attach_told(teller, ring)
+        attach_received(reporter, ring)
     raise TimeoutError("no slot came free")
 
 
 def consume(work: Work, _: Sequence[str], pipe: Connection) -> None:
-    """Take batches, say what was in them, and release them in some order, until told that no producer comes any more."""
+    """Take batches, report their contents, and release them in random order, until the command that no producer follows."""
     torch.set_num_threads(1)
-    teller = Teller(pipe, work.kill)
+    reporter = Reporter(pipe, work.kill)
     pace = random.Random(work.seed)
     consumer_endpoint = ConsumerEndpoint(work.schema)
-    teller.say("endpoint", consumer_endpoint.endpoint)
+    reporter.report("endpoint", consumer_endpoint.endpoint)
     order = [field.name for field in work.schema.fields]
     held, last = [], False
     while True:
-        last = last or any(word == "last" for word, *_ in teller.heard())
+        last = last or any(word == "last" for word, *_ in reporter.received())
         try:
             batch = consumer_endpoint.take(timeout_s=0.02)
         except ChannelTimeoutError:
             batch = None
         if batch is not None:
-            teller.passing("taken")
+            reporter.reach("taken")
             held.append(batch)
         elif last and not held and not consumer_endpoint.producers:
             break
         if held and (batch is None or len(held) > work.keep):
             time.sleep(pace.random() * work.pause_s)
-            release_free_memory(teller, held.pop(pace.randrange(len(held))), order)
-    teller.say("left", (consumer_endpoint.lost, consumer_endpoint.leaks))
+            release(reporter, held.pop(pace.randrange(len(held))), order)
+    reporter.report("left", (consumer_endpoint.lost, consumer_endpoint.leaks))
     consumer_endpoint.close()
 
 
-def release_free_memory(teller: Teller, batch: Any, order: list[str]) -> None:
+def release(reporter: Reporter, batch: Any, order: list[str]) -> None:
     number = (batch.origin, batch.sequence)
-    teller.say("releases", (number, batch.num_rows, digest(batch, order)))
-    teller.passing("looked")
+    reporter.report("releases", (number, batch.num_rows, digest(batch, order)))
+    reporter.reach("read")
     batch.release()
-    teller.passing("released")
-    teller.say("released", number)
+    reporter.reach("released")
+    reporter.report("released", number)

@@ -1,4 +1,4 @@
-"""Any order of any calls, against a list of what is where: each batch is released once, and no slot is in two hands."""
+"""Random call sequences against a model: each batch is released once, and no slot is used twice at a time."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ places = st.integers(0, 10)
 
 
 class OneProducer(RuleBasedStateMachine):
-    """An outbox and inboxes of this process; every batch is full of its own number."""
+    """One producer ring and several consumer endpoints in this process; every batch is filled with its own number."""
 
     @initialize(slots=st.integers(1, 5), credit=st.integers(1, 4))
     def begin(self, slots, credit):

@@ -18,7 +18,7 @@ def test_a_batch_is_taken_as_it_was_put_with_its_numbers():
         assert (batch.num_rows, batch.slots) == (4, 4)
 
 
-def test_what_is_written_in_a_claim_is_read_in_place():
+def test_what_is_written_to_a_reserved_slot_is_read_in_place():
     ring, consumer_endpoint = pair()
     reservation = ring.reserve(2)
     reservation["obs"].fill_(2.5)
@@ -30,7 +30,7 @@ def test_what_is_written_in_a_claim_is_read_in_place():
     assert bool((batch["obs"] == 2.5).all())
     assert batch["done"].tolist() == [[True, False, True]] * 2
     assert batch["env"].tolist() == [3, -4]
-    reservation["env"][0] = 9  # the same bytes, in both ends
+    reservation["env"][0] = 9  # the same bytes, on both sides
     assert batch["env"].tolist() == [9, -4]
     batch.release()
 
@@ -62,7 +62,7 @@ def test_order_is_kept_around_the_ring_many_times():
     assert ring.drain(LIMIT_S) == 0
 
 
-def test_a_slot_is_not_given_out_again_before_its_release():
+def test_a_slot_is_not_reserved_again_before_its_release():
     ring, consumer_endpoint = pair(slots=1)
     ring.put(random_rows(SCHEMA, 1, 0), version=0)
     batch = consumer_endpoint.take(LIMIT_S)
@@ -72,7 +72,7 @@ def test_a_slot_is_not_given_out_again_before_its_release():
     ring.reserve(timeout_s=0.0).cancel()
 
 
-def test_a_cancelled_claim_is_seen_by_nobody_and_frees_its_slot():
+def test_a_cancelled_slot_is_not_posted_and_is_free_again():
     ring, consumer_endpoint = pair(slots=1)
     reservation = ring.reserve()
     with pytest.raises(ChannelTimeoutError, match="1 are being filled"):
@@ -87,7 +87,7 @@ def test_a_cancelled_claim_is_seen_by_nobody_and_frees_its_slot():
     assert consumer_endpoint.take(LIMIT_S).sequence == 1
 
 
-def test_a_claim_is_committed_once():
+def test_a_slot_is_committed_once():
     ring, consumer_endpoint = pair()
     reservation = ring.reserve()
     reservation.commit(version=0)
@@ -99,7 +99,7 @@ def test_a_claim_is_committed_once():
         consumer_endpoint.take(timeout_s=0.0)
 
 
-def test_a_claim_that_is_dropped_gives_its_slot_back_and_says_so(caplog):
+def test_a_reserved_slot_that_is_garbage_collected_is_freed_and_reported(caplog):
     ring, _ = pair(slots=1)
     ring.reserve()
     assert "neither committed nor cancelled" in caplog.text

@@ -1,4 +1,4 @@
-"""Which consumer gets a batch, and what becomes of batches when consumers and producers come and go."""
+"""Which consumer gets a batch, and what happens to batches when consumers and producers attach and close."""
 
 import pytest
 from channel_cases import LIMIT_S, SCHEMA, pair, random_rows, same, take_all
@@ -25,16 +25,16 @@ def test_a_consumer_gets_no_more_than_its_credit_and_the_rest_waits_in_order():
     assert [consumer_endpoint.take(LIMIT_S).sequence for _ in range(2)] == [3, 4]
 
 
-def test_batches_go_to_the_consumer_with_the_least_backlog_unless_told_otherwise():
+def test_batches_go_to_the_consumer_with_the_least_backlog_unless_one_is_given():
     ring, first = pair(slots=6)
     second = ConsumerEndpoint(SCHEMA)
-    line = ring.attach(second.endpoint)
-    assert ring.attach(second.endpoint) == line
+    queue = ring.attach(second.endpoint)
+    assert ring.attach(second.endpoint) == queue
     for number in range(4):
         ring.put(random_rows(SCHEMA, 1, number), version=number)
-    ring.put(random_rows(SCHEMA, 1, 4), version=4, to=line)
+    ring.put(random_rows(SCHEMA, 1, 4), version=4, to=queue)
     assert [state.backlog for state in ring.consumers()] == [2, 3]
-    assert [ring.backlog(line), ring.backlog(99)] == [3, 0]
+    assert [ring.backlog(queue), ring.backlog(99)] == [3, 0]
     assert second.producers == (0,)
     sequences = [
         [batch.sequence for batch in take_all(consumer_endpoint)] for consumer_endpoint in (first, second)
@@ -59,7 +59,7 @@ def test_a_consumer_that_comes_late_gets_what_waited_for_it():
 def test_an_owner_that_routes_decides_where_each_batch_goes():
     ring = ProducerRing(SCHEMA, rows=1, slots=3, routed=True)
     consumer_endpoint = ConsumerEndpoint(SCHEMA)
-    line = ring.attach(consumer_endpoint.endpoint)
+    queue = ring.attach(consumer_endpoint.endpoint)
     rows = [random_rows(SCHEMA, 1, number) for number in range(3)]
     for number in range(3):
         reservation = ring.reserve(1)
@@ -68,7 +68,7 @@ def test_an_owner_that_routes_decides_where_each_batch_goes():
         reservation.commit(version=number, sequence=10 + number)
     assert ring.waiting() == [10, 11, 12]
     assert ring.unreleased() == {10, 11, 12}
-    ring.post(11, line)
+    ring.post(11, queue)
     encoded_batch = ring.encoded_batch(12)
     assert (encoded_batch.sequence, encoded_batch.version, encoded_batch.rows) == (12, 2, 1)
     other = ProducerRing(SCHEMA, rows=1, slots=1, producer=1)
@@ -97,10 +97,10 @@ def test_a_number_that_comes_again_in_the_same_slot_is_another_batch():
     assert consumer_endpoint.take(LIMIT_S).version == 1
 
 
-# Leaving
+# Closing
 
 
-def test_what_a_closed_inbox_had_not_taken_goes_to_others_at_once_and_the_rest_when_released():
+def test_what_a_closed_consumer_had_not_taken_goes_to_others_at_once_and_the_rest_when_released():
     ring, consumer_endpoint = pair(slots=4)
     for number in range(3):
         ring.put(random_rows(SCHEMA, 1, number), version=number)
@@ -147,26 +147,26 @@ def test_a_closed_producer_is_drained_and_then_take_returns_none():
     assert consumer_endpoint.lost == []
 
 
-def test_who_closes_before_anyone_came_for_its_batches_says_so(caplog):
+def test_a_producer_that_closes_with_undelivered_batches_reports_them(caplog):
     ring = ProducerRing(SCHEMA, rows=1)
     ring.put(random_rows(SCHEMA, 1, 0), version=0)
     ring.close(timeout_s=0.0)
     assert "closed with 1 undelivered batches" in caplog.text
 
 
-def test_a_producer_that_knocks_and_leaves_before_it_is_heard_is_not_lost():
+def test_a_producer_that_closes_before_its_connect_request_is_accepted_is_not_lost():
     consumer_endpoint = ConsumerEndpoint(SCHEMA)
     first = ProducerRing(SCHEMA, rows=1)
     first.attach(consumer_endpoint.endpoint)
     first.close(timeout_s=0.0)
     assert consumer_endpoint.producers == ()
     assert consumer_endpoint.lost == []
-    second = ProducerRing(SCHEMA, rows=1)  # the same producer, begun anew
+    second = ProducerRing(SCHEMA, rows=1)  # the same producer, restarted
     second.attach(consumer_endpoint.endpoint)
     assert consumer_endpoint.producers == (0,)
 
 
-def test_a_producer_with_the_number_of_one_that_has_left_is_told_apart():
+def test_a_producer_with_the_number_of_a_closed_one_is_distinguished():
     first, consumer_endpoint = pair(slots=1)
     first.put(random_rows(SCHEMA, 1, 0), version=0)
     first.close()
@@ -179,21 +179,21 @@ def test_a_producer_with_the_number_of_one_that_has_left_is_told_apart():
     assert consumer_endpoint.producers == (0,)
 
 
-def test_an_inbox_with_the_descriptor_of_one_that_was_closed_is_told_apart():
+def test_a_consumer_with_the_descriptor_of_a_closed_one_is_distinguished():
     ring, first = pair(slots=2)
     ring.put(random_rows(SCHEMA, 1, 0), version=0)
     held = first.take(LIMIT_S)
     first.close()
     second = ConsumerEndpoint(SCHEMA)
     assert second.endpoint.split("#")[0] == first.endpoint.split("#")[0]
-    line = ring.attach(second.endpoint)
-    assert line != 0
+    queue = ring.attach(second.endpoint)
+    assert queue != 0
     ring.put(random_rows(SCHEMA, 1, 1), version=0)
     assert same(second.take(LIMIT_S), random_rows(SCHEMA, 1, 1))
     held.release()
 
 
-def test_an_end_that_is_dropped_is_closed():
+def test_an_endpoint_that_is_garbage_collected_is_closed():
     ring, consumer_endpoint = pair()
     del ring
     assert consumer_endpoint.take(LIMIT_S) is None

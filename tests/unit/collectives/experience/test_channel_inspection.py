@@ -1,4 +1,4 @@
-"""Looking on from outside: what is counted is what happened, and a dump is a batch as it was committed."""
+"""Inspection: counters match what happened, and a dump is a batch as it was committed."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from channel_cases import LIMIT_S, bits, pair, random_rows
-from channel_processes import End, Kill, Work, consume, produce
+from channel_processes import Kill, Peer, Work, consume, produce
 
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import NoChannelError
@@ -25,11 +25,11 @@ def schema(name):
     return ExperienceSchema(name, FIELDS)
 
 
-def looks(name):
+def stats_of(name):
     return [ring.stats() for ring in list_producer_rings() if ring.schema.name == name]
 
 
-def test_each_outbox_is_shown_with_what_happened_in_it():
+def test_each_producer_ring_is_listed_with_its_counters():
     ring, consumer_endpoint = pair(schema("counted"), rows=4, slots=3, producer=2)
     other = ConsumerEndpoint(schema("counted"))
     ring.attach(other.endpoint)
@@ -37,7 +37,7 @@ def test_each_outbox_is_shown_with_what_happened_in_it():
         ring.put(random_rows(ring.schema, rows, version), version=10 * version, to=0)
     taken = consumer_endpoint.take(LIMIT_S)
     before_s = time.monotonic()
-    (stats,) = looks("counted")
+    (stats,) = stats_of("counted")
     assert before_s <= stats.at_s <= time.monotonic()
     assert stats.schema == ring.schema
     assert (stats.producer, stats.alive, stats.rows, stats.slots) == (2, True, 4, 3)
@@ -47,23 +47,23 @@ def test_each_outbox_is_shown_with_what_happened_in_it():
     assert (first.found, first.backlog, first.untaken, first.lag) == (True, 3, 2, 20)
     assert (second.found, second.backlog, second.untaken, second.lag) == (False, 0, 0, 0)
 
-    taken.release()  # seen at once, though the producer does nothing
-    (stats,) = looks("counted")
+    taken.release()  # visible at once, without a call of the producer
+    (stats,) = stats_of("counted")
     assert (stats.in_use, stats.consumers[0].backlog, stats.consumers[0].lag) == (2, 2, 10)
     consumer_endpoint.close()
     ring.update()
-    (stats,) = looks("counted")
+    (stats,) = stats_of("counted")
     assert stats.reposted == 2
     assert [consumer.backlog for consumer in stats.consumers] == [2]
 
 
-def test_a_claim_and_what_waits_are_in_use():
+def test_reserved_and_waiting_slots_are_in_use():
     ring = ProducerRing(schema("waiting"), rows=1, slots=3)
     reservation = ring.reserve()
     ring.reserve().commit(version=0)
-    assert looks("waiting")[0].in_use == 2
+    assert stats_of("waiting")[0].in_use == 2
     reservation.cancel()
-    assert looks("waiting")[0].in_use == 1
+    assert stats_of("waiting")[0].in_use == 1
 
 
 def test_time_spent_waiting_for_a_slot_is_counted_while_it_passes():
@@ -73,27 +73,27 @@ def test_time_spent_waiting_for_a_slot_is_counted_while_it_passes():
     thread = threading.Thread(target=lambda: ring.reserve(timeout_s=LIMIT_S).cancel())
     thread.start()
     deadline = time.monotonic() + LIMIT_S
-    while looks("blocked")[0].blocked_s < 0.05:
+    while stats_of("blocked")[0].blocked_s < 0.05:
         assert time.monotonic() < deadline
     batch.release()
     thread.join(LIMIT_S)
-    after = [looks("blocked")[0].blocked_s for _ in range(2)]
+    after = [stats_of("blocked")[0].blocked_s for _ in range(2)]
     assert after[0] == after[1] >= 0.05
 
 
-def test_a_producer_that_has_ended_is_shown_while_a_consumer_has_its_file():
+def test_a_producer_that_has_ended_is_listed_while_a_consumer_has_its_file():
     work = Work(schema("ended"), slots=4, batches=9, kill=Kill("committed", 3))
     consumer_endpoint = ConsumerEndpoint(work.schema)
-    producer = End(produce, work, [consumer_endpoint.endpoint])
-    producer.tell("go")
+    producer = Peer(produce, work, [consumer_endpoint.endpoint])
+    producer.send("go")
     held = [consumer_endpoint.take(LIMIT_S) for _ in range(3)]
     while not producer.over:
-        producer.hear(LIMIT_S)
-    (stats,) = looks("ended")
+        producer.receive(LIMIT_S)
+    (stats,) = stats_of("ended")
     assert (stats.alive, stats.committed, stats.in_use) == (False, 3, 3)
     held.clear()
     assert consumer_endpoint.take(LIMIT_S) is None
-    assert looks("ended") == []
+    assert stats_of("ended") == []
     producer.end()
 
 
@@ -126,7 +126,7 @@ def test_a_batch_that_is_being_overwritten_is_not_dumped():
     assert newest_batch("overwritten").sequence == 2
 
 
-def test_dumps_of_a_channel_in_full_use_are_never_torn():
+def test_dumps_of_a_busy_channel_are_consistent():
     numbers = ExperienceSchema("torn", (Field(name="number", dtype=torch.int64, shape=(512,)),))
     ring, consumer_endpoint = pair(numbers, rows=16, slots=2)
     over = threading.Event()
@@ -152,7 +152,7 @@ def test_dumps_of_a_channel_in_full_use_are_never_torn():
         assert {*dump.batch["number"].to_numpy_ndarray().reshape(-1).tolist()} == {dump.sequence}
 
 
-def test_what_is_not_there_is_said_with_what_is():
+def test_the_error_for_a_missing_channel_names_the_live_ones():
     ring = ProducerRing(schema("empty"), rows=1)
     with pytest.raises(NoChannelError, match=r"'nothing': there is none: live channels of yours are .*empty"):
         newest_batch("nothing")
@@ -161,14 +161,14 @@ def test_what_is_not_there_is_said_with_what_is():
     ring.close()
 
 
-def test_consumers_of_other_processes_are_shown_by_their_process():
+def test_consumers_of_other_processes_are_listed_with_their_process():
     work = Work(schema("apart"))
-    consumer = End(consume, work)
+    consumer = Peer(consume, work)
     ring = ProducerRing(work.schema, rows=1)
     ring.attach(consumer.wait_for("endpoint"))
     deadline = time.monotonic() + LIMIT_S
-    while not looks("apart")[0].consumers[0].found:
+    while not stats_of("apart")[0].consumers[0].found:
         assert time.monotonic() < deadline
-    (stats,) = looks("apart")
+    (stats,) = stats_of("apart")
     assert stats.consumers[0].pid == consumer.process.pid
     consumer.end()

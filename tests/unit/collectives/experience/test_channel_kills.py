@@ -1,7 +1,6 @@
-"""Producers and consumers that are killed anywhere, and replaced: every row that was committed is released once.
+"""Producers and consumers that are killed anywhere, and replaced: every committed row is released once.
 
-What a producer had that died, and no consumer that lives had from it, is lost: such batches are found in its file.
-Nothing else is.
+The only exception: batches that a dead producer had posted to no live consumer are lost. They are found in its file.
 """
 
 import subprocess
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from channel_cases import DTYPES, LIMIT_S, take_all
-from channel_processes import End, Kill, Work, consume, produce
+from channel_processes import Kill, Peer, Work, consume, produce
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -25,73 +24,71 @@ from collectives.experience.file_layout import RingLayout, SharedFile
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
-PRODUCER_PLACES = ("claimed", "half written", "committed")
-CONSUMER_PLACES = ("taken", "looked", "released")
-SYSCALL_NUMBERS = ExperienceSchema(
-    "numbers", (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,)))
-)
+PRODUCER_PLACES = ("reserved", "half written", "committed")
+CONSUMER_PLACES = ("taken", "read", "released")
+NUMBERS = ExperienceSchema("numbers", (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,))))
 
 
 @dataclass
 class Group:
-    """Ends that are started, replaced when they are killed, and asked for what they did."""
+    """Peers that are started, and replaced when they are killed; and their reports."""
 
-    producers: list[End] = field(default_factory=list)
-    consumers: list[End] = field(default_factory=list)
+    producers: list[Peer] = field(default_factory=list)
+    consumers: list[Peer] = field(default_factory=list)
     files: dict[int, SharedFile] = field(default_factory=dict)
 
     def consumer(self, work):
-        end = End(consume, work)
+        end = Peer(consume, work)
         self.consumers.append(end)
         endpoint = end.wait_for("endpoint")
         for producer in self.producers if endpoint else ():
-            producer.tell("attach", endpoint)
+            producer.send("attach", endpoint)
 
     def producer(self, work):
         work = replace(work, origin=len(self.producers) + 1)
         consumer_endpoints = [end.wait_for("endpoint") for end in self.consumers]
-        end = End(produce, work, [endpoint for endpoint in consumer_endpoints if endpoint])
+        end = Peer(produce, work, [endpoint for endpoint in consumer_endpoints if endpoint])
         self.producers.append(end)
         endpoint = end.wait_for("endpoint")
-        with suppress(ChannelError):  # it may be killed before it is told to begin
+        with suppress(ChannelError):  # it may be killed before it starts
             if endpoint:
                 self.files[work.origin] = SharedFile.open(work.schema.name, endpoint, file_layout.RING_MAGIC)
-        end.tell("go")
+        end.send("go")
 
     def run(self, consumers, producers):
-        """Start all, replace whoever is killed by one that is not, until all is done."""
+        """Start all peers, replace each killed one by one that is not killed, until all are done."""
         try:
             for work in consumers:
                 self.consumer(work)
             for work in producers:
                 self.producer(work)
             deadline = time.monotonic() + 2 * LIMIT_S
-            replaced, told = set(), set()
+            replaced, notified = set(), set()
             while not all(end.over for end in self.consumers):
                 assert time.monotonic() < deadline, self.state()
                 for end in [*self.consumers, *self.producers]:
-                    end.hear(0.001)
+                    end.receive(0.001)
                     if end.over and end not in replaced and not end.all_of("left") + end.all_of("drained"):
                         assert end.work.kill is not None, self.state()
                         replaced.add(end)
                         start = self.consumer if end in self.consumers else self.producer
                         start(replace(end.work, kill=None, seed=end.work.seed + 1))
                 if all(end.over for end in self.producers):
-                    for end in {*self.consumers} - told:
-                        end.tell("last")
-                    told.update(self.consumers)
+                    for end in {*self.consumers} - notified:
+                        end.send("last")
+                    notified.update(self.consumers)
         finally:
             for end in [*self.consumers, *self.producers]:
                 end.end()
 
     def state(self):
         return [
-            (end.work.kill, end.over, end.process.exitcode, end.said[-2:])
+            (end.work.kill, end.over, end.process.exitcode, end.reports[-2:])
             for end in [*self.producers, *self.consumers]
         ]
 
     def check(self):
-        """Every committed batch was read as it was written, and released once, or was in a dead producer's hands."""
+        """Every committed batch was read as written and released once, or lost with a dead producer."""
         sent, readings, once, perhaps = {}, [], Counter(), set()
         for producer in self.producers:
             for number, count, content in producer.all_of("commits"):
@@ -101,9 +98,9 @@ class Group:
             done = [*consumer.all_of("released")]
             undone = [number for number, *_ in consumer.all_of("releases")[len(done) :]]
             assert len(undone) <= 1
-            if undone and consumer.work.kill.place == "released":  # killed right after
+            if undone and consumer.work.kill.place == "released":  # killed right after the release
                 done += undone
-            elif undone and consumer.work.kill.place != "looked":  # killed right before, else
+            elif undone and consumer.work.kill.place != "read":  # "read": killed right before it
                 perhaps.update(undone)
             once.update(done)
         for number, count, content in readings:
@@ -126,10 +123,10 @@ class Group:
             return
         lost = committed - accounted
         assert len(lost) <= producer.work.slots
-        assert lost <= (self.in_dead_hands(producer) if lost else set())
+        assert lost <= (self.lost_with(producer) if lost else set())
 
-    def in_dead_hands(self, producer):
-        """Batches in a dead producer's file that no consumer has which lives, or had found the file."""
+    def lost_with(self, producer):
+        """Batches that only a dead producer could deliver: in no queue of a live consumer that has mapped its file."""
         words = self.files[producer.work.origin].words
         shape = RingLayout(
             slots=words[file_layout.SLOTS],
@@ -139,16 +136,16 @@ class Group:
         alive = {
             file_layout.word_of(end.all_of("endpoint")[0]) for end in self.consumers if end.all_of("left")
         }
-        found = set()
+        lost = set()
         for slot in range(shape.slots):
             header = shape.slot_word(slot)
-            line = words[header + file_layout.SLOT_STATE] - file_layout.STATE_POSTED
-            if line >= 0:
-                begin = shape.queue_word(line)
+            queue = words[header + file_layout.SLOT_STATE] - file_layout.STATE_POSTED
+            if queue >= 0:
+                begin = shape.queue_word(queue)
                 if words[begin + file_layout.QUEUE_OWNER] in alive and words[begin + file_layout.ATTACH_ACK]:
                     continue
-            found.add(words[header + file_layout.SLOT_SEQUENCE])
-        return found
+            lost.add(words[header + file_layout.SLOT_SEQUENCE])
+        return lost
 
 
 def check_run(consumers, producers):
@@ -160,20 +157,20 @@ def check_run(consumers, producers):
 
 @pytest.mark.parametrize("place", PRODUCER_PLACES)
 def test_a_producer_killed_at_a_place_loses_nothing_that_it_committed(place):
-    work = Work(SYSCALL_NUMBERS, batches=12)
+    work = Work(NUMBERS, batches=12)
     group = check_run([work], [replace(work, kill=Kill(place, 5))])
     first, second = group.producers
     begun = [number for number, *_ in first.all_of("commits")]
     assert begun == [1, 2, 3, 4, 5][: 5 if place == "committed" else 4]
     released = {number for origin, number in group.consumers[0].all_of("released") if origin == 1}
-    assert released == {*begun}  # also the one whose commit nobody heard of
+    assert released == {*begun}  # also the one whose commit was not reported
     assert second.all_of("drained") == [None]
     assert group.consumers[0].all_of("left") == [([0], 0)]
 
 
 @pytest.mark.parametrize("place", CONSUMER_PLACES)
 def test_what_a_consumer_had_that_is_killed_at_a_place_is_posted_again_unless_it_was_released(place):
-    work = Work(SYSCALL_NUMBERS, batches=12, slots=3)
+    work = Work(NUMBERS, batches=12, slots=3)
     group = check_run([replace(work, kill=Kill(place, 4))], [work])
     first, second = group.consumers
     done = [number for _, number in first.all_of("released")]
@@ -184,14 +181,14 @@ def test_what_a_consumer_had_that_is_killed_at_a_place_is_posted_again_unless_it
 
 
 def test_what_was_released_just_before_its_consumer_died_is_not_posted_again():
-    ring = ProducerRing(SYSCALL_NUMBERS, rows=1, slots=4)
-    consumer = End(consume, Work(SYSCALL_NUMBERS, keep=0, kill=Kill("released", 2)))
+    ring = ProducerRing(NUMBERS, rows=1, slots=4)
+    consumer = Peer(consume, Work(NUMBERS, keep=0, kill=Kill("released", 2)))
     ring.attach(consumer.wait_for("endpoint"))
     for number in range(4):
         ring.reserve().commit(version=number)
-    while not consumer.over:  # the producer does nothing meanwhile
-        consumer.hear(LIMIT_S)
-    successor = ConsumerEndpoint(SYSCALL_NUMBERS)
+    while not consumer.over:  # no call of the producer meanwhile
+        consumer.receive(LIMIT_S)
+    successor = ConsumerEndpoint(NUMBERS)
     ring.attach(successor.endpoint)
     assert [batch.sequence for batch in take_all(successor)] == [3, 4]
     consumer.end()
@@ -202,17 +199,17 @@ import torch
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.schema import ExperienceSchema, Field
 fields = (Field(name="a", dtype=torch.int64), Field(name="b", shape=(3,)))
-inbox = ConsumerEndpoint(ExperienceSchema("numbers", fields))
-print(inbox.endpoint, flush=True)
-held = inbox.take(30.0)
-leaked = inbox.take(30.0)
+consumer = ConsumerEndpoint(ExperienceSchema("numbers", fields))
+print(consumer.endpoint, flush=True)
+held = consumer.take(30.0)
+leaked = consumer.take(30.0)
 tensor = leaked["b"]
 leaked.release()
 """
 
 
 def test_what_an_interpreter_holds_when_it_exits_is_posted_again():
-    ring = ProducerRing(SYSCALL_NUMBERS, rows=1, slots=4)
+    ring = ProducerRing(NUMBERS, rows=1, slots=4)
     command = [sys.executable, "-c", EXITS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ring.attach(process.stdout.readline().strip())
@@ -226,20 +223,20 @@ def test_what_an_interpreter_holds_when_it_exits_is_posted_again():
 
 @pytest.mark.parametrize("line", range(40, 400, 45))
 def test_a_producer_is_killed_at_any_line_of_its_code(line):
-    work = Work(SYSCALL_NUMBERS, batches=8)
+    work = Work(NUMBERS, batches=8)
     check_run([work], [replace(work, kill=Kill("line", line))])
 
 
 @pytest.mark.parametrize("line", range(40, 400, 45))
 def test_a_consumer_is_killed_at_any_line_of_its_code(line):
-    work = Work(SYSCALL_NUMBERS, batches=8)
+    work = Work(NUMBERS, batches=8)
     check_run([replace(work, kill=Kill("line", line))], [work])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [range(begin, begin + 100) for begin in range(1, 600, 100)], ids=str)
-def test_an_end_is_killed_at_each_line_of_its_code(lines):
-    work = Work(SYSCALL_NUMBERS, batches=8)
+def test_a_peer_is_killed_at_each_line_of_its_code(lines):
+    work = Work(NUMBERS, batches=8)
     for line in lines:
         check_run([work], [replace(work, kill=Kill("line", line))])
         check_run([replace(work, kill=Kill("line", line))], [work])
@@ -268,7 +265,7 @@ def kills(places):
 
 
 @st.composite
-def groups(draw, most_ends, most_batches):
+def groups(draw, most_peers, most_batches):
     work = Work(draw(columns.map(shapes_of)), rows=draw(st.integers(1, 8)))
     pauses = st.sampled_from((0.0, 0.0, 0.002, 0.01))
     consumers = [
@@ -279,7 +276,7 @@ def groups(draw, most_ends, most_batches):
             pause_s=draw(pauses),
             seed=draw(seeds),
         )
-        for _ in range(draw(st.integers(1, most_ends)))
+        for _ in range(draw(st.integers(1, most_peers)))
     ]
     producers = [
         replace(
@@ -292,7 +289,7 @@ def groups(draw, most_ends, most_batches):
             pause_s=draw(pauses),
             seed=draw(seeds),
         )
-        for producer in range(draw(st.integers(1, most_ends)))
+        for producer in range(draw(st.integers(1, most_peers)))
     ]
     return consumers, producers
 
@@ -308,13 +305,13 @@ unhurried = {
 
 
 @settings(max_examples=12, **unhurried)
-@given(groups(most_ends=2, most_batches=15))
-def test_any_ends_killed_at_any_time_lose_and_repeat_nothing(group):
+@given(groups(most_peers=2, most_batches=15))
+def test_any_peers_killed_at_any_time_lose_and_repeat_nothing(group):
     check_run(*group)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, **unhurried)
-@given(groups(most_ends=4, most_batches=60))
-def test_many_ends_killed_at_any_time_lose_and_repeat_nothing(group):
+@given(groups(most_peers=4, most_batches=60))
+def test_many_peers_killed_at_any_time_lose_and_repeat_nothing(group):
     check_run(*group)

@@ -54,7 +54,7 @@ def test_a_slot_is_withheld_while_anything_refers_to_it_and_that_is_reported(hol
 
 
 @pytest.mark.parametrize("hold", HOLDERS)
-def test_what_is_gone_before_the_release_is_no_leak(hold, caplog):
+def test_references_dropped_before_the_release_are_no_leak(hold, caplog):
     ring, consumer_endpoint = pair(slots=1)
     for number in range(3):
         ring.put(random_rows(SCHEMA, 4, number), version=0, timeout_s=0.0)
@@ -85,7 +85,7 @@ def test_a_released_batch_is_not_read():
             read()
 
 
-def test_leaks_are_counted_after_their_producer_has_left():
+def test_leaks_are_counted_after_their_producer_has_closed():
     ring, consumer_endpoint = pair()
     ring.put(random_rows(SCHEMA, 1, 0), version=0)
     batch = consumer_endpoint.take(LIMIT_S)
@@ -97,7 +97,7 @@ def test_leaks_are_counted_after_their_producer_has_left():
     assert np.array_equal(held.numpy(), random_rows(SCHEMA, 1, 0)["env"].numpy())
 
 
-def test_batches_are_released_by_any_thread():
+def test_any_thread_may_release_batches():
     ring, consumer_endpoint = pair(slots=8)
     count, taken, errors = 400, threading.Semaphore(0), []
     batches = []

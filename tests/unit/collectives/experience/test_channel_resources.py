@@ -1,4 +1,4 @@
-"""What channels cost while nothing happens, and what they leave behind: nothing."""
+"""Idle channels cost little, and closed channels leave nothing behind."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import pytest
 from channel_cases import LIMIT_S, SCHEMA, pair, random_rows
 
 from collectives import futex
-from collectives.experience import consumer_endpoint as inbox_module
+from collectives.experience import consumer_endpoint as endpoint_module
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.file_layout import FILE_PREFIX
@@ -25,7 +25,7 @@ def held():
     return len(descriptors), mappings
 
 
-def test_nothing_is_left_after_many_ends_came_and_went():
+def test_nothing_is_left_after_many_endpoints_were_opened_and_closed():
     before = held()
     consumer_endpoint = ConsumerEndpoint(SCHEMA)
     for number in range(30):
@@ -34,7 +34,9 @@ def test_nothing_is_left_after_many_ends_came_and_went():
             ring.put(random_rows(SCHEMA, 2, number), version=0)
             consumer_endpoint.take(LIMIT_S).release()
     assert consumer_endpoint.take(LIMIT_S) is None
-    assert held()[1] == before[1] + 2  # the inbox, and the last outbox, which has a name here
+    assert (
+        held()[1] == before[1] + 2
+    )  # the consumer endpoint, and the last ring, which a local variable refers to
     consumer_endpoint.close()
     del consumer_endpoint, ring
     assert held() == before
@@ -60,26 +62,26 @@ def test_refused_connections_leave_nothing():
     assert len(ring.consumers()) == 1
 
 
-def test_who_waits_sleeps(monkeypatch):
-    """A look every 50 ms, and nothing in between: far less than a hundredth of a core."""
-    looks = []
+def test_waiting_sides_sleep(monkeypatch):
+    """One check every 50 ms, and nothing in between: far less than a hundredth of a core."""
+    sleeps = []
     sleep = futex.sleep
-    monkeypatch.setattr(futex, "sleep", lambda *arguments: (looks.append(arguments), sleep(*arguments)))
-    monkeypatch.setattr(inbox_module, "_YIELD_S", 0.0)
+    monkeypatch.setattr(futex, "sleep", lambda *arguments: (sleeps.append(arguments), sleep(*arguments)))
+    monkeypatch.setattr(endpoint_module, "_YIELD_S", 0.0)
     ring, consumer_endpoint = pair(slots=1)
     ring.reserve().commit(version=0)
     batch = consumer_endpoint.take(LIMIT_S)
     for wait in (lambda: consumer_endpoint.take(timeout_s=0.5), lambda: ring.reserve(timeout_s=0.5)):
-        looks.clear()
+        sleeps.clear()
         begin = time.process_time()
         with pytest.raises(ChannelTimeoutError):
             wait()
-        assert len(looks) <= 11
+        assert len(sleeps) <= 11
         assert time.process_time() - begin < 0.1  # a thread that spins would have used all of the 0.5 s
     batch.release()
 
 
-def test_the_steady_state_keeps_no_memory():
+def test_the_steady_state_allocates_no_memory():
     ring, consumer_endpoint = pair(rows=512, slots=2)
     rows = random_rows(SCHEMA, 512, 0)
 

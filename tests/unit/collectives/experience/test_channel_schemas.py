@@ -1,4 +1,4 @@
-"""Schemas are the same for torch and Arrow; what does not fit together is refused before anything travels."""
+"""Schemas are equivalent in torch and Arrow; mismatches are refused before anything is sent."""
 
 import pyarrow as pa
 import pytest
@@ -74,7 +74,7 @@ def test_pyarrow_opens_schema_and_slot_as_a_stream_with_the_values_that_were_wri
         encoded_batch = bytes(MessageLayouts(schema).schema_message()) + bytes(batch._base)
     table = pa.ipc.open_stream(encoded_batch).read_all()
     assert table.schema.metadata[b"rayagi.channel"] == b"values"
-    one = 0x3F80 if dtype == torch.bfloat16 else 1  # bfloat16 travels as the bits of its numbers
+    one = 0x3F80 if dtype == torch.bfloat16 else 1  # bfloat16 is sent as the bits of its numbers
     assert table["flat"].to_pylist() == [one * int(value) for value in flat.tolist()]
     numbers = table["grid"].combine_chunks().to_numpy_ndarray()
     assert numbers.shape == (5, 2, 2)
@@ -95,12 +95,12 @@ def test_pyarrow_opens_schema_and_slot_as_a_stream_with_the_values_that_were_wri
         ("é" * 101, (Field(name="a"),), "200 bytes"),
     ],
 )
-def test_schemas_that_cannot_be_are_refused(name, columns, why):
+def test_invalid_schemas_are_refused(name, columns, why):
     with pytest.raises(SchemaError, match=why):
         ExperienceSchema(name, columns)
 
 
-def test_a_column_of_another_origin_is_refused():
+def test_a_column_that_rayagi_did_not_create_is_refused():
     with pytest.raises(SchemaError, match="does not say which torch type"):
         ExperienceSchema.from_arrow(pa.schema([pa.field("a", pa.int8())]))
 
@@ -116,7 +116,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(("columns", "why"), OTHERS)
-def test_ends_of_different_schemas_do_not_connect(columns, why):
+def test_different_schemas_do_not_connect(columns, why):
     other = ExperienceSchema(
         "trajectory", tuple(Field(name=name, dtype=dtype, shape=shape) for name, dtype, shape in columns)
     )
@@ -127,7 +127,7 @@ def test_ends_of_different_schemas_do_not_connect(columns, why):
     assert ring.consumers() == ()
 
 
-def test_ends_of_different_channels_do_not_connect():
+def test_different_channels_do_not_connect():
     consumer_endpoint = ConsumerEndpoint(ExperienceSchema("finals", SCHEMA.fields))
     with pytest.raises(SchemaError, match="belongs to channel 'finals'"):
         ProducerRing(SCHEMA, rows=1).attach(consumer_endpoint.endpoint)
@@ -161,7 +161,7 @@ def test_a_batch_that_no_slot_holds_is_refused():
 @pytest.mark.parametrize(
     "numbers", [{"rows": 0}, {"slots": 0}, {"credit": 0}, {"producer": -1}, {"producer": 256}]
 )
-def test_rings_that_cannot_be_are_refused(numbers):
+def test_invalid_ring_sizes_are_refused(numbers):
     with pytest.raises(ValueError, match="must be at least 1"):
         ProducerRing(SCHEMA, **{"rows": 1, **numbers})
 
@@ -178,7 +178,7 @@ def test_two_producers_of_one_number_are_refused():
         twin.attach(consumer_endpoint.endpoint)
 
 
-def test_an_endpoint_that_is_no_inbox_is_refused(tmp_path):
+def test_an_endpoint_that_is_no_consumer_is_refused(tmp_path):
     ring, consumer_endpoint = pair()
     (tmp_path / "file").touch()
     with (tmp_path / "file").open("r+b") as file:

@@ -88,7 +88,7 @@ def test_what_is_in_place_is_the_producers_memory(pair):
         assert experience["obs"].tolist() == [[2.0] * 3] * 2
 
 
-def test_slices_hold_their_transfer_until_the_last_is_released(pair):
+def test_slices_hold_their_transfer_until_the_last_one_is_released(pair):
     dispenser, batcher = pair(rows=5, wanted=2)
     send(dispenser, 0, version=1, cut=[0, 1, 2, 4])
     send(dispenser, 5, version=2, cut=[0])
@@ -134,7 +134,7 @@ def test_more_rows_than_a_producer_has_slots_for_do_not_wait_for_each_other(pair
         assert check(experience) == [0, 1, 2]
 
 
-def test_groups_of_one_transfer_travel_together_under_the_oldest_version(pair):
+def test_groups_of_one_transfer_are_sent_together_under_the_oldest_version(pair):
     dispenser, batcher = pair(rows=2, wanted=6, batch=3)
     assert [send(dispenser, first, version, cut=[1]) for first, version in [(0, 5), (2, 6), (4, 4)]] == [
         1,
@@ -184,7 +184,7 @@ def test_what_is_stale_when_its_turn_comes_is_dropped_and_counted(pair):
     assert dispenser.drain(LIMIT_S) == 0
 
 
-def test_nobody_comes_any_more_when_all_producers_have_left(pair):
+def test_next_returns_none_when_all_producers_have_closed(pair):
     dispenser, batcher = pair(rows=2, wanted=3)
     for first in (0, 2):
         send(dispenser, first, version=0)
@@ -195,7 +195,7 @@ def test_nobody_comes_any_more_when_all_producers_have_left(pair):
     assert batcher.left_rows == 1
 
 
-def test_what_is_cancelled_never_travels(pair):
+def test_what_is_cancelled_is_never_sent(pair):
     dispenser, batcher = pair(rows=2, wanted=2, slots=1)
     dispenser.open(LIMIT_S)["count"].fill_(99)
     dispenser.cancel()
@@ -243,19 +243,19 @@ def test_wrong_ragged_rows_are_refused_and_leave_everything_as_it_was(pair):
     dispenser, batcher = pair(rows=2, wanted=2, slots=1)
     dispenser.open(LIMIT_S)
     env, last = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 3)
-    for wrong, told in [
+    for wrong, message in [
         ({"final": {"env": env, "last": last}}, "ragged rows of \\['final'\\]"),
         ({"finals": {"env": env, "last": last[:, :2]}}, "last is"),
         ({"finals": {"env": env.repeat(3), "last": last.repeat(3, 1)}}, "3 rows: this ring's slots hold 2"),
     ]:
-        with pytest.raises(SchemaError, match=told):
+        with pytest.raises(SchemaError, match=message):
             dispenser.send(version=0, ragged=wrong)
     send(dispenser, 0, version=0, cut=[0])
     with batcher.next(LIMIT_S) as experience:
         assert check(experience) == [0, 1]
 
 
-def test_no_room_is_told_with_who_is_slow(pair):
+def test_the_timeout_names_the_slow_consumer(pair):
     dispenser, _ = pair(rows=1, wanted=1, slots=1)
     send(dispenser, 0, version=0)
     with pytest.raises(ChannelTimeoutError, match=r"holds 1 \(waited 0\.[1-4]"):

@@ -56,8 +56,8 @@ def test_two_row_axes_are_two_groups():
 
 
 def test_the_plan_is_printed_with_its_value_and_the_baselines():
-    told = str(group_packages(packages(obs=192, act=48), forbid(("obs", "act"))))
-    assert told == (
+    text = str(group_packages(packages(obs=192, act=48), forbid(("obs", "act"))))
+    assert text == (
         "TOP_mov 24 with 2 channels:\n  obs: mean 192 B\n  act: mean 48 B\n"
         "one channel per type: 24; uni-channel: 48"
     )
@@ -76,15 +76,15 @@ def test_eleven_types_of_which_not_all_may_share_are_grouped():
 
 
 @pytest.mark.parametrize(
-    ("given_packages", "told"),
+    ("given_packages", "message"),
     [
         ([], "at least one"),
         (packages(a=0), "a has size 0"),
         ([Package("a", 1), Package("a", 2)], "name of its own"),
     ],
 )
-def test_nonsense_is_refused(given_packages, told):
-    with pytest.raises(ValueError, match=told):
+def test_invalid_packages_are_refused(given_packages, message):
+    with pytest.raises(ValueError, match=message):
         group_packages(given_packages)
 
 

@@ -1,4 +1,4 @@
-"""Consumers that come, go, die and come back: what was sent is consumed once and whole."""
+"""Consumers attach, close, die and are replaced: every transfer is consumed once and whole."""
 
 import os
 import random
@@ -51,18 +51,18 @@ def take(batcher, timeout_s=LIMIT_S):
 
 
 def consume(folder, index, record, die_at, half):
-    """Notes each count in a file before it releases it; at the ``die_at``-th kills itself, half of it released if asked."""
+    """Write each count to a file before its release. Kill the process at number ``die_at``, in mid-release if ``half``."""
     torch.set_num_threads(1)
     with Batcher(PLAN, rows=1) as batcher, open(record, "a", buffering=1) as file:
         batcher.announce(FileDirectory(folder), NAME, index)
-        seen = 0
+        number = 0
         while (experience := batcher.next(LIMIT_S)) is not None:
-            seen += 1
+            number += 1
             with experience:
-                if seen == die_at and not half:
+                if number == die_at and not half:
                     os.kill(os.getpid(), signal.SIGKILL)
                 print(*experience["count"].tolist(), file=file)
-                if seen == die_at:
+                if number == die_at:
                     experience.tensors = {}
                     (transfer,) = experience._transfers
                     transfer._parts[0].release()
@@ -92,7 +92,7 @@ def counts_in(record):
     return [int(line) for line in Path(record).read_text().split()]
 
 
-def test_everyone_can_see_what_was_announced_last(tmp_path):
+def test_the_last_announcement_of_a_key_counts(tmp_path):
     one, other = FileDirectory(tmp_path / "d"), FileDirectory(tmp_path / "d")
     assert other.announced("consumers/") == {}
     one.announce("consumers/a/0", "first")
@@ -106,7 +106,7 @@ def test_a_consumer_is_announced_as_text():
     assert ConsumerAnnouncement.from_text(consumer.text()) == consumer
 
 
-def test_consumers_are_found_when_they_come(directory):
+def test_new_consumers_are_discovered(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
         migrator = Migrator(dispenser, directory, NAME)
         send(dispenser, 5)
@@ -148,35 +148,35 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
         assert take(batcher) == 1
 
 
-def knock_and_die(endpoint):
+def connect_and_die(endpoint):
     ring = ProducerRing(PLAN.groups[0], rows=1)
     ring.attach(endpoint)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_producer_that_knocks_and_dies_before_it_is_heard_is_lost():
+def test_a_producer_that_dies_before_its_connect_request_is_accepted_is_lost():
     with ConsumerEndpoint(PLAN.groups[0]) as consumer_endpoint:
-        process = start(knock_and_die, consumer_endpoint.endpoint)
+        process = start(connect_and_die, consumer_endpoint.endpoint)
         process.join(LIMIT_S)
         assert process.exitcode == -signal.SIGKILL
         assert consumer_endpoint.producers == ()
         assert consumer_endpoint.lost == [0]
 
 
-def test_who_closes_at_once_looks_for_no_consumer_any_more(directory):
-    """What was under way is given up: a consumer that began anew is not to get it, nor to take its producer for lost."""
+def test_a_dispenser_that_closes_at_once_discovers_no_consumer(directory):
+    """Transfers in flight are dropped: a restarted consumer neither gets them nor reports their producer as lost."""
     dispenser = Dispenser(PLAN, rows=1, producer=0)
     migrator = Migrator(dispenser, directory, NAME)
     with Batcher(PLAN, rows=1) as before:
         before.announce(directory, NAME, 0)
         pump_until(dispenser, lambda: 0 in dispenser.consumers())
         send(dispenser, 1)
-    with Batcher(PLAN, rows=1) as anew:
-        anew.announce(directory, NAME, 0)
+    with Batcher(PLAN, rows=1) as restarted:
+        restarted.announce(directory, NAME, 0)
         migrator._polled_s = float("-inf")  # due for the next poll
         dispenser.close(timeout_s=0.0)
         assert migrator.attached == 1
-        assert (anew.producers, anew.lost) == ((), [])
+        assert (restarted.producers, restarted.lost) == ((), [])
 
 
 def test_a_consumer_on_another_host_that_cannot_be_reached_is_an_error_at_set_up(directory):
@@ -250,15 +250,15 @@ def test_trainers_killed_at_any_moment_lose_nothing_and_repeat_at_most_what_they
     trainers = [start(consume, folder, index, records[index], None, False) for index in range(2)]
     for _ in range(kills):
         index = chance.randrange(2)
-        seen = lines_in(records[index])
+        num_lines = lines_in(records[index])
         deadline = time.monotonic() + LIMIT_S
-        while lines_in(records[index]) < seen + chance.randrange(1, 20) and time.monotonic() < deadline:
+        while lines_in(records[index]) < num_lines + chance.randrange(1, 20) and time.monotonic() < deadline:
             if not any(producer.is_alive() for producer in producers):
                 break
         trainers[index].kill()
         trainers[index].join(LIMIT_S)
         trainers[index] = start(consume, folder, index, records[index], None, False)
-    finish(*producers)  # they have seen everything released
+    finish(*producers)  # every release has reached them
     for trainer in trainers:
         trainer.kill()
         trainer.join(LIMIT_S)
@@ -285,7 +285,7 @@ def die_between_commits(endpoints):
     dispenser.attach(0, endpoints)
     for count in range(2):
         send(dispenser, count)
-    # What nobody had found yet would die with it.
+    # Batches of a ring that no consumer has mapped would be lost with it.
     pump_until(dispenser, lambda: dispenser.consumers() == {0: 0})
     dispenser.open(LIMIT_S)
     dispenser._reservations["counts"].commit(version=0)

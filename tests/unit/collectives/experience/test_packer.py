@@ -1,4 +1,4 @@
-"""Which fields travel together, and how many groups at a time."""
+"""Which fields share a channel, and how many groups are sent at a time."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_fields_of_two_groups_need_names_of_their_own():
         pack(TRAJECTORY, other)
 
 
-def test_a_ragged_group_must_say_whose_its_rows_are():
+def test_a_ragged_group_needs_the_row_that_each_row_belongs_to():
     with pytest.raises(SchemaError, match="needs a field env"):
         pack(TRAJECTORY, ExperienceSchema("finals", (Field(name="obs"),)), ragged={"finals"})
 
@@ -68,7 +68,7 @@ def test_the_smallest_batch_within_five_percent_of_the_best_is_taken():
     assert smallest_good({1: 50.0, 2: 94.0, 4: 96.0, 8: 100.0, 16: 80.0}) == 4
 
 
-def test_the_batch_is_measured_and_its_reason_is_told():
+def test_the_batch_is_measured_and_its_reason_is_given():
     tiny = pack(ExperienceSchema("scalars", (Field(name="rewards"), Field(name="dones", dtype=torch.bool))))
     plan = with_batch(tiny, rows=16, most=64)
     assert plan.batch > 1  # 80 bytes: all of its time is what a transfer costs whatever its size
@@ -77,5 +77,5 @@ def test_the_batch_is_measured_and_its_reason_is_told():
     assert with_batch(tiny, rows=16, most=1).batch == 1
 
 
-def test_bandwidth_is_that_of_a_real_pair_of_ends():
+def test_bandwidth_is_that_of_a_real_channel():
     assert measure_bandwidth((TRAJECTORY,), rows=64, limit_s=0.01) > 1e6

@@ -1,4 +1,4 @@
-"""The board of parameters between processes: whole versions only, whatever the owner's end."""
+"""Parameter store between processes: readers get whole versions only, however the owner ends."""
 
 import os
 import signal
@@ -24,12 +24,12 @@ LIMIT_S = 60.0
 
 
 def tensors(value=0.0, size=1000):
-    """Every element tells the version."""
+    """Every element is the version."""
     return {"weights": torch.full((size,), float(value)), "count": torch.full((), int(value))}
 
 
 class Owner:
-    """A process that hosts a board and does ``work(parameter_store, pipe)``."""
+    """A process that hosts a parameter store and runs ``work(parameter_store, pipe)``."""
 
     def __init__(self, work, *args):
         self.pipe, theirs = context.Pipe()
@@ -37,7 +37,7 @@ class Owner:
         self.process.start()
         theirs.close()
 
-    def said(self):
+    def receive(self):
         assert self.pipe.poll(LIMIT_S), "the owner says nothing"
         return self.pipe.recv()
 
@@ -46,7 +46,7 @@ class Owner:
         self.process.join(LIMIT_S)
 
     def __enter__(self):
-        self.endpoint = self.said()
+        self.endpoint = self.receive()
         return self
 
     def __exit__(self, *_):
@@ -60,7 +60,7 @@ def _own(work, pipe, args):
     work(pipe, *args)
 
 
-def publish_what_is_told(pipe):
+def publish_received(pipe):
     """Publish each number that comes; None: close; an exhausted pipe ends the process."""
     parameter_store = ParameterStore.host(tensors())
     pipe.send(parameter_store.endpoint)
@@ -83,7 +83,7 @@ def publish_without_end(pipe, size):
 
 
 class Dying(torch.Tensor):
-    """Ends its process when it is looked at."""
+    """Kills its process when it is read."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -112,7 +112,7 @@ def read(parameter_store, size=1000):
 
 
 def test_what_is_published_is_read_whole_with_its_version():
-    with Owner(publish_what_is_told) as owner:
+    with Owner(publish_received) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
         assert parameter_store.version == -1
         with pytest.raises(ChannelError, match="nothing was published yet"):
@@ -120,15 +120,15 @@ def test_what_is_published_is_read_whole_with_its_version():
         for version in (0, 1, 2, 3, 10):
             owner.pipe.send(version)
             assert parameter_store.wait(version, LIMIT_S) == version
-            assert owner.said() == version
+            assert owner.receive() == version
             found, own = read(parameter_store)
             assert found == version
             assert own["weights"].eq(version).all()
             assert own["count"] == version
 
 
-def test_waiting_has_a_limit_and_says_for_what():
-    with Owner(publish_what_is_told) as owner:
+def test_wait_times_out_and_names_the_version():
+    with Owner(publish_received) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
         owner.pipe.send(4)
         assert parameter_store.wait(2, LIMIT_S) == 4  # newer will do
@@ -139,17 +139,17 @@ def test_waiting_has_a_limit_and_says_for_what():
 
 
 def test_an_owner_that_closes_or_dies_ends_the_wait_and_leaves_the_last_version():
-    with Owner(publish_what_is_told) as owner:
+    with Owner(publish_received) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
         owner.pipe.send(0)
         owner.pipe.send(None)
-        assert (owner.said(), owner.said()) == (0, "closed")
+        assert (owner.receive(), owner.receive()) == (0, "closed")
         with pytest.raises(ChannelClosedError, match=r"has closed it at version 0; version 1 was awaited"):
             parameter_store.wait(1, LIMIT_S)
         owner.kill()
         assert parameter_store.wait(0, LIMIT_S) == 0
         assert read(parameter_store)[0] == 0
-    with Owner(publish_what_is_told) as owner:
+    with Owner(publish_received) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
         owner.kill()
         with pytest.raises(ChannelClosedError, match=r"has ended at version -1"):
@@ -162,7 +162,7 @@ def test_an_owner_that_closes_or_dies_ends_the_wait_and_leaves_the_last_version(
 def test_an_owner_killed_while_it_publishes_leaves_the_version_before(publications):
     with Owner(die_while_publishing, publications) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
-        assert owner.said() == publications
+        assert owner.receive() == publications
         owner.pipe.send("die")
         owner.process.join(LIMIT_S)
         assert owner.process.exitcode == -signal.SIGKILL
@@ -174,22 +174,22 @@ def test_an_owner_killed_while_it_publishes_leaves_the_version_before(publicatio
             parameter_store.wait(publications, LIMIT_S)
 
 
-def test_readers_never_see_two_versions_in_one_and_never_go_back():
+def test_readers_never_get_mixed_or_older_versions():
     size = 200_000  # copying takes long enough that publications fall into it
     with Owner(publish_without_end, size) as owner:
         parameter_store = ParameterStore.attach(owner.endpoint)
-        own, seen = tensors(-1, size), [-1]
+        own, versions = tensors(-1, size), [-1]
         deadline = time.monotonic() + LIMIT_S
-        while len(seen) < 300 or len(set(seen)) <= 10:
+        while len(versions) < 300 or len(set(versions)) <= 10:
             assert time.monotonic() < deadline
-            seen.append(parameter_store.read_into(own))
-            assert own["weights"][0] == seen[-1]
+            versions.append(parameter_store.read_into(own))
+            assert own["weights"][0] == versions[-1]
             assert own["weights"].min() == own["weights"].max()
-            assert own["count"] == seen[-1]
-        assert seen == sorted(seen)
+            assert own["count"] == versions[-1]
+        assert versions == sorted(versions)
         owner.kill()  # at any moment: what is published stays whole
         last = parameter_store.read_into(own)
-        assert last >= seen[-1]
+        assert last >= versions[-1]
         assert own["weights"].eq(last).all()
 
 
