@@ -277,7 +277,6 @@ class Relays(RemoteTransport):
         while self._handles:
             relay = self._handles.popitem()[1]
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(
-                    relay.process_id.remote(), timeout=_LEAVE_S
-                )  # runs after the pending disconnect calls
+                # Any call: it runs after the pending disconnect calls.
+                ray.get(relay.process_id.remote(), timeout=_LEAVE_S)
             ray.kill(relay)

@@ -162,9 +162,7 @@ class ConsumerEndpoint:
             link = ProducerLink(self._layouts, endpoint, self._file, self._leaked)
         except SchemaError:
             raise
-        except (
-            ChannelError
-        ) as error:  # the ring was closed, or its process ended, before this consumer connected
+        except ChannelError as error:  # closed, or its process ended, before this consumer connected
             if _has_ended(file_layout.pid_of(endpoint)):  # else it was closed on purpose
                 self._record_loss(producer, error.detail)
             return

@@ -172,9 +172,8 @@ class SharedFile:
         """
         path, _, inode = endpoint.partition("#")
         try:
-            if not os.readlink(path).startswith(
-                f"/memfd:{FILE_PREFIX}"
-            ):  # opening a device file could have side effects
+            # Check before opening: opening a device file could have side effects.
+            if not os.readlink(path).startswith(f"/memfd:{FILE_PREFIX}"):
                 raise ChannelError(channel, f"{endpoint} no longer exists")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

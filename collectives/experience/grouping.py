@@ -77,9 +77,8 @@ def group_packages(packages: Sequence[Package], may_share: MayShare = lambda one
     best = max(candidates, key=lambda groups: (top_mov(groups), -len(groups)))
     order = {name: place for place, name in enumerate(names)}
     groups = tuple(tuple(sorted(group, key=lambda package: order[package.name])) for group in best)
-    smallest = min(
-        package.size for package in packages
-    )  # baselines: g = 1, so the smallest package is the least mean
+    # Baselines: g = 1, so the smallest package is the least mean.
+    smallest = min(package.size for package in packages)
     return Grouping(
         groups=tuple(sorted(groups, key=lambda group: order[group[0].name])),
         value=top_mov(best),

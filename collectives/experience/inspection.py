@@ -180,9 +180,8 @@ class ProducerRingFile:
         return [self._words[begin + word] for word in range(file_layout.SLOT_STATE + 1)]
 
     def _message(self, slot: int, rows: int) -> bytes:
-        layout = self._layouts.for_rows(
-            min(rows, self._words[file_layout.ROWS])
-        )  # the header may be half written
+        # The header may be half written: bound the number of rows.
+        layout = self._layouts.for_rows(min(rows, self._words[file_layout.ROWS]))
         begin = self._shape.slot_word(slot) * file_layout.WORD + file_layout.SLOT_HEADER_BYTES + layout.lead
         return bytes(self._bytes[begin : begin + layout.size])
 

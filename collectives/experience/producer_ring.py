@@ -307,9 +307,8 @@ class ProducerRing:
         # Check processes first and releases second: an ended process releases nothing between the two.
         ended = self._processes.ended()
         for number, queue in list(self._queues.items()):
-            is_closed = (
-                queue.is_closed
-            )  # likewise before its queue is read: a closed consumer takes nothing more
+            # Likewise before its queue is read: a closed consumer takes nothing more.
+            is_closed = queue.is_closed
             self._slots.set_free(queue.collect_released())
             # A dead consumer loses all its unreleased batches; a closed one may still release those it has taken.
             if queue.pid in ended:
