@@ -1,4 +1,4 @@
-"""The compiled program of learners: gradients of PPO's loss, and steps along gradients."""
+"""Compiled program of learners: gradients of PPO's loss, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ LEARNING = Kernel(
     without="learning by torch",
 )
 LANES = 32
-"""Samples of a tile."""
+"""Samples per tile."""
 CHUNK = 16
-"""Tiles that go all the way before the next ones do."""
+"""Tiles that pass through the whole network before the next ones: their activations stay in the cache."""
 PAD = 384
-"""Floats between tiles."""
+"""Unused floats between tiles, so that they do not compete for the same cache sets."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The same for all networks; None where it cannot be compiled, which is logged once."""
+    """The program, the same for all networks; None if it cannot be compiled, which is logged once."""
     return LEARNING.made_or_none(_load)
 
 
 def _load() -> ctypes.CDLL:
     sizes = f"#define L {LANES}\n#define CHUNK {CHUNK}\n#define PAD {PAD}"
     headers = map(shared, ("thread_pool.h", "optimizer_step.h", "backprop.h", "ppo.h"))
-    from rayagi.native import optimizer_step, ppo, thread_pool  # which need the sizes above
+    from rayagi.native import optimizer_step, ppo, thread_pool  # here: they import the sizes above
 
     found = LEARNING.load(
         "\n".join([sizes, numbers(torch.float32), *headers]),

@@ -1,7 +1,7 @@
-"""A step along the mean of all trainers' gradients in one compiled call, in place of a dozen operations of torch.
+"""Compiled optimizer step: reduce gradients over the trainers, clip them and apply Adam in one call.
 
-Between two minibatches a core's caches hold activations: what Python and torch do there costs several times what it would by
-itself.
+It replaces a dozen torch operations. Between two minibatches the caches hold activations, so Python and torch run several times
+slower there than alone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rayagi.native.pointers import pointer
 from rayagi.native.thread_pool import ThreadPool
 
 SHARE_STRIDE = 8
-"""float64 numbers between two trainers' sums: they write to lines of their own."""
+"""float64 values from one trainer's sum to the next, a cache line: trainers do not write to the same line."""
 _STEP_CHUNK = 4096
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _DONE = 3
 PendingOperation = Literal["reduce", "barrier", "nothing"]
 _PENDING: dict[int, PendingOperation] = {0: "reduce", 1: "barrier", 2: "barrier", 4: "nothing"}
-"""PendingOperation optimizer_step.h's REDUCE, NORM, BARRIER and AGAIN ask for."""
+"""The operation to complete after REDUCE, NORM, BARRIER and AGAIN of optimizer_step.h."""
 
 
 class _OptimizerStepStruct(ctypes.Structure):
@@ -46,7 +46,7 @@ class _OptimizerStepStruct(ctypes.Structure):
         *((name, _ADDRESS) for name in ("run", "member", "reduce", "barrier")),
         ("next", _I64),
         ("waited_ns", _I64),
-        *((name, ctypes.c_float) for name in ("scale", "rate", "root")),
+        *((name, ctypes.c_float) for name in ("grad_scale", "step_size", "inverse_bias")),
     )
 
 
@@ -60,17 +60,16 @@ MIRRORS: Mirrors = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerState:
-    """PendingOperation one trainer steps, in place, and how. All tensors float32 on the host.
+    """What one trainer updates in place, and the optimizer's settings. Tensors are float32 on the host.
 
     Attributes:
         parameters, gradients, exp_avg, exp_avg_sq: (count,) each, of this trainer's share or of all
-        steps: made so far, ()
-        betas: Adam's
-        eps: Adam's
-        max_grad_norm: of all shares' gradients together; 0: any
-        share_sums: where trainers of one copy see each other's sums of squares, (trainers, SHARE_STRIDE) float64
-        rank: of this trainer among them
-        reduces: whether other trainers' gradients belong to the mean
+        steps: steps done so far, ()
+        betas, eps: Adam's
+        max_grad_norm: limit of the norm over all shares; 0: no clipping
+        share_sums: sum of squared gradients of each share, (trainers, SHARE_STRIDE) float64, in memory that all trainers see
+        rank: of this trainer among those that share the parameters
+        reduces: whether gradients are averaged over trainers
     """
 
     parameters: Tensor
@@ -87,10 +86,10 @@ class OptimizerState:
 
 
 class CompiledOptimizerStep:
-    """Steps as ``FlatAdam`` does, by gradients that stay as they were before clipping.
+    """The compiled counterpart of ``FlatAdam``. Gradients keep their values from before clipping.
 
     Attributes:
-        library: the program that it is of
+        library: the compiled program
         address: of optimizer_step.h's OptimizerStep
     """
 
@@ -103,10 +102,10 @@ class CompiledOptimizerStep:
     ) -> None:
         """
         Args:
-            library: a program with optimizer_step.h
-            stepped: what it steps
-            operations: that it takes part in by itself
-            python_operations: the same for when there are none
+            library: a program that includes optimizer_step.h
+            state: what it updates
+            operations: collective operations that the program can run itself; None: it returns to Python for them
+            python_operations: the same operations in Python, for that case
         """
         self._kept = state, torch.zeros(-(-len(state.parameters) // _STEP_CHUNK), dtype=torch.float64)
         self._operations = operations
@@ -135,16 +134,16 @@ class CompiledOptimizerStep:
         self.library, self.address = library, ctypes.addressof(self._optimizer_step)
 
     def step(self, learning_rate: float) -> tuple[Tensor, float]:
-        """One step. Returns the norm of all gradients before clipping, (), and the seconds that ``run`` does."""
+        """One step. Returns the norm of all gradients before clipping, (), and seconds in collective operations."""
         norm, pool = torch.empty(()), ThreadPool(self.library, 1)
         step, at = self.library.rayagi_optimizer_step, (self.address, pool.address, pointer(norm))
         return norm, self.run(lambda: int(step(*at)), learning_rate)
 
     def run(self, program: Callable[[], int], learning_rate: float) -> float:
-        """Let a program make steps of this size: it is called until it is done, and helped with operations of all trainers.
+        """Call a program until it is done, and complete the collective operations that it asks for.
 
         Returns:
-            Seconds in these operations, waiting for other trainers included.
+            Seconds in collective operations, waiting for other trainers included.
 
         Raises:
             CommunicatorError: other trainers are lost.
@@ -153,16 +152,16 @@ class CompiledOptimizerStep:
         optimizer_step.learning_rate, optimizer_step.next, optimizer_step.waited_ns = learning_rate, 0, 0
         waited_s, began = 0.0, time.perf_counter()
 
-        def asks() -> PendingOperation | None:
+        def next_operation() -> PendingOperation | None:
             nonlocal waited_s, began
             waited_s += time.perf_counter() - began
-            found = program()
+            state = program()
             began = time.perf_counter()
-            return None if found == _DONE else _PENDING[found]
+            return None if state == _DONE else _PENDING[state]
 
         if operations is None:
-            while (what := asks()) is not None:
-                self._python_operations[what]()
+            while (operation := next_operation()) is not None:
+                self._python_operations[operation]()
         else:
             addresses = {
                 "reduce": operations.reduce_scatter,
@@ -170,5 +169,5 @@ class CompiledOptimizerStep:
                 "nothing": 0,
                 None: None,
             }
-            operations.drive_program(lambda: addresses[asks()])
+            operations.drive_program(lambda: addresses[next_operation()])
         return waited_s + 1e-9 * optimizer_step.waited_ns

@@ -1,60 +1,67 @@
-/* PPO's update of a policy, Gaussian or of choices, and a value network: minibatch after minibatch its loss's gradient, and a step along it.
-After backprop.h and optimizer_step.h.
+/* PPO (Schulman et al. 2017). For each minibatch: the gradient of the loss, then an optimizer step. The policy is Gaussian or
+categorical; the value network is separate. Include it after backprop.h and optimizer_step.h.
 
-Of two threads one has the policy network and the other the value network, where neither is behind: what a thread reads it has
-written itself. */
+A minibatch is processed in chunks of CHUNK tiles, each tile L samples: gather, forward and backward, weight gradients. With two
+threads, one has the policy network's tiles and the other the value network's, so each reads what it has written itself. */
 
+/* Networks, settings and sums of one trainer. Python fills it (ppo.py); the sums are written here. */
 typedef struct {
     Network policy, value;
-    int64_t activation, samples;
-    const real *log_std; /* of a Gaussian; none of choices */
+    int64_t activation, samples; /* samples: of a minibatch */
+    const real *log_std;    /* of the Gaussian, (A,); NULL: categorical */
     real *log_std_gradient;
     double clip_ratio, value_clip, value_coef, entropy_coef; /* value_clip: infinite for none */
-    double weight; /* of this trainer's mean in that of all */
-    double *sums; /* (CHUNK, MEASURED + outputs): policy loss, value loss, KL, clipped, entropy of choices, then log_std's gradient */
+    double weight; /* of this trainer's gradient in the mean over trainers */
+    double *sums;  /* (CHUNK, NUM_SUMS + A): a row per tile, written by the thread that has it; the last A: log_std's gradient */
 } Learner;
 
-enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, ENTROPY, MEASURED };
+enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, ENTROPY, NUM_SUMS };
 
-/* A rollout, a row a sample. */
+/* A rollout, one row per sample. */
 typedef struct {
     const real *obs;
-    const void *actions; /* of a Gaussian, reals; else choices, int64_t, each below the policy's outputs: the caller checks */
-    const real *log_probs, *values, *advantages, *targets;
+    const void *actions; /* Gaussian: (B, A) reals. Categorical: (B,) int64_t, below the number of outputs; the caller checks it */
+    const real *log_probs, *values, *advantages, *targets; /* (B,) each; log_probs and values of the policy that acted */
 } Batch;
 
+/* Copy the observations of a tile's samples, transposed to (D, L). */
 static void gather(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     int64_t D = l->policy.sizes[0];
-    real *x = l->policy.activations[0] + t * tile(D);
+    real *x = l->policy.activations[0] + t * tile_size(D);
     for (int j = 0; j < count; j++) {
         const real *row = b->obs + order[j] * D;
         for (int64_t d = 0; d < D; d++) x[d * L + j] = row[d];
     }
     for (int64_t d = 0; d < D; d++)
-        for (int j = count; j < L; j++) x[d * L + j] = 0.0f; /* 0 times what was there may be NaN */
+        for (int j = count; j < L; j++) x[d * L + j] = 0.0f; /* unused lanes: their gradient is 0, but 0 times NaN is NaN */
 }
 
-/* Eq. 7 of Schulman et al. 2017 for a sample of ratio r = exp(log_prob - old log_prob): adds min(r A, clip(r) A) and what else is
-   measured to the tile's sums. Returns d loss / d log_prob: -r A / samples, or 0 where the clipped term is the smaller. */
+/* PPO's clipped loss, eq. 7, of one sample with ratio r = exp(log_prob - old log_prob): -min(r A, clip(r, 1 - eps, 1 + eps) A).
+   Adds it, KL and clipping to the tile's sums.
+
+   Returns d loss / d log_prob: -r A weight / samples, or 0 where the clipped term is the smaller one. */
 ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real log_prob, double *sums) {
     const real low = 1.0 - l->clip_ratio, high = 1.0 + l->clip_ratio, weight = l->weight;
     const real advantage = b->advantages[sample];
     const real log_ratio = log_prob - b->log_probs[sample], ratio = real_exp(log_ratio);
-    const real plain = ratio * advantage, kept = real_min(real_max(ratio, low), high) * advantage;
-    const int moves = (ratio >= low && ratio <= high) || !(plain >= kept);
-    sums[POLICY_LOSS] -= real_min(plain, kept);
-    sums[KL] += (ratio - 1.0f) - log_ratio;
+    const real surrogate = ratio * advantage, clipped = real_min(real_max(ratio, low), high) * advantage;
+    const int has_gradient = (ratio >= low && ratio <= high) || !(surrogate >= clipped); /* also of NaN, so that it is found */
+    sums[POLICY_LOSS] -= real_min(surrogate, clipped);
+    sums[KL] += (ratio - 1.0f) - log_ratio; /* unbiased estimate of KL(old, new), at least 0 */
     sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
-    return moves ? -plain * weight / l->samples : 0.0f;
+    return has_gradient ? -surrogate * weight / l->samples : 0.0f;
 }
 
-/* Of a diagonal Gaussian around the policy's outputs; grads by the means, and by log_std into the sums. */
+/* Diagonal Gaussian: the policy's outputs are the means mu. With z = (a - mu) / sigma:
+     log p = -1/2 sum z^2 - sum log sigma - A/2 log 2 pi
+     d log p / d mu_k = z_k / sigma_k,   d log p / d log sigma_k = z_k^2 - 1
+   Writes d loss / d mu to grads, and adds d loss / d log sigma to the tile's sums. */
 static void gaussian_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const int64_t A = outputs(&l->policy);
-    const real *mean = l->policy.activations[l->policy.layers] + t * tile(A);
-    real *grad = l->policy.grads[l->policy.layers] + t * tile(A);
-    double *sums = l->sums + t * (MEASURED + A);
-    real precision[A], constant = 0.0f;
+    const real *mean = l->policy.activations[l->policy.layers] + t * tile_size(A);
+    real *grad = l->policy.grads[l->policy.layers] + t * tile_size(A);
+    double *sums = l->sums + t * (NUM_SUMS + A);
+    real precision[A], constant = 0.0f; /* precision: 1 / sigma */
     for (int64_t k = 0; k < A; k++) {
         precision[k] = real_exp(-l->log_std[k]);
         constant += l->log_std[k] + 0.918938533f; /* log sqrt(2 pi) */
@@ -63,31 +70,34 @@ static void gaussian_loss(const Learner *l, const Batch *b, const int64_t *order
         const real *action = (const real *)b->actions + order[j] * A;
         real log_prob = -constant;
         for (int64_t k = 0; k < A; k++) {
-            real off = (action[k] - mean[k * L + j]) * precision[k];
-            grad[k * L + j] = off;
-            log_prob -= 0.5f * off * off;
+            real z = (action[k] - mean[k * L + j]) * precision[k];
+            grad[k * L + j] = z; /* kept for the loop below */
+            log_prob -= 0.5f * z * z;
         }
         const real by_log_prob = clipped_loss(l, b, order[j], log_prob, sums);
         for (int64_t k = 0; k < A; k++) {
-            real off = grad[k * L + j];
-            sums[MEASURED + k] += by_log_prob * (off * off - 1.0f);
-            grad[k * L + j] = by_log_prob * off * precision[k];
+            real z = grad[k * L + j];
+            sums[NUM_SUMS + k] += by_log_prob * (z * z - 1.0f);
+            grad[k * L + j] = by_log_prob * z * precision[k];
         }
     }
     for (int64_t k = 0; k < A; k++)
         for (int j = count; j < L; j++) grad[k * L + j] = 0.0f;
 }
 
-/* Of one choice out of A, whose logits z are the policy's outputs; grads by these. */
+/* Categorical: the policy's outputs are the logits z of A choices. With p = softmax(z) and entropy H = -sum p log p:
+     log p_k = (z_k - max z) - log sum_i exp(z_i - max z)
+     d log p_a / d z_k = [k = a] - p_k,   d H / d z_k = -p_k (log p_k + H)
+   Writes d loss / d z to grads. */
 static void categorical_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
     const int64_t A = outputs(&l->policy);
-    const real *logit = l->policy.activations[l->policy.layers] + t * tile(A);
-    real *grad = l->policy.grads[l->policy.layers] + t * tile(A);
-    double *sums = l->sums + t * (MEASURED + A);
-    const real entropy_grad = l->weight * l->entropy_coef / l->samples;
+    const real *logit = l->policy.activations[l->policy.layers] + t * tile_size(A);
+    real *grad = l->policy.grads[l->policy.layers] + t * tile_size(A);
+    double *sums = l->sums + t * (NUM_SUMS + A);
+    const real entropy_grad = l->weight * l->entropy_coef / l->samples; /* -d loss / d H */
     real top[L], log_total[L], entropy[L] = {0}, by_log_prob[L] = {0};
     int64_t chosen[L] = {0};
-    /* log p_k = (z_k - max z) - log sum_i exp(z_i - max z): no exponential is above 1, one of them is. */
+    /* 1. max z, and log sum_i exp(z_i - max z): no exponential is above 1, and one of them is 1. */
     for (int j = 0; j < L; j++) top[j] = logit[j], log_total[j] = 0.0f;
     for (int64_t k = 1; k < A; k++)
 #pragma omp simd
@@ -97,7 +107,7 @@ static void categorical_loss(const Learner *l, const Batch *b, const int64_t *or
         for (int j = 0; j < L; j++) log_total[j] += real_exp(logit[k * L + j] - top[j]);
 #pragma omp simd
     for (int j = 0; j < L; j++) log_total[j] = real_log(log_total[j]);
-    /* H = -sum p log p; log p in the grads' place until these are known. */
+    /* 2. log p_k, kept in grads for steps 3 and 4, and H. */
     for (int64_t k = 0; k < A; k++)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
@@ -105,12 +115,13 @@ static void categorical_loss(const Learner *l, const Batch *b, const int64_t *or
             grad[k * L + j] = log_p;
             entropy[j] -= real_exp(log_p) * log_p;
         }
+    /* 3. The clipped loss of the chosen action. */
     for (int j = 0; j < count; j++) {
         chosen[j] = ((const int64_t *)b->actions)[order[j]];
         by_log_prob[j] = clipped_loss(l, b, order[j], grad[chosen[j] * L + j], sums);
         sums[ENTROPY] += entropy[j];
     }
-    /* d log p_a / d z_k = [k = a] - p_k, and d H / d z_k = -p_k (log p_k + H). */
+    /* 4. d loss / d z_k = d loss / d log p_a ([k = a] - p_k) + entropy_coef p_k (log p_k + H). */
     for (int64_t k = 0; k < A; k++) {
 #pragma omp simd
         for (int j = 0; j < L; j++) {
@@ -125,42 +136,45 @@ static void policy_loss(const Learner *l, const Batch *b, const int64_t *order, 
     (l->log_std ? gaussian_loss : categorical_loss)(l, b, order, count, t);
 }
 
+/* Value loss with clipping: max((V - target)^2, (V_old + clip(V - V_old, -value_clip, value_clip) - target)^2).
+   Writes d loss / d V to grads: 2 (V - target), or 0 where the clipped term is the larger one. */
 static void value_loss(const Learner *l, const Batch *b, const int64_t *order, int count, int64_t t) {
-    const real *value = l->value.activations[l->value.layers] + t * tile(1);
-    real *grad = l->value.grads[l->value.layers] + t * tile(1);
-    const real most = l->value_clip, weight = l->weight * l->value_coef / l->samples;
+    const real *value = l->value.activations[l->value.layers] + t * tile_size(1);
+    real *grad = l->value.grads[l->value.layers] + t * tile_size(1);
+    const real clip = l->value_clip, weight = l->weight * l->value_coef / l->samples;
     double loss = 0.0;
     for (int j = 0; j < count; j++) {
-        const real before = b->values[order[j]], target = b->targets[order[j]], moved = value[j] - before;
-        const real error = value[j] - target, kept = before + real_min(real_max(moved, -most), most) - target;
-        const int inside = real_abs(moved) <= most;
-        loss += inside ? error * error : real_max(error * error, kept * kept);
-        grad[j] = inside || !(error * error <= kept * kept) ? 2.0f * weight * error : 0.0f;
+        const real old_value = b->values[order[j]], target = b->targets[order[j]], change = value[j] - old_value;
+        const real error = value[j] - target, clipped_error = old_value + real_min(real_max(change, -clip), clip) - target;
+        const int inside = real_abs(change) <= clip;
+        loss += inside ? error * error : real_max(error * error, clipped_error * clipped_error);
+        grad[j] = inside || !(error * error <= clipped_error * clipped_error) ? 2.0f * weight * error : 0.0f;
     }
     for (int j = count; j < L; j++) grad[j] = 0.0f;
-    l->sums[t * (MEASURED + outputs(&l->policy)) + VALUE_LOSS] += loss;
+    l->sums[t * (NUM_SUMS + outputs(&l->policy)) + VALUE_LOSS] += loss;
 }
 
-/* So many samples in this order, of a minibatch. */
+/* A chunk of a minibatch: the argument of the three jobs below. Read-only in all threads. */
 typedef struct {
     const Learner *learner;
     const Batch *batch;
-    const int64_t *order;
+    const int64_t *order;  /* (count,): the chunk's samples */
     int64_t count, tiles;
-    int64_t parts; /* of a layer's rows */
-    int adds;      /* to the gradient of those before */
+    int64_t parts;         /* that each layer's rows are split into, for the threads */
+    int accumulate;        /* whether earlier chunks' gradient is added to */
 } Chunk;
 
 ALWAYS int lanes(const Chunk *c, int64_t t) { return c->count - t * L < L ? (int)(c->count - t * L) : L; }
 
-static void gather_tile(void *given, int64_t t) {
-    const Chunk *c = given;
+/* Job 1, an item per tile. */
+static void gather_tile(void *argument, int64_t t) {
+    const Chunk *c = argument;
     gather(c->learner, c->batch, c->order + t * L, lanes(c, t), t);
 }
 
-/* A tile through a network and back. */
-static void forward_backward(void *given, int64_t item) {
-    const Chunk *c = given;
+/* Job 2, an item per network and tile: forward and backward pass over one tile of samples. */
+static void forward_backward(void *argument, int64_t item) {
+    const Chunk *c = argument;
     const int64_t t = item % c->tiles, of_policy = item < c->tiles;
     const Network *n = of_policy ? &c->learner->policy : &c->learner->value;
     forward(n, c->learner->activation, t);
@@ -168,55 +182,56 @@ static void forward_backward(void *given, int64_t item) {
     backward(n, t);
 }
 
-/* A part of a layer's gradients, whole blocks of rows. */
-static void weight_grad(void *given, int64_t item) {
-    const Chunk *c = given;
-    const int64_t layer = item / c->parts, part = item % c->parts, before = c->learner->policy.layers;
-    const Network *n = layer < before ? &c->learner->policy : &c->learner->value;
-    const int64_t i = layer < before ? layer : layer - before, out = n->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
+/* Job 3, an item per layer and part: rows of a layer's weight gradient, in whole blocks of ROWS. */
+static void weight_grad(void *argument, int64_t item) {
+    const Chunk *c = argument;
+    const int64_t layer = item / c->parts, part = item % c->parts, of_policy = c->learner->policy.layers;
+    const Network *n = layer < of_policy ? &c->learner->policy : &c->learner->value;
+    const int64_t i = layer < of_policy ? layer : layer - of_policy, out = n->sizes[i + 1], blocks = (out + ROWS - 1) / ROWS;
     const int64_t begin = blocks * part / c->parts * ROWS, end = blocks * (part + 1) / c->parts * ROWS;
-    layer_weight_grads(n, i, c->tiles, begin, end < out ? end : out, c->adds);
+    layer_weight_grads(n, i, c->tiles, begin, end < out ? end : out, c->accumulate);
 }
 
-/* V of some observations. */
+/* The argument of estimate_tile: V of at most CHUNK tiles of observations. */
 typedef struct {
     const Learner *learner;
     const real *obs; /* (count, D) */
     int64_t count;
-    real *values;
+    real *values; /* (count,) */
 } Estimate;
 
-static void estimate_tile(void *given, int64_t t) {
-    const Estimate *e = given;
+static void estimate_tile(void *argument, int64_t t) {
+    const Estimate *e = argument;
     const Network *n = &e->learner->value;
     const int64_t D = n->sizes[0], left = e->count - t * L, count = left < L ? left : L;
-    real *x = n->activations[0] + t * tile(D);
-    const real *value = n->activations[n->layers] + t * tile(1);
+    real *x = n->activations[0] + t * tile_size(D);
+    const real *value = n->activations[n->layers] + t * tile_size(1);
     for (int64_t j = 0; j < count; j++)
         for (int64_t d = 0; d < D; d++) x[d * L + j] = e->obs[(t * L + j) * D + d];
     forward(n, e->learner->activation, t);
     memcpy(e->values + t * L, value, count * sizeof *value);
 }
 
-/* (count, D) -> (count,) */
+/* V(s) of the value network: obs (count, D) -> values (count,). */
 void rayagi_ppo_values(const Learner *l, ThreadPool *pool, const real *obs, int64_t count, real *values) {
     FLUSH_DENORMALS;
     for (int64_t first = 0; first < count; first += CHUNK * L) {
-        const int64_t left = count - first, some = left < CHUNK * L ? left : CHUNK * L;
-        Estimate estimate = {l, obs + first * l->value.sizes[0], some, values + first};
-        parallel_for(pool, estimate_tile, &estimate, (some + L - 1) / L);
+        const int64_t left = count - first, size = left < CHUNK * L ? left : CHUNK * L;
+        Estimate estimate = {l, obs + first * l->value.sizes[0], size, values + first};
+        parallel_for(pool, estimate_tile, &estimate, (size + L - 1) / L);
     }
 }
 
-/* After all chunks: log_std's gradient, and the statistics: policy loss, value loss, entropy, KL, share of clipped ratios. */
+/* After all chunks: add the tiles' sums in one order. Writes log_std's gradient, and stats: policy loss, value loss, entropy, KL,
+   share of clipped ratios. */
 static void write_stats(const Learner *l, real *stats) {
-    const int64_t A = outputs(&l->policy), row = MEASURED + A;
+    const int64_t A = outputs(&l->policy), row = NUM_SUMS + A;
     for (int64_t t = 1; t < CHUNK; t++)
         for (int64_t k = 0; k < row; k++) l->sums[k] += l->sums[t * row + k];
-    double entropy = l->sums[ENTROPY] / l->samples;
+    double entropy = l->sums[ENTROPY] / l->samples; /* of a Gaussian: 0, and H = sum_k (log sigma_k + 1/2 log 2 pi e) */
     for (int64_t k = 0; l->log_std && k < A; k++) {
         entropy += l->log_std[k] + 1.418938533204672742; /* log sqrt(2 pi e) */
-        l->log_std_gradient[k] = l->sums[MEASURED + k] - l->weight * l->entropy_coef;
+        l->log_std_gradient[k] = l->sums[NUM_SUMS + k] - l->weight * l->entropy_coef; /* d H / d log sigma_k = 1 */
     }
     stats[0] = l->sums[POLICY_LOSS] / l->samples;
     stats[1] = l->sums[VALUE_LOSS] / l->samples;
@@ -225,9 +240,9 @@ static void write_stats(const Learner *l, real *stats) {
     stats[4] = l->sums[CLIPPED] / l->samples;
 }
 
-/* The gradient of a minibatch's loss, in place of what was there. */
+/* The gradient of a minibatch's loss (policy loss + value_coef value loss - entropy_coef H). Overwrites the previous one. */
 static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
-    memset(l->sums, 0, CHUNK * (MEASURED + outputs(&l->policy)) * sizeof *l->sums);
+    memset(l->sums, 0, CHUNK * (NUM_SUMS + outputs(&l->policy)) * sizeof *l->sums);
     for (int64_t first = 0; first < l->samples; first += CHUNK * L) {
         const int64_t left = l->samples - first, count = left < CHUNK * L ? left : CHUNK * L;
         const int64_t parts = pool->threads == 1 ? 1 : 2 * pool->threads;
@@ -239,31 +254,33 @@ static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, 
     write_stats(l, stats);
 }
 
-enum { NUM_STATS = 6, MOST_NS = 50000000 }; /* stats: as by ``write_stats``, then the gradient's norm */
+enum { NUM_STATS = 6, MAX_CALL_NS = 50000000 }; /* stats: those of ``write_stats``, then the gradient's norm before clipping */
 
+/* All minibatches of an update. Python fills it; ``step`` and ``gradient_ready`` say where the next call continues. */
 typedef struct {
     Learner *learner;
     Batch batch;
-    const int64_t *orders; /* (steps, samples) */
+    const int64_t *orders; /* (steps, samples): the samples of each minibatch */
     int64_t steps, step;
-    int64_t gradient_ready; /* whether this step's gradient is there */
+    int64_t gradient_ready; /* whether the gradient of this step's minibatch is computed */
     OptimizerStep *optimizer;
     ThreadPool *pool;
     real *stats; /* (steps, NUM_STATS) */
 } Update;
 
-/* DONE when all steps are made; else as ``optimizer_step``, and AGAIN now and then, for signals. */
+/* Returns DONE when all steps are done; else what ``optimizer_step`` returned, or AGAIN after MAX_CALL_NS, so that Python can
+   handle signals. The caller then calls again. */
 int64_t rayagi_ppo_update(Update *u) {
     FLUSH_DENORMALS;
     for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {
         real *stats = u->stats + u->step * NUM_STATS;
         if (!u->gradient_ready) {
-            if (now_ns() - began > MOST_NS) return AGAIN;
+            if (now_ns() - began > MAX_CALL_NS) return AGAIN;
             compute_gradients(u->learner, &u->batch, u->orders + u->step * u->learner->samples, u->pool, stats);
             u->gradient_ready = 1;
         }
-        const int64_t found = optimizer_step(u->optimizer, u->pool, stats + NUM_STATS - 1);
-        if (found != DONE) return found;
+        const int64_t pending = optimizer_step(u->optimizer, u->pool, stats + NUM_STATS - 1);
+        if (pending != DONE) return pending;
         u->gradient_ready = 0;
     }
     return DONE;

@@ -1,8 +1,8 @@
-"""PPO's updates in a compiled program, in place of some hundred operations of torch and of its autograd a minibatch.
+"""Compiled PPO update: gradients and optimizer steps of all minibatches in one call.
 
-With a few hundred samples and the networks of robots, torch's time is half matrix products and half what is around them.
-Here a tile of samples goes through a network and back while its activations are in the cache, gradients go straight into
-the flat bucket, and all minibatches are one call.
+It replaces some hundred operations of torch and autograd per minibatch. For minibatches of a few hundred samples, torch spends
+half of its time outside matrix products. Here a tile of samples passes forward and backward through a network while its
+activations are in the cache, and gradients are written straight into the flat bucket.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rayagi.native.pointers import pointer
 from rayagi.native.thread_pool import ThreadPool
 
 NUM_STATS = 6
-"""Policy loss, value loss, entropy, KL, share of clipped ratios, norm of the gradient before clipping."""
+"""Policy loss, value loss, entropy, KL, share of clipped ratios, gradient norm before clipping."""
 _SUMS = 5
-"""MEASURED of ppo.h, per tile; beside them log_std's gradient."""
+"""NUM_SUMS of ppo.h: sums per tile, without log_std's gradient."""
 
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 
 
 class _Network(ctypes.Structure):
-    """Network of ppo.h."""
+    """Network of backprop.h."""
 
     _fields_ = (
         ("layers", _I64),
@@ -82,7 +82,7 @@ MIRRORS: Mirrors = {
     "Learner": _Learner,
     "Batch": _Batch,
     "Update": _Update,
-    "MEASURED": _SUMS,
+    "NUM_SUMS": _SUMS,
     "NUM_STATS": NUM_STATS,
     **{name.upper(): value for name, value in ACTIVATIONS.items()},
 }
@@ -90,14 +90,14 @@ MIRRORS: Mirrors = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """Parameters of two networks whose ``grad`` stays where it is, and the settings of the loss.
+    """Parameters of the two networks and settings of the loss. Each parameter's ``grad`` must keep its address.
 
     Attributes:
-        policy, value: linear maps, each its weight (out, in) and bias (out,); float32
-        activation: between them
-        log_std: of a Gaussian, (action_dim,); None: the policy's outputs are logits of choices
+        policy, value: layers, each its weight (out, in) and bias (out,); float32
+        activation: between layers
+        log_std: of a Gaussian policy, (action_dim,); None: categorical, the outputs are logits
         clip_ratio, value_clip, value_coef, entropy_coef: as in PPOSpec
-        weight: of this trainer's mean in that of all
+        weight: of this trainer's gradient in the mean over trainers
     """
 
     policy: Sequence[tuple[Tensor, Tensor]]
@@ -112,13 +112,13 @@ class Trained:
 
 
 class CompiledUpdate:
-    """All minibatches of PPO by ``rayagi.algorithms.losses`` and either head, each with its step.
+    """PPO's minibatches with the losses of ``rayagi.algorithms.losses``, for a Gaussian or a categorical policy.
 
-    Gradients do not depend on threads.
+    Gradients do not depend on the number of threads.
     """
 
     def __init__(self, trained: Trained, optimizer_step: CompiledOptimizerStep) -> None:
-        self._trained, self._optimizer_step = trained, optimizer_step  # while their addresses are used
+        self._trained, self._optimizer_step = trained, optimizer_step  # kept: the program has their addresses
         self._kept: list[object] = []
         self._obs = self._tiles(trained.policy[0][0].shape[1])
         self._sums = torch.zeros((CHUNK, _SUMS + len(trained.policy[-1][1])), dtype=torch.float64)
@@ -143,19 +143,19 @@ class CompiledUpdate:
     def __call__(
         self, fields: Sequence[Tensor], orders: Tensor, learning_rate: float
     ) -> tuple[Tensor, float]:
-        """Make a step on each minibatch. The parameters' ``grad`` is then the last one's, before clipping.
+        """Take one optimizer step per minibatch. Leaves the last gradient, before clipping, in the parameters' ``grad``.
 
         Args:
             fields: obs (B, obs_dim), actions (B, dim) or (B,) int64, log_probs, values, advantages and targets (B,)
                 of a rollout
-            orders: the samples of each minibatch   (steps, S) int64
+            orders: indices of each minibatch's samples   (steps, S) int64
             learning_rate: of all steps
 
         Returns:
-            NUM_STATS of each step, (steps, 6) float32; and seconds in operations of all trainers.
+            NUM_STATS statistics of each step, (steps, 6) float32; and seconds in collective operations.
 
         Raises:
-            ValueError: an action is none of the policy's choices.
+            ValueError: a discrete action is outside the policy's choices.
             CommunicatorError: other trainers are lost.
         """
         pool, orders = self._current_pool(), orders.contiguous()
@@ -180,9 +180,9 @@ class CompiledUpdate:
         with pool.running():
             return stats, self._optimizer_step.run(lambda: int(program(at)), learning_rate)
 
-    def values(self, observed: Tensor) -> Tensor:
-        """V(s): (B, obs_dim) -> (B,)."""
-        plain, pool = observed.to(torch.float32).contiguous(), self._current_pool()
+    def values(self, obs: Tensor) -> Tensor:
+        """V(s) of the value network: (B, obs_dim) -> (B,)."""
+        plain, pool = obs.to(torch.float32).contiguous(), self._current_pool()
         values = torch.empty(len(plain))
         at = ctypes.addressof(self._learner), pool.address, pointer(plain), len(plain), pointer(values)
         with pool.running():
@@ -190,21 +190,21 @@ class CompiledUpdate:
         return values
 
     def _choices(self, choices: Tensor) -> Tensor:
-        """That a program may look up, (B,) int64.
+        """Check discrete actions and convert them to (B,) int64: the program uses them as indices unchecked.
 
         Raises:
-            ValueError: one is none of the policy's.
+            ValueError: one is outside the policy's choices.
         """
         count = len(self._trained.policy[-1][1])
         if choices.ndim != 1 or choices.is_floating_point():
             raise ValueError(
-                f"choices must be whole numbers (B,), not {choices.dtype} {tuple(choices.shape)}"
+                f"discrete actions must be integers (B,), not {choices.dtype} {tuple(choices.shape)}"
             )
         wrong = ((choices < 0) | (choices >= count)).nonzero()
         if len(wrong):
             sample = int(wrong[0])
             raise ValueError(
-                f"sample {sample} holds choice {int(choices[sample])}: the policy has 0 to {count - 1}"
+                f"sample {sample} has action {int(choices[sample])}: the policy's are 0 to {count - 1}"
             )
         return choices.to(torch.int64)
 
@@ -216,17 +216,17 @@ class CompiledUpdate:
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
         sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]
         activations = [self._obs, *map(self._tiles, sizes[1:])]
-        grads = [self._obs, *map(self._tiles, sizes[1:])]  # nobody asks for those by the observations
-        numbers_of = (_I64 * len(sizes))(*sizes)
-        self._kept += [numbers_of, activations, grads]
+        grads = [self._obs, *map(self._tiles, sizes[1:])]  # the first is not used
+        c_sizes = (_I64 * len(sizes))(*sizes)
+        self._kept += [c_sizes, activations, grads]
         gradients = [(weight.grad, bias.grad) for weight, bias in layers]
         columns = (*zip(*layers, strict=True), *zip(*gradients, strict=True), activations, grads)
         return _Network(
-            len(layers), ctypes.addressof(numbers_of), *(self._addresses(column) for column in columns)
+            len(layers), ctypes.addressof(c_sizes), *(self._addresses(column) for column in columns)
         )
 
     def _tiles(self, units: int) -> Tensor:
-        """Of a layer, in a chunk."""
+        """A layer's activations: CHUNK tiles of (units, LANES), and PAD floats after each."""
         return torch.zeros(CHUNK * (units * LANES + PAD))
 
     def _addresses(self, tensors: Sequence[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""thread_pool.h: threads that help one program."""
+"""Thread pool of compiled programs: the Python side of thread_pool.h."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _ThreadPoolStruct(ctypes.Structure):
         ("threads", _I64),
         ("claimed", _ADDRESS),
         ("job", _ADDRESS),
-        ("given", _ADDRESS),
+        ("argument", _ADDRESS),
         ("items", _I64),
         *((name, _I64) for name in ("posted", "accepting", "active", "shutdown")),
     )
@@ -35,14 +35,15 @@ MIRRORS: Mirrors = {"ThreadPool": _ThreadPoolStruct, "LINE": _LINE}
 
 
 class ThreadPool:
-    """This thread, and others while a program runs.
+    """The calling thread, and workers while a program runs.
 
     Attributes:
+        threads: workers and the calling thread
         address: of thread_pool.h's ThreadPool
     """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        """``library``: a program with thread_pool.h."""
+        """``library``: a program that includes thread_pool.h."""
         self._worker = library.rayagi_pool_worker
         self._worker.argtypes, self._worker.restype = (_ADDRESS, _I64), None
         self._claimed = torch.zeros((threads, _LINE), dtype=torch.int64)
@@ -52,18 +53,18 @@ class ThreadPool:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The others help meanwhile, as soon as they can."""
-        others = list[Future[None]]()
+        """Workers take items inside the block. A job does not wait for a worker that has not started."""
+        workers = list[Future[None]]()
         self._struct.shutdown = 0
         try:
             for thread in range(1, self.threads):
-                others.append(_pool(self.threads - 1).submit(self._worker, self.address, thread))
+                workers.append(_pool(self.threads - 1).submit(self._worker, self.address, thread))
             yield
         finally:
             self._struct.shutdown = 1
-            for other in others:
-                if not other.cancel():  # it did not begin
-                    other.result()
+            for worker in workers:
+                if not worker.cancel():  # cancelled: it had not started
+                    worker.result()
 
 
 @cache

@@ -213,7 +213,7 @@ def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
         "reduce": lambda: None,
     }
     learner._compiled(batch.fields(), many[:2, :3], 0.0)
-    assert {result for result, _ in modes} == {0, 3, 4}  # REDUCE, STEPPED and AGAIN
+    assert {result for result, _ in modes} == {0, 3, 4}  # REDUCE, DONE and AGAIN
     assert {mode for _, mode in modes} == {caller_flushes}
 
 

@@ -232,11 +232,11 @@ def test_choices_of_logits_that_are_not_finite_are_found(logit):
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ([0, 1, 3, 0], "sample 2 holds choice 3: the policy has 0 to 2"),
-        ([0, -1, 2, 0], "sample 1 holds choice -1: the policy has 0 to 2"),
-        ([2**40, 0, 0, 0], f"sample 0 holds choice {2**40}: the policy has 0 to 2"),
-        ([0.0, 1.0, 0.0, 0.0], r"whole numbers \(B,\), not torch.float32 \(4,\)"),
-        ([[0], [0], [0], [0]], r"whole numbers \(B,\), not torch.int64 \(4, 1\)"),
+        ([0, 1, 3, 0], "sample 2 has action 3: the policy's are 0 to 2"),
+        ([0, -1, 2, 0], "sample 1 has action -1: the policy's are 0 to 2"),
+        ([2**40, 0, 0, 0], f"sample 0 has action {2**40}: the policy's are 0 to 2"),
+        ([0.0, 1.0, 0.0, 0.0], r"discrete actions must be integers \(B,\), not torch.float32 \(4,\)"),
+        ([[0], [0], [0], [0]], r"discrete actions must be integers \(B,\), not torch.int64 \(4, 1\)"),
     ],
 )
 def test_choices_that_the_policy_does_not_have_are_refused(actions, message):
@@ -306,7 +306,7 @@ def test_a_long_update_that_pauses_for_signals_makes_the_same_steps():
     )
     whole, _ = learners[0]._compiled(batch.fields(), orders, 1e-3)
     apart = [learners[1]._compiled(batch.fields(), order.unsqueeze(0), 1e-3)[0] for order in orders]
-    assert set(calls) == {3, 4}  # STEPPED and AGAIN
+    assert set(calls) == {3, 4}  # DONE and AGAIN
     assert torch.equal(whole, torch.cat(apart))
     assert torch.equal(learners[0].flat.parameters, learners[1].flat.parameters)
 
