@@ -1,1 +1,1 @@
-"""Programs in C, compiled where they run: what their parts have in common."""
+"""C kernels, compiled on the machine they run on: learning, acting and MuJoCo worlds."""

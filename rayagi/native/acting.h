@@ -16,8 +16,8 @@ typedef struct {
 static void *cell(const Field *f, int64_t t, int64_t i) { return f->start + t * f->step + i * f->row; }
 
 /* Store a tile's observations in the rollout, and normalised and transposed in x (D, L). */
-static void observe_tile(const Policy *p, const Acting *a, int64_t t, int64_t first, int count, const char *obs, int64_t stride,
-                         real *x) {
+static void observe_tile(const Policy *p, const Acting *a, int64_t t, int64_t first, int count, const char *obs,
+                         int64_t stride, real *x) {
     int64_t D = p->sizes[0];
     for (int j = 0; j < count; j++) {
         const real *row = (const real *)(obs + (first + j) * stride);
@@ -55,8 +55,8 @@ static void store_actions(const Policy *p, const Acting *a, int64_t t, int64_t f
     }
 }
 
-/* Step t of environments begin to end. Rows of ``obs`` are ``stride`` bytes apart. scratch: (2, widest, L), zeros or left from an
-   earlier step: unused lanes of a last, partial tile are computed too, but not stored. */
+/* Step t of environments begin to end. Rows of ``obs`` are ``stride`` bytes apart. scratch: (2, widest, L), zeros or
+   left from an earlier step: unused lanes of a last, partial tile are computed too, but not stored. */
 void rayagi_act(const Policy *p, const Acting *a, int64_t t, int64_t begin, int64_t end, const char *obs, int64_t stride,
                 real *scratch) {
     FLUSH_DENORMALS;

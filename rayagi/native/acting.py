@@ -1,8 +1,8 @@
-"""Acting in a compiled program: one call a step in place of some twenty operations of torch.
+"""Compiled acting: normalise, infer and sample in one call per step, instead of some twenty torch operations.
 
-Between two steps a simulator has the caches to itself, and each operation of torch comes back to cold code: for the 32
-environments of a GMI that shares two cores, acting takes four times as long after physics as by itself. One short function
-that reads the weights in order does not. Where there is no compiler, agents act by torch.
+A simulation step evicts torch's code and data from the caches: for the 32 environments of a GMI with two cores, acting with
+torch takes four times as long after physics as alone. One short function that reads the weights in order does not suffer.
+Without a compiler, agents act with torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ACTING = Kernel(
     name="acting",
     module=__name__,
     reference="actors.agent:ActingByOperations",
-    without="agents act by torch",
+    without="agents act with torch",
 )
 LANES = 32
-"""Environments of a tile: its activations fit the first-level cache for layers of 256 units."""
+"""Environments per tile: activations of 256 units fit the L1 cache."""
 _PRODUCTS_PER_THREAD = 4 << 20
-"""Multiplications that are worth waking a thread for."""
+"""Multiplications that are worth waking up a thread for."""
 
 
 class _Field(ctypes.Structure):
@@ -53,7 +53,7 @@ class _Acting(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The program, the same for every policy; None where it cannot be compiled, which is logged once."""
+    """The program, the same for every policy; None if it cannot be compiled, which is logged once."""
     return ACTING.made_or_none(_load)
 
 
@@ -76,18 +76,18 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 class CompiledActing:
-    """Implements actors.protocols.Acting. Numbers depend neither on threads nor on an environment's neighbours.
+    """Implements actors.protocols.Acting. Results depend neither on threads nor on the number of environments.
 
     Attributes:
-        policy: as it was
-        address: of acting.h's Acting, while this object lives
+        policy: packed when this object was made
+        address: of an acting.h Acting; valid while this object lives
     """
 
     def __init__(self, program: ctypes.CDLL, policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> None:
-        """Pack the policy as it is now. Everything is on the host, and the last dimension of each tensor is dense."""
+        """Pack the policy's current weights. All tensors are on the CPU, their last dimension contiguous."""
         self._call = program.rayagi_act
         self.policy = PackedPolicy(policy, int(program.rayagi_rows()))
-        self._rollout, self._noise = rollout, noise  # kept while their addresses are used
+        self._rollout, self._noise = rollout, noise  # kept: the program has their addresses
         self._actions = rollout.actions.unbind(0)
         discrete = rollout.actions.dtype == torch.int64
         self._fields = _Acting(
@@ -102,54 +102,54 @@ class CompiledActing:
 
     @property
     def function(self) -> int:
-        """The address of rayagi_act, for programs that call it themselves, with ``policy.address`` and ``address``."""
+        """The address of rayagi_act, for C code that calls it with ``policy.address`` and ``address``."""
         found = ctypes.cast(self._call, ctypes.c_void_p).value
         assert found is not None
         return found
 
     def make_scratch(self) -> Tensor:
-        """What a thread needs to act in."""
+        """Buffers for one thread: two layers' activations of a tile."""
         return torch.zeros((2, self.policy.widest, LANES))
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
-        """Fill step ``t`` of the rollout but for its outcome. Returns the actions."""
+        """Fill in step ``t`` of the rollout, without rewards and ends. Returns the actions."""
         if obs.dtype != torch.float32 or obs.stride(-1) != 1:
             obs = obs.to(torch.float32).contiguous()
         start, row = obs.data_ptr(), obs.stride(0) * obs.element_size()
 
-        def on_span(place: int) -> None:
+        def act_on_span(k: int) -> None:
             self._call(
                 self.policy.address,
                 self.address,
                 t,
-                *self._spans[place],
+                *self._spans[k],
                 start,
                 row,
-                self._scratch_pointers[place],
+                self._scratch_pointers[k],
             )
 
         others = range(1, len(self._spans))
-        waiting = [_pool(len(others)).submit(on_span, place) for place in others] if others else []
-        on_span(0)
-        for one in waiting:
-            one.result()
+        futures = [_pool(len(others)).submit(act_on_span, k) for k in others] if others else []
+        act_on_span(0)
+        for future in futures:
+            future.result()
         return self._actions[t]
 
 
 def compiled_acting(policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> CompiledActing | None:
-    """Acting through ``rollout`` with the policy as it is now; None where there is no compiler."""
+    """Acting into ``rollout`` with the policy's current weights; None without a compiler."""
     program = library()
     return None if program is None else CompiledActing(program, policy, rollout, noise)
 
 
 def _field(tensor: Tensor) -> _Field:
-    """Rows (T, N, ...) with a dense last dimension, or numbers (T, N)."""
+    """The Field of a tensor (T, N, ...) with a contiguous last dimension, or (T, N)."""
     size = tensor.element_size()
     return _Field(tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size)
 
 
 def _spans(num_envs: int, products: int) -> list[tuple[int, int]]:
-    """(begin, end) of environments for each thread, whole tiles."""
+    """(begin, end) of each thread's environments, in whole tiles."""
     tiles = -(-num_envs // LANES)
     parts = max(1, min(torch.get_num_threads(), tiles, products // _PRODUCTS_PER_THREAD))
     borders = [min(num_envs, tiles * part // parts * LANES) for part in range(parts + 1)]

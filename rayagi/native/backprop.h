@@ -1,8 +1,8 @@
 /* Backpropagation through multilayer perceptrons: forward pass, backward pass and weight gradients.
 
-Samples are split into tiles of L lanes. CHUNK tiles pass through all layers before the next ones do, so activations stay in the
-caches. A tile's activations are (units, L). For layer i with input x_i, z_(i+1) = W_i x_i + b_i and x_(i+1) = f(z_(i+1)), the
-gradients of the loss, written g_i = dL/dz_i, are:
+Samples are split into tiles of L lanes. CHUNK tiles pass through all layers before the next ones do, so activations
+stay in the caches. A tile's activations are (units, L). For layer i with input x_i, z_(i+1) = W_i x_i + b_i and x_(i+1)
+= f(z_(i+1)), the gradients of the loss, written g_i = dL/dz_i, are:
 
     g_i = f'(z_i) * W_i^T g_(i+1)                          backward
     dL/dW_i = sum over samples of g_(i+1) x_i^T            layer_weight_grads
@@ -31,8 +31,8 @@ typedef real quarter __attribute__((vector_size(16)));
 
 enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
 
-/* A network and its buffers. Python fills it (ppo.py). The thread that has a tile writes its ``activations`` and ``grads``; the
-   thread that has a row of a gradient writes that row. */
+/* A network and its buffers. Python fills it (ppo.py). The thread that has a tile writes its ``activations`` and
+   ``grads``; the thread that has a row of a gradient writes that row. */
 typedef struct {
     int64_t layers;       /* linear maps */
     const int64_t *sizes; /* (layers + 1): observation, hidden ..., outputs */
@@ -98,7 +98,8 @@ ALWAYS real sum_lanes(vector v) {
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-/* SHUFFLE(a, b, ...): in each 16-byte quarter, the elements of that quarter of a (0 to 3) and b (4 to 7) with these indices. */
+/* SHUFFLE(a, b, ...): in each 16-byte quarter, the elements of that quarter of a (0 to 3) and b (4 to 7) with these
+   indices. */
 #define AT(q, p) ((p) < 4 ? 4 * (q) + (p) : WIDTH + 4 * (q) + (p) - 4)
 #define FOUR(q, p0, p1, p2, p3) AT(q, p0), AT(q, p1), AT(q, p2), AT(q, p3)
 #if BYTES == 64
@@ -149,7 +150,9 @@ ALWAYS void store_four(real *gradient, const vector *sums, int accumulate) {
     memcpy(gradient, &result, sizeof result);
 }
 
-ALWAYS void store_one(real *gradient, const vector *sum, int accumulate) { *gradient = sum_lanes(*sum) + (accumulate ? *gradient : 0.0f); }
+ALWAYS void store_one(real *gradient, const vector *sum, int accumulate) {
+    *gradient = sum_lanes(*sum) + (accumulate ? *gradient : 0.0f);
+}
 
 PRODUCTS(rows_by_four, ROWS, 4, store_four)
 PRODUCTS(rows_by_one, ROWS, 1, store_one)
@@ -223,7 +226,9 @@ static void layer_weight_grads(const Network *n, int64_t i, int64_t tiles, int64
     const int64_t in = n->sizes[i], out = n->sizes[i + 1];
     const real *activations = n->activations[i], *grads = n->grads[i + 1];
     real *gradient = n->weight_gradients[i];
-#define BLOCK(KERNEL) KERNEL(grads + o * L, tile_size(out), activations + k * L, tile_size(in), tiles, gradient + o * in + k, in, accumulate)
+#define BLOCK(KERNEL)                                                                \
+    KERNEL(grads + o * L, tile_size(out), activations + k * L, tile_size(in), tiles, \
+           gradient + o * in + k, in, accumulate)
     for (int64_t first = 0; first < in; first += PANEL) {
         const int64_t last = first + PANEL < in ? first + PANEL : in;
         int64_t o = begin, k;

@@ -1,7 +1,7 @@
-"""Denormals as zeros in torch's arithmetic, as compiled programs have them by denormals.h.
+"""Flush denormals to zero in torch operations, as denormals.h does in compiled programs.
 
-A processor keeps that mode per thread. Torch's worker threads have the mode in which they were made by the
-thread that they work for: ``torch.set_flush_denormal`` alone reaches none of them, or all for ever.
+The mode is per thread. A torch worker thread inherits the mode of the thread that created it, so
+``torch.set_flush_denormal`` alone changes either no worker, or new workers for good.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _SMALLEST_NORMAL = 2.0**-1022
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes denormals for zeros."""
+    """Whether this thread flushes denormals to zero."""
     return _SMALLEST_NORMAL * 0.5 == 0.0
 
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Denormals are zeros in this thread and in the workers of its torch operations; then all have this earlier mode.
+    """Flush denormals in this thread and in its torch workers inside the block; then restore this thread's mode in all.
 
-    Nothing changes on processors on which torch cannot do it. Workers that are not libgomp's keep their mode.
+    Does nothing on processors where torch cannot flush. Workers of another library than libgomp keep their mode.
     """
     if getattr(_nested, "inside", False):
         yield
@@ -37,13 +37,13 @@ def flushed_denormals() -> Iterator[None]:
     try:
         yield
     finally:
-        # Workers that torch no longer uses, because it got fewer threads meanwhile, wait in libgomp's pool.
+        # If the number of threads was lowered in the block, the unused workers still wait in libgomp's pool.
         _flush(before, max(threads, torch.get_num_threads()))
         _nested.inside = False
 
 
 def _flush(on: bool, threads: int) -> None:
-    torch.set_flush_denormal(on)  # first: workers that libgomp makes below have this thread's mode
+    torch.set_flush_denormal(on)  # first: workers that libgomp creates below inherit this thread's mode
     parallel = _parallel()
     if threads > 1 and parallel is not None:
         parallel(_SET_MODE[on], None, threads, 0)
@@ -58,7 +58,7 @@ _SET_MODE = {
 
 @cache
 def _parallel() -> ctypes._NamedFuncPointer | None:
-    """libgomp's call of a function on every thread of a parallel region, the caller and torch's workers for it."""
+    """libgomp's GOMP_parallel: calls a function in each thread of a parallel region, torch's workers included."""
     found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if found is not None:
         found.argtypes = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)

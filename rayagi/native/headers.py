@@ -1,4 +1,4 @@
-"""The C that programs share."""
+"""Loads the C headers of this package, from which kernels are composed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def shared(name: str) -> str:
-    """A header of this package, for programs to begin with."""
+    """The text of a header of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def numbers(real: torch.dtype) -> str:
-    """The type of reals, float32 or float64, and functions of them."""
+    """The type ``real``, float32 or float64, its elementary functions, and denormals.h."""
     bits = 8 * real.itemsize
     return "\n".join(
         [

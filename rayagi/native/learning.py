@@ -13,8 +13,8 @@ from rayagi.native.headers import numbers, shared
 LEARNING = Kernel(
     name="learning",
     module=__name__,
-    reference="rayagi.algorithms.ppo.learner:PPOLearner.minibatch_step",
-    without="learning by torch",
+    reference="rayagi.algorithms.ppo:PPOLearner.minibatch_step",
+    without="learners compute gradients with torch",
 )
 LANES = 32
 """Samples per tile."""

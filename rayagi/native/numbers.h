@@ -1,12 +1,13 @@
-/* Functions of reals that a compiler turns into vector code: no branches, no tables, no calls. Float32, about 1e-7 each.
+/* Elementary functions of float32 that compilers vectorise: no branches, tables or calls. Relative error about 1e-7.
 
-Minimax polynomials of our own (a Lawson iteration over Chebyshev nodes; relative errors before rounding: sine 4e-9, cosine
-1e-10, exponential 3e-9, logarithm 8e-10, hyperbolic tangent near 0 4e-9). Angles up to 1e5 are reduced exactly enough. */
+The polynomials are minimax fits (Lawson iteration over Chebyshev nodes). Their relative errors before rounding: sine
+4e-9, cosine 1e-10, exponential 3e-9, logarithm 8e-10, hyperbolic tangent near 0 4e-9. Range reduction is accurate for
+angles up to 1e5. */
 
 ALWAYS float real_of(int32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 ALWAYS int32_t bits_of(float x) { int32_t bits; memcpy(&bits, &x, 4); return bits; }
 
-/* The angle within +-pi/4 of a multiple of pi/2, and which multiple, modulo 4. */
+/* Range reduction: x = n pi/2 + r with |r| <= pi/4. Returns r, and n modulo 4. pi/2 is a sum of three floats (Cody & Waite). */
 ALWAYS float reduced(float x, float *quadrant) {
     float n = floorf(x * 0.636619772f + 0.5f);
     *quadrant = n - 4.0f * floorf(n * 0.25f);
@@ -37,7 +38,7 @@ ALWAYS float real_tan(float x) {
     int odd = (q == 1.0f) | (q == 3.0f);
     return (odd ? -c : s) / (odd ? s : c);
 }
-/* exp of c within +-104 as (1 + y) * 2^n with y near 0. */
+/* exp(c) = (1 + y) 2^n for |c| <= 104. Returns y = exp(r) - 1, where c = n log 2 + r and |r| <= log(2) / 2. */
 ALWAYS float exp_rest(float c, float *n) {
     *n = floorf(fmaf(c, 1.44269504f, 0.5f));
     float r = fmaf(*n, -1.42860677e-06f, fmaf(*n, -0.693145752f, c));
@@ -47,19 +48,20 @@ ALWAYS float exp_rest(float c, float *n) {
 ALWAYS float exp_part(float c, float *n) { return exp_rest(c, n) + 1.0f; }
 ALWAYS float real_exp(float x) {
     float n, y = exp_part(real_min(real_max(x, -104.0f), 89.0f), &n);
-    int32_t e = (int32_t)n, half = e >> 1; /* 2^n is no float where y * 2^n may be one */
+    int32_t e = (int32_t)n, half = e >> 1; /* 2^n in two factors: it may overflow where y 2^n does not */
     return y * real_of((half + 127) << 23) * real_of((e - half + 127) << 23);
 }
-/* exp(x) - 1 to all digits, near 0 too: y 2^n + (2^n - 1). */
+/* exp(x) - 1 = y 2^n + (2^n - 1): accurate near 0, too. */
 ALWAYS float real_expm1(float x) {
     float n, y = exp_rest(real_min(real_max(x, -104.0f), 89.0f), &n);
     int32_t e = (int32_t)n, half = e >> 1;
     float power = real_of((half + 127) << 23) * real_of((e - half + 127) << 23);
     return fmaf(power, y, power - 1.0f);
 }
+/* log(x) = n log 2 + log(1 + f) with 1 + f in [sqrt(0.5), sqrt(2)). */
 ALWAYS float real_log(float x) {
     int32_t bits = bits_of(x);
-    int32_t e = (bits - 0x3f3504f3) >> 23; /* of x / sqrt(0.5): the rest is within [sqrt(0.5), sqrt(2)) */
+    int32_t e = (bits - 0x3f3504f3) >> 23; /* n: exponent of x / sqrt(0.5) */
     float f = real_of(bits - (e << 23)) - 1.0f, z = f * f, n = (float)e;
     float p = fmaf(f, fmaf(f, fmaf(f, fmaf(f, 0.06746641f, -0.11675652f), 0.11888162f), -0.12405589f), 0.14219552f);
     p = fmaf(f, fmaf(f, fmaf(f, fmaf(f, p, -0.16667996f), 0.20002119f), -0.2500001f), 0.33333313f);
@@ -70,6 +72,7 @@ ALWAYS float real_log(float x) {
     y = x > 0.0f ? y : NAN;
     return x == 0.0f ? -INFINITY : y;
 }
+/* tanh(x) = 1 - 2 / (exp(2 |x|) + 1) with the sign of x; below 0.625 an odd polynomial. */
 ALWAYS float real_tanh(float x) {
     float z = x * x, n, y = exp_part(real_min(2.0f * fabsf(x), 18.1f), &n);
     float large = 1.0f - 2.0f / fmaf(y, real_of(((int32_t)n + 127) << 23), 1.0f);

@@ -1,8 +1,8 @@
-/* Optimizer step on the mean of all trainers' gradients: reduce, clip by the global norm, Adam (Kingma & Ba 2015, algorithm 1).
-Include it after thread_pool.h.
+/* Optimizer step on the mean of all trainers' gradients: reduce, clip by the global norm, Adam (Kingma & Ba 2015,
+algorithm 1). Include it after thread_pool.h.
 
-Trainers either each have all parameters, and then only reduce gradients; or they share one copy of the parameters in shared
-memory (a sharded optimizer), and each reduces and steps its own share.
+Trainers either each have all parameters, and then only reduce gradients; or they share one copy of the parameters in
+shared memory (a sharded optimizer), and each reduces and steps its own share.
 
 The step is a state machine: where a collective operation cannot be run from C, it returns to the caller, which runs the
 operation and calls again. */
@@ -10,10 +10,12 @@ operation and calls again. */
 #include <stdint.h>
 #include <time.h>
 
-/* REDUCE, NORM, BARRIER: the state, named by the collective operation that ends it; as a return value: the caller must complete
-   that operation and call again. NORM's operation is a barrier, too. DONE: the step is done. AGAIN: only call again. */
+/* REDUCE, NORM, BARRIER: the state, named by the collective operation that ends it; as a return value: the caller must
+   complete that operation and call again. NORM's operation is a barrier, too. DONE: the step is done. AGAIN: only call
+   again. */
 enum { REDUCE, NORM, BARRIER, DONE, AGAIN };
-/* STEP_CHUNK: parameters per item of the thread pool. SUMS: partial sums. STRIDE: float64 from trainer to trainer, a cache line. */
+/* STEP_CHUNK: parameters per item of the thread pool. SUMS: partial sums. STRIDE: float64 from trainer to trainer, a
+   cache line. */
 enum { STEP_CHUNK = 4096, SUMS = 16, STRIDE = 8 };
 
 /* One trainer's optimizer. Python fills it once; learning_rate, next and waited_ns before every run (optimizer_step.py). */
@@ -26,8 +28,8 @@ typedef struct {
     float *steps; /* t of Adam: steps done so far */
     double learning_rate, beta1, beta2, eps, max_grad_norm; /* max_grad_norm 0: no clipping */
     double *chunk_sums; /* sum of squared gradients of each chunk; written by the thread that takes the chunk */
-    double *share_sums; /* (trainers, STRIDE): sum of squared gradients of each share, in memory that all trainers see. Each trainer
-                           writes its own row; the barrier after NORM orders it before the others' reads */
+    double *share_sums; /* (trainers, STRIDE): sum of squared gradients of each share, in memory that all trainers see.
+                           A trainer writes its own row; the barrier of NORM orders it before the others' reads */
     int64_t rank, trainers; /* this trainer among those that share the parameters; 0 of 1 where it has all of them */
     /* Collective operations. */
     int64_t reduces; /* whether gradients of other trainers belong to the mean */
@@ -48,8 +50,8 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Run the collective operation that ends ``state``. Returns 1 where it is complete or not needed, 0 where the caller must complete
-   it. Either way the next call continues in the state after it. */
+/* Run the collective operation that ends ``state``. Returns 1 where it is complete or not needed, 0 where the caller
+   must complete it. Either way the next call continues in the state after it. */
 static int run_collective_or_yield(OptimizerStep *d, int state) {
     const void *operation = state == REDUCE ? d->reduce : d->barrier;
     d->next = state + 1;
@@ -61,8 +63,8 @@ static int run_collective_or_yield(OptimizerStep *d, int state) {
     return complete;
 }
 
-/* sum g_i^2 of a chunk, in float64: the product of two float32 is exact there. The order of the SUMS partial sums is fixed, so the
-   result does not depend on threads. */
+/* sum g_i^2 of a chunk, in float64: the product of two float32 is exact there. The order of the SUMS partial sums is
+   fixed, so the result does not depend on threads. */
 static void sum_squares(void *argument, int64_t chunk) {
     const OptimizerStep *d = argument;
     const int64_t begin = chunk * STEP_CHUNK, end = begin + STEP_CHUNK < d->count ? begin + STEP_CHUNK : d->count;
@@ -105,7 +107,8 @@ static void prepare(OptimizerStep *d, double norm) {
     d->inverse_bias = 1.0 / sqrt(1.0 - pow(d->beta2, steps));
 }
 
-/* One step, continued from ``d->next``. Returns DONE, with the norm before clipping; else what the caller must complete first. */
+/* One step, continued from ``d->next``. Returns DONE, with the norm before clipping; else what the caller must complete
+   first. */
 static int64_t optimizer_step(OptimizerStep *d, ThreadPool *pool, float *norm) {
     const int64_t chunks = (d->count + STEP_CHUNK - 1) / STEP_CHUNK;
     double sum = 0.0;

@@ -1,7 +1,7 @@
 """Compiled optimizer step: reduce gradients over the trainers, clip them and apply Adam in one call.
 
-It replaces a dozen torch operations. Between two minibatches the caches hold activations, so Python and torch run several times
-slower there than alone.
+It replaces a dozen torch operations. Between two minibatches the caches hold activations, so Python and torch run several
+times slower there than alone.
 """
 
 from __future__ import annotations

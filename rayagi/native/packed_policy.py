@@ -1,4 +1,4 @@
-"""A policy's numbers in the order in which compiled programs read them."""
+"""Packs a policy's weights in the order in which policy.h reads them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ MIRRORS: Mirrors = {"Policy": _Policy, **{name.upper(): value for name, value in
 
 
 class PackedPolicy:
-    """A copy of the weights, packed for blocks of so many outputs; what is seen and sampled by stays where it is.
+    """A packed copy of a policy's weights. Normalisation and std are not copied.
 
     Attributes:
-        address: of policy.h's Policy, while this object lives
-        widest: units of the widest layer, the first one's inputs and padding included
+        address: of a policy.h Policy; valid while this object lives
+        widest: units of the widest layer, inputs and padding included
     """
 
     def __init__(self, policy: PolicyTensors, rows: int) -> None:
-        """``rows``: of policy.h, as the program was compiled."""
+        """``rows``: ROWS of policy.h in the compiled program (rayagi_rows)."""
         self._rows = rows
         sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
         weights = torch.cat([self._blocks(weight).flatten() for weight in policy.weights])
@@ -67,7 +67,7 @@ class PackedPolicy:
         self.widest = max(-(-size // rows) * rows for size in sizes.tolist())
 
     def _blocks(self, weight: Tensor) -> Tensor:
-        """(out, in) to (ceil(out / rows), in, rows)."""
+        """(out, in) -> (ceil(out / rows), in, rows)."""
         padded = self._padded(weight)
         return padded.view(-1, self._rows, weight.shape[1]).transpose(1, 2)
 

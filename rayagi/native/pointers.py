@@ -1,4 +1,4 @@
-"""Addresses of tensors, for programs in C."""
+"""Addresses of tensors for C kernels."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def pointer(tensor: Tensor) -> int:
-    """Of a contiguous tensor on the host.
+    """The address of a contiguous CPU tensor's data.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the tensor is not contiguous, or not on the CPU.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
-            f"a kernel needs contiguous memory of the host, not {tensor.stride()} on {tensor.device}"
+            f"a kernel needs a contiguous CPU tensor, not strides {tensor.stride()} on {tensor.device}"
         )
     return tensor.data_ptr()

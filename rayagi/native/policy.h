@@ -1,8 +1,10 @@
-/* Forward pass of a policy's multilayer perceptron over one tile of observations, with register-blocked matrix products.
+/* Forward pass of a policy's multilayer perceptron over one tile of observations, with register-blocked matrix
+products.
 
-A lane is an environment; a tile has L of them. Activations are (units, L). Weights are packed as (ceil(out / ROWS), in, ROWS), so
-a block of ROWS outputs reads its weights in order. A block keeps ROWS x COLUMNS vectors of sums in registers: each loaded input
-vector is used ROWS times, each weight COLUMNS times. A lane's sums do not depend on the number of lanes. */
+A lane is an environment; a tile has L of them. Activations are (units, L). Weights are packed as (ceil(out / ROWS), in,
+ROWS), so a block of ROWS outputs reads its weights in order. A block keeps ROWS x COLUMNS vectors of sums in registers:
+each loaded input vector is used ROWS times, each weight COLUMNS times. A lane's sums do not depend on the number of
+lanes. */
 
 #include <stdlib.h>
 
@@ -107,8 +109,8 @@ static int64_t widest(const Policy *p) {
     return most;
 }
 
-/* The policy's outputs (distribution parameters) for a tile of observations. a: observations (D, L), overwritten; b: scratch;
-   both (widest, L). Returns a or b, whichever holds the outputs (A, L). */
+/* The policy's outputs (distribution parameters) for a tile of observations. a: observations (D, L), overwritten; b:
+   scratch; both (widest, L). Returns a or b, whichever holds the outputs (A, L). */
 static real *infer(const Policy *p, int count, real *a, real *b) {
     const real *w = p->weights, *bias = p->biases;
     for (int64_t i = 0; i < p->layers; i++) {

@@ -1,8 +1,9 @@
-/* PPO (Schulman et al. 2017). For each minibatch: the gradient of the loss, then an optimizer step. The policy is Gaussian or
-categorical; the value network is separate. Include it after backprop.h and optimizer_step.h.
+/* PPO (Schulman et al. 2017). For each minibatch: the gradient of the loss, then an optimizer step. The policy is
+Gaussian or categorical; the value network is separate. Include it after backprop.h and optimizer_step.h.
 
-A minibatch is processed in chunks of CHUNK tiles, each tile L samples: gather, forward and backward, weight gradients. With two
-threads, one has the policy network's tiles and the other the value network's, so each reads what it has written itself. */
+A minibatch is processed in chunks of CHUNK tiles, each tile L samples: gather, forward and backward, weight gradients.
+With two threads, one has the policy network's tiles and the other the value network's, so each reads what it has
+written itself. */
 
 /* Networks, settings and sums of one trainer. Python fills it (ppo.py); the sums are written here. */
 typedef struct {
@@ -12,7 +13,7 @@ typedef struct {
     real *log_std_gradient;
     double clip_ratio, value_clip, value_coef, entropy_coef; /* value_clip: infinite for none */
     double weight; /* of this trainer's gradient in the mean over trainers */
-    double *sums;  /* (CHUNK, NUM_SUMS + A): a row per tile, written by the thread that has it; the last A: log_std's gradient */
+    double *sums;  /* (CHUNK, NUM_SUMS + A): a row per tile, written by the thread that has the tile; last A: by log_std */
 } Learner;
 
 enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, ENTROPY, NUM_SUMS };
@@ -20,7 +21,7 @@ enum { POLICY_LOSS, VALUE_LOSS, KL, CLIPPED, ENTROPY, NUM_SUMS };
 /* A rollout, one row per sample. */
 typedef struct {
     const real *obs;
-    const void *actions; /* Gaussian: (B, A) reals. Categorical: (B,) int64_t, below the number of outputs; the caller checks it */
+    const void *actions; /* Gaussian: (B, A) reals. Categorical: (B,) int64_t, which the caller checks to be below A */
     const real *log_probs, *values, *advantages, *targets; /* (B,) each; log_probs and values of the policy that acted */
 } Batch;
 
@@ -36,8 +37,8 @@ static void gather(const Learner *l, const Batch *b, const int64_t *order, int c
         for (int j = count; j < L; j++) x[d * L + j] = 0.0f; /* unused lanes: their gradient is 0, but 0 times NaN is NaN */
 }
 
-/* PPO's clipped loss, eq. 7, of one sample with ratio r = exp(log_prob - old log_prob): -min(r A, clip(r, 1 - eps, 1 + eps) A).
-   Adds it, KL and clipping to the tile's sums.
+/* PPO's clipped loss, eq. 7, of one sample with ratio r = exp(log_prob - old log_prob): -min(r A, clip(r, 1 - eps, 1 +
+   eps) A). Adds it, KL and clipping to the tile's sums.
 
    Returns d loss / d log_prob: -r A weight / samples, or 0 where the clipped term is the smaller one. */
 ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real log_prob, double *sums) {
@@ -45,7 +46,7 @@ ALWAYS real clipped_loss(const Learner *l, const Batch *b, int64_t sample, real 
     const real advantage = b->advantages[sample];
     const real log_ratio = log_prob - b->log_probs[sample], ratio = real_exp(log_ratio);
     const real surrogate = ratio * advantage, clipped = real_min(real_max(ratio, low), high) * advantage;
-    const int has_gradient = (ratio >= low && ratio <= high) || !(surrogate >= clipped); /* also of NaN, so that it is found */
+    const int has_gradient = (ratio >= low && ratio <= high) || !(surrogate >= clipped); /* NaN has one, too */
     sums[POLICY_LOSS] -= real_min(surrogate, clipped);
     sums[KL] += (ratio - 1.0f) - log_ratio; /* unbiased estimate of KL(old, new), at least 0 */
     sums[CLIPPED] += real_abs(ratio - 1.0f) > (real)l->clip_ratio;
@@ -222,8 +223,8 @@ void rayagi_ppo_values(const Learner *l, ThreadPool *pool, const real *obs, int6
     }
 }
 
-/* After all chunks: add the tiles' sums in one order. Writes log_std's gradient, and stats: policy loss, value loss, entropy, KL,
-   share of clipped ratios. */
+/* After all chunks: add the tiles' sums in one order. Writes log_std's gradient, and stats: policy loss, value loss,
+   entropy, KL, share of clipped ratios. */
 static void write_stats(const Learner *l, real *stats) {
     const int64_t A = outputs(&l->policy), row = NUM_SUMS + A;
     for (int64_t t = 1; t < CHUNK; t++)
@@ -254,7 +255,7 @@ static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, 
     write_stats(l, stats);
 }
 
-enum { NUM_STATS = 6, MAX_CALL_NS = 50000000 }; /* stats: those of ``write_stats``, then the gradient's norm before clipping */
+enum { NUM_STATS = 6, MAX_CALL_NS = 50000000 }; /* stats: those of write_stats, and the gradient norm */
 
 /* All minibatches of an update. Python fills it; ``step`` and ``gradient_ready`` say where the next call continues. */
 typedef struct {
@@ -268,8 +269,8 @@ typedef struct {
     real *stats; /* (steps, NUM_STATS) */
 } Update;
 
-/* Returns DONE when all steps are done; else what ``optimizer_step`` returned, or AGAIN after MAX_CALL_NS, so that Python can
-   handle signals. The caller then calls again. */
+/* Returns DONE when all steps are done; else what ``optimizer_step`` returned, or AGAIN after MAX_CALL_NS, so that
+   Python can handle signals. The caller then calls again. */
 int64_t rayagi_ppo_update(Update *u) {
     FLUSH_DENORMALS;
     for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {

@@ -1,8 +1,8 @@
 """Compiled PPO update: gradients and optimizer steps of all minibatches in one call.
 
-It replaces some hundred operations of torch and autograd per minibatch. For minibatches of a few hundred samples, torch spends
-half of its time outside matrix products. Here a tile of samples passes forward and backward through a network while its
-activations are in the cache, and gradients are written straight into the flat bucket.
+It replaces some hundred operations of torch and autograd per minibatch. For minibatches of a few hundred samples, torch
+spends half of its time outside matrix products. Here a tile of samples passes forward and backward through a network while
+its activations are in the cache, and gradients are written straight into the flat bucket.
 """
 
 from __future__ import annotations

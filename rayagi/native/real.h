@@ -1,4 +1,4 @@
-/* What a real is: float32, or float64 (REAL_BITS 64), in which programs are compared (parity.py). */
+/* The type ``real``: float32, or float64 (REAL_BITS 64) for comparisons with the reference (parity.py). */
 
 #include <math.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@ typedef double real;
 #define real_sqrt sqrt
 #define real_floor floor
 #define real_fma(a, b, c) ((a) * (b) + (c))
-#define real_exp exp /* and the C library's other functions, where numbers.h has those of float32 */
+#define real_exp exp /* from here on: the C library's functions; numbers.h has those of float32 */
 #define real_expm1 expm1
 #define real_log log
 #define real_sin sin
@@ -26,9 +26,9 @@ typedef float real;
 #define real_floor floorf
 #define real_fma fmaf
 #if !defined(__FMA__) && !defined(__aarch64__)
-#define fmaf(a, b, c) ((a) * (b) + (c)) /* a call per lane would cost more than the last bit is worth */
+#define fmaf(a, b, c) ((a) * (b) + (c)) /* without the instruction, fmaf is a library call per lane */
 #endif
 #endif
 
-ALWAYS real real_min(real a, real b) { return a > b ? b : a; } /* of NaN in a: NaN */
+ALWAYS real real_min(real a, real b) { return a > b ? b : a; } /* NaN if a is NaN */
 ALWAYS real real_max(real a, real b) { return a < b ? b : a; }

@@ -1,14 +1,16 @@
 /* Thread pool. Thread 0 posts jobs; workers take items until shutdown.
 
-A job is a function and a number of items. Each thread has a contiguous range of items and a counter of how many of them are
-claimed. A thread claims its own items first, then those left in the other ranges. So no item is done twice, whoever is late. */
+A job is a function and a number of items. Each thread has a contiguous range of items and a counter of how many of them
+are claimed. A thread claims its own items first, then those left in the other ranges. So no item is done twice, whoever
+is late. */
 #include <sched.h>
 #include <stdint.h>
 #include <time.h>
 
 typedef void Job(void *argument, int64_t item);
 
-/* Shared by all threads of one pool. Python allocates it (thread_pool.py), with all fields but ``threads`` and ``claimed`` 0. */
+/* Shared by all threads of one pool. Python allocates it (thread_pool.py), with all fields but ``threads`` and
+   ``claimed`` 0. */
 typedef struct {
     int64_t threads;   /* thread 0, which posts, included; constant */
     int64_t *claimed;  /* (threads, LINE): items claimed of each range, a cache line each. Thread 0 resets, all threads add */
@@ -39,8 +41,8 @@ static void backoff(int64_t attempts) {
     else nanosleep(&nap, 0);
 }
 
-/* Claim and do items until all are claimed. A thread's own range is the same in every job of as many items, so its data are in
-   that core's caches; the other ranges come after it.
+/* Claim and do items until all are claimed. A thread's own range is the same in every job of as many items, so its data
+   are in that core's caches; the other ranges come after it.
 
    RELAXED: a claim only has to be atomic. What the items read and write is ordered by ``accepting`` and ``active``. */
 static void run_items(ThreadPool *t, int64_t thread) {
@@ -55,9 +57,9 @@ static void run_items(ThreadPool *t, int64_t thread) {
 
 /* Do all items of a job, with the workers that come in time. Returns when every item is done.
 
-   Thread 0 closes the job (accepting = 0), then reads ``active``. A worker enters (active + 1), then reads ``accepting``. All four
-   accesses are SEQ_CST, so they have one total order: either the worker reads 0 and leaves, or thread 0 sees it and waits.
-   Acquire and release alone would allow both to read the old value. */
+   Thread 0 closes the job (accepting = 0), then reads ``active``. A worker enters (active + 1), then reads
+   ``accepting``. All four accesses are SEQ_CST, so they have one total order: either the worker reads 0 and leaves, or
+   thread 0 sees it and waits. Acquire and release alone would allow both to read the old value. */
 static void parallel_for(ThreadPool *t, Job *job, void *argument, int64_t items) {
     if (t->threads == 1) {
         for (int64_t item = 0; item < items; item++) job(argument, item);

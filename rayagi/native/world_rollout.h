@@ -1,67 +1,76 @@
-/* A rollout of worlds: a policy acts, worlds step, a task judges; T steps of N worlds without a look at Python but for what an
-episode begins with. WorldBatch do not meet, so nobody waits for the slowest of a step: groups of worlds are taken in the order of
-steps, and a group's next step needs only its last. After worlds.h. */
+/* Whole rollouts: T steps of N worlds, with policy, physics, rewards and observations in C. Include it after worlds.h.
+
+Worlds are independent, so no world waits for the slowest one of a step. Threads claim groups of worlds in the order of
+steps; a group's next step needs only its own previous step. Python is called when an episode ends, to start the next
+one. */
 #include <math.h>
 #include <sched.h>
 
-enum { ENDED = FAILED + 1, UNFIT, PEER_WAITING };
+/* Why a call returned, beside worlds.h's: the last world's episode ended; its action is not finite; a peer's cores
+   became idle. */
+enum { EPISODE_ENDED = FAILED + 1, ACTION_NOT_FINITE, PEER_WAITING };
 
+/* A field of all worlds. */
 typedef struct {
     const double *start;
-    int64_t stride; /* from a world to the next, in numbers */
+    int64_t stride; /* doubles from world to world */
 } Rows;
 
+/* One rollout, shared by all threads. Python fills it (program.py). A world's entries are written by the thread that
+   has its group. */
 typedef struct {
     WorldBatch *worlds;
     int64_t substeps;
-    /* The agent: acting.h's. */
+    /* rayagi_act of acting.h, and its arguments. */
     void (*act)(const void *policy, const void *acting, int64_t t, int64_t begin, int64_t end, const void *obs, int64_t stride,
                 void *scratch);
     const void *policy, *acting;
-    /* The task, of one world's fields. */
+    /* The task's functions of one world's fields (formulas.py). */
     double (*forward_position)(const double *const *fields);
-    int (*compute_reward_done)(const double *const *fields, const double *controls, double speed, float *reward); /* terminated */
+    /* Returns terminated. */
+    int (*compute_reward_done)(const double *const *fields, const double *controls, double speed, float *reward);
     void (*observe)(const double *const *fields, float *obs);
     int64_t num_fields;
     const Rows *fields;
-    double dt;
-    int64_t limit; /* steps of an episode */
-    int64_t *elapsed;
-    /* Actions and the box that they are clipped to. */
+    double dt;        /* seconds per step */
+    int64_t limit;    /* steps per episode */
+    int64_t *elapsed; /* (N,): steps of the running episodes. Also written by Python, which sets 0 at an episode's start */
+    /* Actions are clipped to this box. */
     int64_t num_actions;
     const double *low, *high;
-    int64_t controls; /* where they are in a row of state */
-    /* What is filled, (T, N, ...). */
+    int64_t controls; /* index of the controls in a row of state */
+    /* Outputs, (T, N, ...), but for obs and actions. */
     int64_t num_steps, obs_dim;
-    float *obs; /* (N, obs_dim) to act on next */
-    const float *actions;
+    float *obs;           /* (N, obs_dim): input of the next action */
+    const float *actions; /* (T, N, num_actions): written by ``act`` */
     float *rewards;
     uint8_t *terminated, *truncated;
-    float *final_obs; /* where an episode ended */
-    /* Groups. */
-    int64_t group; /* worlds */
-    int64_t *done; /* (groups) steps made */
-    int64_t next;  /* step and group that nobody has taken */
-    int64_t stopped;
+    float *final_obs;     /* only where an episode ended */
+    /* Scheduling. */
+    int64_t group;     /* worlds per group */
+    int64_t *done;     /* (groups,): completed steps. Written by the thread that has the group, read by its next one */
+    int64_t next;      /* first unclaimed item; item = step * groups + group. Threads add atomically */
+    int64_t cancelled; /* 1: threads return. Written by Python */
 } Rollout;
 
-/* Where a thread is. */
+/* A thread's position in its group, so that a call continues where the previous one returned. */
 typedef struct {
-    void *scratch; /* of the agent's */
-    enum { IDLE, TO_STEP, TO_JUDGE, TO_BEGIN } stage;
-    int64_t t, group, world, end;
-    double before; /* the place of ``world`` before it stepped */
-    int64_t unstable; /* whether ``world`` became unstable in this step: set by the caller after WARNED */
-    /* Operations that this GMI has come to, and those that others have, who have not peer_waits their cores yet. */
+    void *scratch; /* of ``act`` */
+    enum { NO_GROUP, STEP, REWARD, OBSERVE_START } stage; /* of ``world``: what comes next */
+    int64_t t, group, world, end; /* step, group, current world, end of the group */
+    double start_position;        /* forward_position before the step */
+    int64_t unstable;             /* 1: ``world`` became unstable in this step. Set by Python after WARNED */
+    /* Core sharing: collective operations that this GMI has reached, and that peers with unused cores have reached. */
     const int64_t *own;
-    const int64_t *const *others;
-    int64_t num_others;
+    const int64_t *const *peers;
+    int64_t num_peers;
 } ThreadState;
 
-/* Whether one of them has come to an operation before this GMI: it waits, and its cores are idle. */
-static int peer_waits(const ThreadState *turn) {
-    for (int64_t k = 0; k < turn->num_others; k++)
-        if (__atomic_load_n(turn->others[k], __ATOMIC_RELAXED) > *turn->own) return 1;
+/* Whether a peer waits for this GMI in a collective operation, so that its cores are idle. RELAXED: a hint; Python
+   checks again. */
+static int peer_waits(const ThreadState *thread) {
+    for (int64_t k = 0; k < thread->num_peers; k++)
+        if (__atomic_load_n(thread->peers[k], __ATOMIC_RELAXED) > *thread->own) return 1;
     return 0;
 }
 
@@ -69,104 +78,116 @@ static void fields_of(const Rollout *r, int64_t world, const double **fields) {
     for (int64_t k = 0; k < r->num_fields; k++) fields[k] = r->fields[k].start + world * r->fields[k].stride;
 }
 
-/* Actions to controls. Whether these are finite. */
-static int control(const Rollout *r, int64_t t, int64_t world) {
-    const float *action = r->actions + (t * r->worlds->num_worlds + world) * r->num_actions;
+/* controls = clip(action, low, high). Returns whether they are finite. */
+static int set_controls(const Rollout *r, int64_t t, int64_t world) {
+    const float *actions = r->actions + (t * r->worlds->num_worlds + world) * r->num_actions;
     double *controls = r->worlds->rows + world * r->worlds->width + r->controls;
     for (int64_t k = 0; k < r->num_actions; k++) {
-        const double asked = action[k], low = r->low[k], high = r->high[k];
-        controls[k] = asked < low ? low : asked > high ? high : asked;
+        const double action = actions[k], low = r->low[k], high = r->high[k];
+        controls[k] = action < low ? low : action > high ? high : action;
         if (!isfinite(controls[k])) return 0;
     }
     return 1;
 }
 
-/* Whether the episode ended. */
+/* Reward, terminated, truncated and observation of a step. Returns whether the episode ended. */
 static int compute_reward_done(const Rollout *r, int64_t t, int64_t world, const double *const *fields, double speed) {
-    const int64_t at = t * r->worlds->num_worlds + world;
+    const int64_t index = t * r->worlds->num_worlds + world;
     const double *controls = r->worlds->rows + world * r->worlds->width + r->controls;
     float *obs = r->obs + world * r->obs_dim;
-    r->terminated[at] = r->compute_reward_done(fields, controls, speed, r->rewards + at);
-    r->truncated[at] = r->elapsed[world] >= r->limit;
+    r->terminated[index] = r->compute_reward_done(fields, controls, speed, r->rewards + index);
+    r->truncated[index] = r->elapsed[world] >= r->limit;
     r->observe(fields, obs);
-    if (!r->terminated[at] && !r->truncated[at]) return 0;
-    memcpy(r->final_obs + at * r->obs_dim, obs, r->obs_dim * sizeof *obs);
+    if (!r->terminated[index] && !r->truncated[index]) return 0;
+    memcpy(r->final_obs + index * r->obs_dim, obs, r->obs_dim * sizeof *obs);
     return 1;
 }
 
-/* An unstable world's episode ends without a reward, with the last observation that it had before. */
+/* End an unstable world's episode: terminated, reward 0, and as final observation the last one before the step. */
 static void end_unstable(const Rollout *r, int64_t t, int64_t world) {
-    const int64_t at = t * r->worlds->num_worlds + world;
-    r->rewards[at] = 0.0f;
-    r->terminated[at] = 1;
-    r->truncated[at] = r->elapsed[world] >= r->limit;
-    memcpy(r->final_obs + at * r->obs_dim, r->obs + world * r->obs_dim, r->obs_dim * sizeof *r->obs);
+    const int64_t index = t * r->worlds->num_worlds + world;
+    r->rewards[index] = 0.0f;
+    r->terminated[index] = 1;
+    r->truncated[index] = r->elapsed[world] >= r->limit;
+    memcpy(r->final_obs + index * r->obs_dim, r->obs + world * r->obs_dim, r->obs_dim * sizeof *r->obs);
 }
 
-/* The next group, when its last step is made; else none is left. */
-static int take(Rollout *r, ThreadState *turn) {
+/* Claim the next item and wait until the group's previous step is done. Returns 0 where no item is left, or after
+   ``cancelled``.
+
+   The wait ends: items are claimed in order, so the previous step has an owner. ACQUIRE pairs with run_groups' RELEASE:
+   this thread sees the state, observations and elapsed steps that the previous owner wrote. */
+static int claim_group(Rollout *r, ThreadState *thread) {
     const int64_t n = r->worlds->num_worlds, groups = (n + r->group - 1) / r->group;
-    const int64_t place = __atomic_fetch_add(&r->next, 1, __ATOMIC_RELAXED);
-    turn->t = place / groups;
-    turn->group = place % groups;
-    if (turn->t >= r->num_steps) return 0;
-    while (__atomic_load_n(&r->done[turn->group], __ATOMIC_ACQUIRE) < turn->t) {
-        if (__atomic_load_n(&r->stopped, __ATOMIC_RELAXED)) return 0;
+    const int64_t item = __atomic_fetch_add(&r->next, 1, __ATOMIC_RELAXED); /* only has to be atomic */
+    thread->t = item / groups;
+    thread->group = item % groups;
+    if (thread->t >= r->num_steps) return 0;
+    while (__atomic_load_n(&r->done[thread->group], __ATOMIC_ACQUIRE) < thread->t) {
+        if (__atomic_load_n(&r->cancelled, __ATOMIC_RELAXED)) return 0;
         sched_yield();
     }
-    turn->world = turn->group * r->group;
-    turn->end = turn->world + r->group < n ? turn->world + r->group : n;
+    thread->world = thread->group * r->group;
+    thread->end = thread->world + r->group < n ? thread->world + r->group : n;
     return 1;
 }
 
-static int64_t roll(Rollout *r, Simulation *s, ThreadState *turn, int64_t most) {
+/* Claim groups and step them, at most ``max_groups``. Returns early where Python has to act; the next call continues
+   there. */
+static int64_t run_groups(Rollout *r, Simulation *s, ThreadState *thread, int64_t max_groups) {
     const double *fields[r->num_fields];
     for (;;) {
-        if (turn->stage == IDLE) {
-            if (most-- == 0) return ENOUGH;
-            if (__atomic_load_n(&r->stopped, __ATOMIC_RELAXED) || !take(r, turn)) return NONE_LEFT;
-            r->act(r->policy, r->acting, turn->t, turn->world, turn->end, r->obs, r->obs_dim * sizeof(float), turn->scratch);
-            turn->stage = TO_STEP;
+        /* 1. Claim a group; the policy acts for all of it. */
+        if (thread->stage == NO_GROUP) {
+            if (max_groups-- == 0) return LIMIT_REACHED;
+            if (__atomic_load_n(&r->cancelled, __ATOMIC_RELAXED) || !claim_group(r, thread)) return NONE_LEFT;
+            r->act(r->policy, r->acting, thread->t, thread->world, thread->end, r->obs, r->obs_dim * sizeof(float),
+                   thread->scratch);
+            thread->stage = STEP;
         }
-        for (; turn->world < turn->end; turn->world++, turn->stage = TO_STEP) {
-            const int64_t world = turn->world;
+        for (; thread->world < thread->end; thread->world++, thread->stage = STEP) {
+            const int64_t world = thread->world;
             fields_of(r, world, fields);
-            if (turn->stage == TO_STEP) {
-                if (peer_waits(turn)) return PEER_WAITING;
+            /* 2. Physics of one world. */
+            if (thread->stage == STEP) {
+                if (peer_waits(thread)) return PEER_WAITING; /* Python starts a thread on the peer's cores */
                 s->world = world;
                 r->elapsed[world]++;
-                if (!control(r, turn->t, world)) return UNFIT;
-                turn->before = r->forward_position(fields);
-                turn->stage = TO_JUDGE;
-                if (step_world(r->worlds, s, world, r->substeps)) return WARNED;
+                if (!set_controls(r, thread->t, world)) return ACTION_NOT_FINITE;
+                thread->start_position = r->forward_position(fields);
+                thread->stage = REWARD;
+                if (step_world(r->worlds, s, world, r->substeps)) return WARNED; /* Python decides whether it is unstable */
             }
-            if (turn->stage == TO_JUDGE) {
-                turn->stage = TO_BEGIN;
-                if (turn->unstable) {
-                    turn->unstable = 0;
-                    end_unstable(r, turn->t, world);
-                    return ENDED;
+            /* 3. Reward, end of episode and observation. */
+            if (thread->stage == REWARD) {
+                thread->stage = OBSERVE_START;
+                if (thread->unstable) {
+                    thread->unstable = 0;
+                    end_unstable(r, thread->t, world);
+                    return EPISODE_ENDED; /* Python starts the next episode */
                 }
-                const double speed = (r->forward_position(fields) - turn->before) / r->dt;
-                if (compute_reward_done(r, turn->t, world, fields, speed)) return ENDED;
-            } else
+                const double speed = (r->forward_position(fields) - thread->start_position) / r->dt;
+                if (compute_reward_done(r, thread->t, world, fields, speed)) return EPISODE_ENDED;
+            } else /* 4. After EPISODE_ENDED: the new episode's first observation. */
                 r->observe(fields, r->obs + world * r->obs_dim);
         }
-        turn->stage = IDLE;
-        __atomic_store_n(&r->done[turn->group], turn->t + 1, __ATOMIC_RELEASE);
+        /* 5. The group's step is done: RELEASE publishes it to the thread that takes the group's next step. */
+        thread->stage = NO_GROUP;
+        __atomic_store_n(&r->done[thread->group], thread->t + 1, __ATOMIC_RELEASE);
     }
 }
 
-/* At most so many groups' steps, by this thread, or until others lend their cores. WARNED and ENDED are of ``s->world``; the next call goes on from there. */
-int64_t rayagi_run_rollout(Rollout *r, Simulation *s, ThreadState *turn, int64_t most) {
+/* Step at most ``max_groups`` groups in this thread. WARNED, FAILED, EPISODE_ENDED and ACTION_NOT_FINITE concern
+   ``s->world``. */
+int64_t rayagi_run_rollout(Rollout *r, Simulation *s, ThreadState *thread, int64_t max_groups) {
     jmp_buf here;
     int64_t end;
-    failing = s;
-    escape = &here;
+    current_simulation = s;
+    error_target = &here;
     if (setjmp(here))
         end = FAILED;
     else
-        end = roll(r, s, turn, most);
-    escape = NULL;
+        end = run_groups(r, s, thread, max_groups);
+    error_target = NULL;
     return end;
 }

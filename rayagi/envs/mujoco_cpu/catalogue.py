@@ -1,4 +1,4 @@
-"""The tasks of this engine by Gymnasium's ids."""
+"""This engine's tasks by Gymnasium id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASKS: Mapping[str, type[Task]] = {
 
 
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
-    """The task with Gymnasium's constructor arguments; EnvironmentOptionError for one that it lacks."""
+    """Make a task from Gymnasium's constructor arguments. Raises EnvironmentOptionError for an unknown one."""
     task_class = TASKS[env_id]
     check_options(env_id, task_class, options)
     # Configuration files give lists where Gymnasium's signatures have tuples.

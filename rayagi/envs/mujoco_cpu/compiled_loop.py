@@ -1,6 +1,6 @@
-"""Worlds stepped by a compiled loop around MuJoCo's own functions.
+"""Compiled WorldLoop: calls MuJoCo's C functions for many worlds per Python call.
 
-Python's part of a step takes some 3 % of it, and holds the interpreter lock, which other threads that step worlds want.
+It saves Python's part of a step, some 3 % of its time, which holds the interpreter lock that other stepping threads need.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
 class CompiledLoop:
-    """Implements WorldLoop: the same calls in the same order as PythonLoop, so the same bits."""
+    """Implements WorldLoop with the same calls in the same order as PythonLoop, so with the same bits."""
 
     def __init__(self, program: ctypes.CDLL, worlds: WorldBatch) -> None:
-        self._step, self._roll = program.rayagi_step_worlds, program.rayagi_run_rollout
-        self._kept = worlds  # while its addresses are used
+        self._step, self._run_rollout = program.rayagi_step_worlds, program.rayagi_run_rollout
+        self._kept = worlds  # the program has its addresses
         derived = list(worlds.derived.values())
         self._fields = _addresses(derived)
         self._sizes = (_I64 * len(derived))(*(field[0].size for field in derived))
@@ -63,31 +63,35 @@ class CompiledLoop:
         self._simulations: dict[int, _Thread] = {}
 
     def begin(self) -> None:
-        """Nobody has taken a world yet."""
+        """Mark all worlds as unclaimed."""
         self._worlds.next = 0
 
-    def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
-        """Step at most so many worlds that nobody has taken."""
+    def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
+        """Claim and step at most ``max_worlds`` worlds."""
         thread = self._thread(data)
-        end = thread.checked(self._step(self.address, thread.address, num_substeps, most))
+        end = thread.checked(self._step(self.address, thread.address, num_substeps, max_worlds))
         if end == WARNED and thread.became_unstable():
             self._kept.unstable[thread.world] = True
         return end != NONE_LEFT
 
-    def run_rollout(self, data: mujoco.MjData, rollout: int, turn: int, most: int) -> int:
-        """rayagi_run_rollout of world_rollout.h in this thread's own MjData; ``rollout`` and ``turn`` are addresses.
+    def run_rollout(self, data: mujoco.MjData, rollout: int, thread_state: int, max_groups: int) -> int:
+        """rayagi_run_rollout of world_rollout.h, in this thread's own MjData.
+
+        Args:
+            rollout, thread_state: addresses of a Rollout and of this thread's ThreadState
+            max_groups: groups to step at most
 
         Returns:
-            what ended it
+            why the call returned: a constant of world_structs
 
         Raises:
             WorldError: MuJoCo refuses to step a world.
         """
         thread = self._thread(data)
-        return thread.checked(self._roll(rollout, thread.address, turn, most))
+        return thread.checked(self._run_rollout(rollout, thread.address, thread_state, max_groups))
 
     def became_unstable(self, data: mujoco.MjData) -> bool:
-        """Whether the world that this MjData stepped last did."""
+        """Whether the world that was last stepped in this MjData became unstable."""
         return self._thread(data).became_unstable()
 
     def _thread(self, data: mujoco.MjData) -> _Thread:
@@ -98,7 +102,7 @@ class CompiledLoop:
 
 
 class _Thread:
-    """A thread's MjData and where the program finds its parts."""
+    """A thread's MjData, and the Simulation of worlds.h with its addresses."""
 
     def __init__(self, data: mujoco.MjData, names: tuple[str, ...]) -> None:
         self._data = data
@@ -115,29 +119,29 @@ class _Thread:
 
     @property
     def world(self) -> int:
-        """The world that was stepped last."""
+        """The world stepped last."""
         return int(self._simulation.world)
 
     def checked(self, end: int) -> int:
-        """What ended a call. Raises WorldError where MuJoCo refused to step."""
+        """Pass a call's return value on. Raises WorldError where MuJoCo refused to step."""
         if end == FAILED:
             raise failed(self.world, bytes(self._simulation.message).decode(errors="replace"))
         return end
 
     def became_unstable(self) -> bool:
-        """Whether the world that was stepped last did."""
+        """Whether the world stepped last became unstable."""
         return bool(became_unstable(self._warnings))
 
 
 def compiled_loop(worlds: WorldBatch) -> CompiledLoop | None:
-    """The loop for these worlds; None where it cannot be compiled."""
+    """The loop for these worlds; None if it cannot be compiled."""
     program = _program()
     return None if program is None else CompiledLoop(program, worlds)
 
 
 @cache
 def _program() -> ctypes.CDLL | None:
-    """None where it cannot be had, which is logged once."""
+    """None if it cannot be compiled, which is logged once."""
     return WORLDS.made_or_none(_load)
 
 
@@ -152,16 +156,16 @@ def _load() -> ctypes.CDLL:
     found.rayagi_step_worlds.restype = _I64
     found.rayagi_run_rollout.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _I64)
     found.rayagi_run_rollout.restype = _I64
-    found.rayagi_catch.argtypes = (_ADDRESS,)
-    found.rayagi_catch.restype = None
-    # MuJoCo ends the process after an error that nobody catches; Python's own calls catch theirs in another way.
-    found.rayagi_catch(ctypes.addressof(handler))
+    found.rayagi_install_error_handler.argtypes = (_ADDRESS,)
+    found.rayagi_install_error_handler.restype = None
+    # Without a handler MuJoCo ends the process on an error. The mujoco package's own calls have handlers of their own.
+    found.rayagi_install_error_handler(ctypes.addressof(handler))
     return found
 
 
 @cache
 def _engine() -> ctypes.CDLL:
-    """The library that the mujoco package has loaded. Raises OSError where it is not where it should be."""
+    """The libmujoco that the mujoco package has loaded. Raises OSError if it is not in the package's folder."""
     folder = Path(mujoco.__file__).parent
     for path in sorted(folder.glob("libmujoco.so*")):
         return ctypes.CDLL(str(path))

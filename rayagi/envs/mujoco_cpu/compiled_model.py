@@ -1,4 +1,4 @@
-"""A task's robot: its model, its physics, and what a policy has to know of it. Without torch, which plans do not need."""
+"""Compiles a task's MuJoCo model, and describes its environment. Does not import torch, which planning does not need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENGINE = "mujoco_cpu"
 
 
 def load_model(env_id: str, task: Task) -> CompiledModel:
-    """Compile the task's model. Raises EnvironmentOptionError where the file is missing or refused."""
+    """Compile the task's model. Raises EnvironmentOptionError if the file is missing or invalid."""
     route_warnings_to_logging()
     try:
         return task.load()
@@ -23,14 +23,14 @@ def load_model(env_id: str, task: Task) -> CompiledModel:
 
 
 def make_physics(compiled: CompiledModel, task: Task, num_envs: int, num_threads: int) -> Physics:
-    """The fastest physics that computes what the task reads."""
+    """The fastest physics that computes the fields which the task reads."""
     names = ("qpos", "qvel", *task.derived_fields)
     kind = ContactPhysics if task.needs_contact_forces else BatchPhysics
     return kind(compiled.model, num_envs, num_threads, names)
 
 
 def describe(env_id: str, compiled: CompiledModel, task: Task, max_episode_steps: int | None) -> EnvInfo:
-    """What policy and report need to know."""
+    """The EnvInfo of a task."""
     physics = make_physics(compiled, task, 1, 1)
     obs_dim = task.observe(compiled, physics.fields).shape[1]
     physics.close()

@@ -1,4 +1,4 @@
-"""Worlds whose contact forces count: stepped one by one, by this GMI's threads and on cores that others lend."""
+"""Physics with contact forces: worlds stepped one by one, by this GMI's threads and on idle cores of its peers."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldBatch, WorldLoop
 
-_LOOK_EVERY = 4
-"""Worlds between looks for lenders: a look before each cost more than lending gained."""
+_PEER_CHECK_WORLDS = 4
+"""Worlds between checks for waiting peers: a check before every world cost more than idle cores gained."""
 MAX_ITEMS = 64
-"""Pieces where nobody has to look for lenders: between them Python sees to signals."""
+"""Items per call where Python does not check for waiting peers. Between calls it handles signals."""
 
 
 class SharedWork(Protocol):
-    """Pieces that threads share, each in an MjData of its own."""
+    """Items of work that threads claim, each thread with its own MjData."""
 
-    def run(self, data: mujoco.MjData, most: int) -> bool:
-        """Do at most so many. Returns whether some may be left."""
+    def run(self, data: mujoco.MjData, max_items: int) -> bool:
+        """Claim and do at most ``max_items`` items. Returns whether unclaimed items may be left."""
         ...
 
     def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
     ) -> None:
-        """Who works in this MjData looks for lenders: ``run`` may return when one of these ranks waits for this member."""
+        """Let ``run`` with this MjData return early when one of the ranks ``peers`` waits for this GMI."""
         ...
 
     def cancel(self) -> None:
-        """Nobody waits for what is left."""
+        """Make all threads return, those included that wait for another item."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Work of one step of all worlds, which do not wait for each other."""
+    """One step of all worlds: an item is a world, and items are independent."""
 
     loop: WorldLoop
     num_substeps: int
 
-    def run(self, data: mujoco.MjData, most: int) -> bool:
-        return self.loop.run(data, self.num_substeps, most)
+    def run(self, data: mujoco.MjData, max_items: int) -> bool:
+        return self.loop.run(data, self.num_substeps, max_items)
 
     def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
     ) -> None:
-        """Python looks, every few worlds."""
+        """Nothing to do: Python checks between calls."""
 
     def cancel(self) -> None:
-        """Threads end by themselves."""
+        """Nothing to do: no item waits for another."""
 
 
 class ContactPhysics:
-    """Steps with ``mj_rnePostConstraint`` after each, so that ``cfrc_ext`` is right.
+    """Calls ``mj_rnePostConstraint`` after each step, which computes ``cfrc_ext``.
 
     As in Batch, a world is a row of state that is loaded into an MjData, stepped and saved. One MjData per
-    thread stays in the processor's cache where one per world would not (3 % faster for 32 Ants). Each thread
-    takes the next world that none has taken.
+    thread stays in the cache, which one per world would not (3 % faster for 32 Ants). Each thread claims the
+    next unclaimed world.
 
     Attributes:
         rows: state of each world, (N, width)
-        controls: those of its columns that hold the controls, (N, nu)
-        loop: what steps worlds
-        datas: each thread's own
+        controls: the columns of ``rows`` with the controls, (N, nu)
+        loop: steps the worlds
+        datas: one MjData per thread
     """
 
     def __init__(
@@ -105,56 +105,56 @@ class ContactPhysics:
         """Advance every world."""
         self.controls[:] = controls
         self.loop.begin()
-        self.run_parallel(_Step(self.loop, num_substeps), _LOOK_EVERY)
+        self.run_parallel(_Step(self.loop, num_substeps), _PEER_CHECK_WORLDS)
         if not self._unstable.any():
             return None
         unstable = self._unstable.copy()
         self._unstable[:] = False
         return unstable
 
-    def run_parallel(self, work: SharedWork, look_every: int) -> None:
-        """Do work on all threads, and on cores that are lent.
+    def run_parallel(self, work: SharedWork, check_every: int) -> None:
+        """Do work on this GMI's threads, and on idle cores of its peers.
 
         Args:
-            work: to be done
-            look_every: pieces between Python's looks for lenders
+            work: the items to do
+            check_every: items between Python's checks for waiting peers
         """
-        waiting: list[Future[None]] = []
+        futures: list[Future[None]] = []
         if self._pool is not None:
-            waiting = [self._pool.submit(_run_to_end, work, data) for data in self.datas[1:]]
+            futures = [self._pool.submit(_run_to_end, work, data) for data in self.datas[1:]]
         try:
             if self._idle_core_workers:
-                self._run_with_idle_cores(work, look_every, waiting)
+                self._run_with_idle_cores(work, check_every, futures)
             else:
                 _run_to_end(work, self.datas[0])
         except BaseException:
-            work.cancel()  # of what this thread has begun
+            work.cancel()  # others may wait for an item that this thread has begun
             raise
         finally:
-            wait(waiting)
-        for future in waiting:
+            wait(futures)
+        for future in futures:
             future.result()
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Use cores that are lent: a thread for each lender, made when that first lends."""
+        """Use cores of waiting peers: one thread per peer, started when that peer first waits."""
         self._idle_core_workers = {rank: _IdleCoreWorker(self._model, ids) for rank, ids in cores.items()}
         self._barrier_progress = barrier_progress
         return True
 
     @property
     def num_workers(self) -> int:
-        """Threads that work should be divided for: own ones, and a lender's where there may be any."""
+        """Threads to divide work for: this GMI's, and one more where peers share their cores."""
         return len(self.datas) + bool(self._idle_core_workers)
 
-    def _run_with_idle_cores(self, work: SharedWork, look_every: int, waiting: list[Future[None]]) -> None:
-        """As ``_run_to_end``; now and then, who has begun to lend is asked to take some of what is left."""
+    def _run_with_idle_cores(self, work: SharedWork, check_every: int, futures: list[Future[None]]) -> None:
+        """As ``_run_to_end``, but every ``check_every`` items start a thread on the cores of each peer that waits by now."""
         assert self._barrier_progress is not None
-        away, more = dict(self._idle_core_workers), True
+        unused, more = dict(self._idle_core_workers), True
         while more:
-            begun = [away.pop(rank) for rank in self._barrier_progress.waiting_ranks() if rank in away]
-            waiting += [worker.submit(work) for worker in begun]
-            work.watch_peers(self.datas[0], self._barrier_progress, away)
-            more = work.run(self.datas[0], look_every)
+            idle = [unused.pop(rank) for rank in self._barrier_progress.waiting_ranks() if rank in unused]
+            futures += [worker.submit(work) for worker in idle]
+            work.watch_peers(self.datas[0], self._barrier_progress, unused)
+            more = work.run(self.datas[0], check_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
@@ -162,7 +162,7 @@ class ContactPhysics:
             self.restart_in(self.datas[0], int(world), positions, speeds)
 
     def restart_in(self, data: mujoco.MjData, world: int, qpos: Array, qvel: Array) -> None:
-        """Reset one world, in a thread's own MjData."""
+        """Reset one world, using a thread's own MjData."""
         mujoco.mj_resetData(self._model, data)
         data.qpos[:] = qpos
         data.qvel[:] = qvel
@@ -176,7 +176,7 @@ class ContactPhysics:
         return {"rows": self.rows.copy()} | {name: field.copy() for name, field in self._derived.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.rows[...] = state["rows"]
         for name, field in self._derived.items():
             field[...] = state[name]
@@ -191,15 +191,15 @@ class ContactPhysics:
 
 
 class _IdleCoreWorker:
-    """Another GMI's cores: a thread there, and a simulation for it, made when they are first used."""
+    """A thread pinned to a peer's cores, with an MjData; both are made when first used."""
 
     def __init__(self, model: mujoco.MjModel, cores: Collection[int]) -> None:
         self._model = model
         self._data: mujoco.MjData | None = None
-        self._pool = ThreadPoolExecutor(1, "borrowed", initializer=_pin, initargs=(cores,))
+        self._pool = ThreadPoolExecutor(1, "idle_core", initializer=_pin, initargs=(cores,))
 
     def submit(self, work: SharedWork) -> Future[None]:
-        """Start to take pieces there."""
+        """Start to do items there."""
         if self._data is None:
             self._data = mujoco.MjData(self._model)
         return self._pool.submit(_run_to_end, work, self._data)
@@ -216,13 +216,13 @@ def _run_to_end(work: SharedWork, data: mujoco.MjData) -> None:
 
 
 def _pin(cores: Collection[int]) -> None:
-    """This thread alone. One that may not go there is of no use, and does no harm."""
+    """Pin this thread. If the operating system forbids it, the thread runs where it may."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cores)
 
 
 def _state_views(model: mujoco.MjModel, rows: Array) -> dict[str, Array]:
-    """Views of the rows' columns; a row holds its components in the order of their bits."""
+    """Views of the rows' columns. A row holds the components of mjtState in the order of their bits."""
     views: dict[str, Array] = {}
     start = 0
     for bit in range(int(mujoco.mjtState.mjNSTATE)):

@@ -1,4 +1,4 @@
-"""N environments of one task: the engine around tasks and physics that the simulator role steps."""
+"""MujocoVecEnv: N environments of one MuJoCo task, stepped as one VecEnv."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class MujocoVecEnv:
     """Implements VecEnv for a task.
 
     An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode),
-    so its course does not depend on which GMI hosts it, nor on how many neighbours or threads it has there.
+    so its trajectory does not depend on its GMI, on the number of environments there, or on threads.
 
     A world that becomes unstable (NaN, infinite or above 1e10) ends its episode: terminated, with a reward of 0 and the last
-    observation before it. It is counted in ``sim_errors`` and begins anew.
+    observation before that step. It is counted in ``sim_errors``, and a new episode starts.
     """
 
     resumes_episodes = True
@@ -68,11 +68,11 @@ class MujocoVecEnv:
         self._episode = np.full(num_envs, -1, dtype=np.int64)
         self._num_unstable = 0
         self._obs: Array | None = None
-        """The last step's observations; None where a whole rollout came since."""
+        """Observations of the last step; None after a whole rollout."""
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """Times that a world became unstable, since the beginning."""
+        """How often a world became unstable, since this object was made."""
         return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
@@ -141,7 +141,7 @@ class MujocoVecEnv:
         )
 
     def _next_start(self, i: int) -> tuple[Array, Array]:
-        """Count environment ``i``'s next episode. Returns the qpos and qvel that it begins with."""
+        """Start to count environment ``i``'s next episode. Returns its first qpos and qvel."""
         self._elapsed[i] = 0
         self._episode[i] += 1
         return self._task.draw_start(self._compiled, self._generator(i))
@@ -150,11 +150,11 @@ class MujocoVecEnv:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Step some environments on cores that are lent, where the task's physics can (CoreSharingEnv)."""
+        """Step some environments on idle cores of waiting peers, where the physics can (CoreSharingEnv)."""
         return self._physics.use_idle_cores(cores, barrier_progress)
 
     def state_dict(self) -> StateDict:
-        """Physics, elapsed steps and episode counters: the continuation is equal to the last bit."""
+        """Physics, elapsed steps and episode counters: enough to continue bit for bit."""
         return {
             "physics": self._physics.state_dict(),
             "elapsed": self._elapsed.copy(),
@@ -162,7 +162,7 @@ class MujocoVecEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Go on from a saved state of as many environments. Returns the observation to act on next."""
+        """Restore a saved state of the same number of environments. Returns the observation to act on next."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._physics.load_state_dict(state["physics"])
         self._elapsed[:] = state["elapsed"]

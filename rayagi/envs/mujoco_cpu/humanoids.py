@@ -15,7 +15,7 @@ _FREE_JOINT_DOFS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class _HumanoidBody(Task):
-    """What both tasks share: observation and starts."""
+    """What both tasks share: observation and initial state."""
 
     frame_skip: int = 5
     ctrl_cost_weight: float = 0.1
@@ -49,7 +49,7 @@ class _HumanoidBody(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Humanoid(_HumanoidBody):
-    """A humanoid paid for running forward upright."""
+    """A humanoid rewarded for running forward upright."""
 
     xml_file: str = "humanoid.xml"
     forward_reward_weight: float = 1.25
@@ -83,7 +83,7 @@ class Humanoid(_HumanoidBody):
 
 @dataclass(frozen=True, kw_only=True)
 class HumanoidStandup(_HumanoidBody):
-    """A humanoid paid for getting its torso off the ground."""
+    """A humanoid rewarded for raising its torso off the ground."""
 
     xml_file: str = "humanoidstandup.xml"
     uph_cost_weight: float = 1.0

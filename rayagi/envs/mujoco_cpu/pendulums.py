@@ -31,7 +31,7 @@ class InvertedPendulum(Task):
         self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
     ) -> tuple[Array, BoolArray]:
         """One for every step upright; ends when the pole leans."""
-        # Gymnasium also ends where the state is not finite; here physics has raised before.
+        # Gymnasium also checks that the state is finite; here the engine ends episodes of unstable worlds.
         terminated = np.abs(fields["qpos"][:, 1]) > _MAX_ANGLE_RAD
         return (~terminated).astype(np.float64), terminated
 

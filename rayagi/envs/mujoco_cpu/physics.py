@@ -1,8 +1,8 @@
-"""N simulations of one model behind one small interface, with two engines that agree to the last bit.
+"""Physics: N worlds of one MuJoCo model. Two implementations with bit-for-bit equal results.
 
-``BatchPhysics`` steps on ``mujoco.batch.Batch``. Batch never calls ``mj_rnePostConstraint``, so ``cfrc_ext``
-stays zero there; tasks that observe or punish contact forces use ``contact_physics.ContactPhysics``, a loop
-that makes the same two C calls per step as Gymnasium does.
+``BatchPhysics`` uses ``mujoco.batch.Batch``. Batch never calls ``mj_rnePostConstraint``, so ``cfrc_ext`` stays
+zero there. Tasks that observe or penalise contact forces use ``contact_physics.ContactPhysics``, which makes
+the same two C calls per step as Gymnasium.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fields = Mapping[str, Array]
 """MjData fields by name, (N, ...) each."""
 
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl")
-"""What MuJoCo's next step depends on, in models without mocap bodies, plugins or applied forces."""
+"""The state that MuJoCo's next step depends on, in models without mocap bodies, plugins or applied forces."""
 
 _INSTABILITIES = [
     int(kind)
@@ -40,7 +40,7 @@ _logger = logging.getLogger("rayagi.envs.mujoco")
 
 
 class WorldError(Exception):
-    """MuJoCo refuses to step world ``world`` of this batch, or its ``quantity`` is not finite; the engine reports it."""
+    """MuJoCo refuses to step world ``world`` of this batch, or the world's ``quantity`` is not finite."""
 
     def __init__(self, world: int, quantity: str) -> None:
         super().__init__(world, quantity)
@@ -51,8 +51,8 @@ class Physics(Protocol):
     """N worlds of one model.
 
     Attributes:
-        fields: qpos, qvel and the fields asked for, as MuJoCo leaves them after its last call: fields derived
-            from the state lag one substep behind it, as in Gymnasium. (N, ...) float64, live
+        fields: qpos, qvel and the requested fields, as MuJoCo's last call left them: derived fields lag one
+            substep behind the state, as in Gymnasium. (N, ...) float64, updated in place
     """
 
     fields: dict[str, Array]
@@ -62,30 +62,30 @@ class Physics(Protocol):
 
         Args:
             controls: (N, nu)
-            num_substeps: of MuJoCo
+            num_substeps: MuJoCo steps
 
         Returns:
-            which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none did.
+            Which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none.
 
         Raises:
-            WorldError: MuJoCo refuses to step one.
+            WorldError: MuJoCo refuses to step a world.
         """
         ...
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
-        """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute what derives from it."""
+        """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
         ...
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Use cores that are lent, as ``actors.protocols.CoreSharingEnv`` says."""
+        """Use idle cores of waiting peers: see ``actors.protocols.CoreSharingEnv``."""
         ...
 
     def state_dict(self) -> dict[str, Array]:
-        """Copies of all that the next step and the next observation depend on."""
+        """Copies of everything that the next step and observation depend on."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``'s values; the continuation is equal to the last bit."""
+        """Restore ``state_dict``'s values; the simulation continues bit for bit."""
         ...
 
     def close(self) -> None:
@@ -94,9 +94,9 @@ class Physics(Protocol):
 
 
 def route_warnings_to_logging() -> None:
-    """Send MuJoCo's warnings to Python's logging, instead of MUJOCO_LOG.TXT in the working directory.
+    """Send MuJoCo's warnings to Python's logging instead of MUJOCO_LOG.TXT in the working directory.
 
-    A handler that someone else installed stays.
+    A handler that is already installed stays.
     """
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(_logger.info)
@@ -113,7 +113,7 @@ class BatchPhysics:
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self.fields = {name: np.array(view) for name, view in self._bound.items()}
         self._warning_counts = self._batch.warning[:, :, 1]
-        self._seen_warnings = self._warning_counts.copy()
+        self._last_warnings = self._warning_counts.copy()
 
     def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
         """Advance every world."""
@@ -124,10 +124,10 @@ class BatchPhysics:
             raise WorldError(int(error.ids[0]), f"MuJoCo's state ({error})") from error
         for name, view in self._bound.items():
             np.copyto(self.fields[name], view)
-        if np.array_equal(self._warning_counts, self._seen_warnings):
+        if np.array_equal(self._warning_counts, self._last_warnings):
             return None
-        before, self._seen_warnings = self._seen_warnings, self._warning_counts.copy()
-        unstable = became_unstable(self._seen_warnings - before)
+        before, self._last_warnings = self._last_warnings, self._warning_counts.copy()
+        unstable = became_unstable(self._last_warnings - before)
         return unstable if unstable.any() else None
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
@@ -136,12 +136,12 @@ class BatchPhysics:
         self._state["qpos"][ids] = qpos
         self._state["qvel"][ids] = qvel
         self._batch.forward(ids=ids)
-        self._seen_warnings = self._warning_counts.copy()
+        self._last_warnings = self._warning_counts.copy()
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Not here: the batch deals its worlds to its own threads, which are as many from begin to end."""
+        """Not supported: the batch has a fixed number of threads of its own."""
         return False
 
     def state_dict(self) -> dict[str, Array]:
@@ -149,20 +149,20 @@ class BatchPhysics:
         return _copies(self._state) | _copies(self.fields)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         for name, view in self._state.items():
             view[...] = np.asarray(state[name]).reshape(view.shape)
         _restore(self.fields, state)
 
     def close(self) -> None:
-        """Let go of the batch, whose threads end with it."""
+        """Release the batch, which ends its threads."""
         self._bound, self._state = {}, {}
-        self._warning_counts = self._seen_warnings
+        self._warning_counts = self._last_warnings
         self._batch = None
 
 
 def became_unstable(new_warnings: NDArray[Any]) -> BoolArray:
-    """Whether there is an instability among new warnings, (..., kinds); other kinds do no harm."""
+    """Whether new warnings, (..., kinds), contain an instability. Other kinds are harmless."""
     return np.asarray((new_warnings[..., _INSTABILITIES] > 0).any(axis=-1))
 
 

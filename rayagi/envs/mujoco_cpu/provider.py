@@ -1,4 +1,4 @@
-"""Gymnasium's MuJoCo v5 tasks, batched."""
+"""EnvProvider of Gymnasium's MuJoCo v5 tasks on CPU cores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rayagi.envs.providers import VecEnvArgs, time_limit
 
 
 class MujocoProvider:
-    """Implements Family."""
+    """Implements EnvProvider."""
 
     engines: tuple[str, ...] = (ENGINE,)
 
     def ids(self) -> Iterable[str]:
-        """Those of the catalogue."""
+        """All ids of the catalogue."""
         return TASKS
 
     def knows(self, env_id: str) -> bool:
@@ -27,22 +27,22 @@ class MujocoProvider:
         return env_id in TASKS
 
     def description(self, env_id: str) -> str:
-        """The task's own."""
+        """The task's description."""
         return TASKS[env_id].description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Make the task, not its model."""
+        """Check the options by making the task, without its model."""
         make_task(env_id, self._limit(env_id, kwargs)[1])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """Compiles the model to ask it."""
+        """The EnvInfo, for which the model is compiled."""
         limit, options = self._limit(env_id, kwargs)
         task = make_task(env_id, options)
         return describe(env_id, load_model(env_id, task), task, limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
-        """On threads of this process."""
-        # Imported here: it needs torch, and what only asks about a task does not.
+        """Make the environments, which run on threads of this process."""
+        # Imported here: it needs torch, which questions about a task do not.
         from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import make_vec_env
 
         limit, options = self._limit(env_id, kwargs)

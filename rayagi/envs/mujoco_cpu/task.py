@@ -1,4 +1,4 @@
-"""What a task is: pure functions of the simulations' fields, written once for any number of environments."""
+"""Task: observation, reward, termination and initial state as pure functions of MuJoCo fields of N environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CompiledModel:
 
     @cached_property
     def dt(self) -> float:
-        """Seconds between two actions."""
+        """Seconds per environment step."""
         return float(self.model.opt.timestep * self.frame_skip)
 
     @cached_property
@@ -71,7 +71,7 @@ class Task(ABC):
         return "cfrc_ext" in self.derived_fields
 
     def load(self) -> CompiledModel:
-        """Compile the model. Raises OSError where there is no file, ValueError where MuJoCo refuses it."""
+        """Compile the model. Raises OSError if the file is missing, ValueError if MuJoCo rejects it."""
         given = os.path.expanduser(self.xml_file)  # not Path's: it drops a leading "./"
         path = Path(given) if given.startswith((".", "/")) else _ASSETS / given
         if not path.exists():
@@ -79,26 +79,26 @@ class Task(ABC):
         return CompiledModel(mujoco.MjModel.from_xml_path(str(path)), self.frame_skip)
 
     def forward_position(self, compiled: CompiledModel, fields: Fields) -> Array:
-        """Where the robot is along the axis that it is paid to travel, (N,) metres."""
+        """Position of the robot along the axis of its speed reward, (N,) metres."""
         return np.zeros(len(fields["qpos"]))
 
     @abstractmethod
     def observe(self, compiled: CompiledModel, fields: Fields) -> Array:
-        """What the policy sees, (N, obs_dim)."""
+        """Observations, (N, obs_dim)."""
 
     @abstractmethod
     def reward_and_done(
         self, compiled: CompiledModel, fields: Fields, actions: Array, speed: Array
     ) -> tuple[Array, BoolArray]:
-        """Rewards (N,) and whether the task ended (N,) bool. ``speed``: change of ``forward_position``, (N,) m/s."""
+        """Rewards (N,) and terminated (N,) bool. ``speed``: change of ``forward_position``, (N,) m/s."""
 
     @abstractmethod
     def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
-        """One random start: qpos (nq,) and qvel (nv,), drawn in Gymnasium's order and distributions."""
+        """A random initial state: qpos (nq,) and qvel (nv,), drawn in Gymnasium's order and distributions."""
 
 
 def sum_of_squares(values: Array) -> Array:
-    """Per environment, (N, ...) to (N,)."""
+    """Sum of squares per environment, (N, ...) -> (N,)."""
     flat = values.reshape(len(values), -1)
     return np.einsum("ij,ij->i", flat, flat)
 

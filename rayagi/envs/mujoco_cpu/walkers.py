@@ -1,4 +1,4 @@
-"""Robots paid for moving forward: Ant, HalfCheetah, Hopper, Walker2d, Swimmer (v5)."""
+"""Robots rewarded for moving forward: Ant, HalfCheetah, Hopper, Walker2d, Swimmer (v5)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ant(Task):
         """Speed and survival, less control and contact costs; ends when it falls or jumps too high."""
         low, high = self.healthy_z_range
         z = fields["qpos"][:, 2]
-        # Gymnasium also asks whether the state is finite; here physics has raised before, if it is not.
+        # Gymnasium also checks that the state is finite; here the engine ends episodes of unstable worlds.
         healthy = (low <= z) & (z <= high)
         costs = self.ctrl_cost_weight * sum_of_squares(actions)
         costs += self.contact_cost_weight * sum_of_squares(self._contact_forces(fields))
@@ -187,5 +187,5 @@ class Hopper(Walker2d):
 
 
 def _inside(values: Array, limits: tuple[float, float]) -> BoolArray:
-    """Strictly between the limits, as Gymnasium's planar walkers have it."""
+    """Whether values are strictly between the limits, as in Gymnasium's planar walkers."""
     return (limits[0] < values) & (values < limits[1])

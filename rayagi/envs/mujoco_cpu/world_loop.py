@@ -1,4 +1,4 @@
-"""Worlds that are stepped one after the other, by any number of threads: each takes what none has taken."""
+"""World loop: steps worlds one by one in any number of threads, each of which claims the next unclaimed world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mujoco
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, WorldError, became_unstable
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""What a row of state holds."""
+"""mjtState bits of what a row of state holds."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class WorldBatch:
     """N worlds of one model.
 
     Attributes:
-        rows: state of each, (N, width) float64
-        derived: fields of MjData that follow from it, (N, ...) float64
-        unstable: which became unstable; who steps them sets it, nobody clears it there, (N,)
+        rows: state of each world, (N, width) float64
+        derived: MjData fields computed from the state, (N, ...) float64
+        unstable: which worlds became unstable, (N,); a loop only sets entries, and its user clears them
     """
 
     model: mujoco.MjModel
@@ -32,48 +32,48 @@ class WorldBatch:
 
 
 class WorldLoop(Protocol):
-    """Steps worlds: loads a row of state into an MjData, steps, computes contact forces, saves the row and what follows."""
+    """Steps worlds: loads a row into an MjData, steps, computes contact forces, saves the row and the derived fields."""
 
     def begin(self) -> None:
-        """Nobody has taken a world yet. Not while threads are in ``run``."""
+        """Mark all worlds as unclaimed. Not to be called while threads are in ``run``."""
         ...
 
-    def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
-        """Step at most so many worlds that nobody has taken, in this thread's own MjData.
+    def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
+        """Claim and step at most ``max_worlds`` worlds, in this thread's own MjData.
 
         Returns:
-            Whether some may be left.
+            Whether unclaimed worlds may be left.
 
         Raises:
-            WorldError: MuJoCo refuses to step one; those after it are left.
+            WorldError: MuJoCo refuses to step a world.
         """
         ...
 
 
 class PythonLoop:
-    """A WorldLoop that needs no compiler. MuJoCo's calls release the interpreter lock, so that threads help."""
+    """A WorldLoop that needs no compiler. MuJoCo's calls release the interpreter lock, so threads run in parallel."""
 
     def __init__(self, worlds: WorldBatch) -> None:
         self._model, self._names = worlds.model, tuple(worlds.derived)
         self._unstable = worlds.unstable
-        # Every world's own views, once, not in every step.
+        # Views of each world, made once instead of in every step.
         outputs = zip(*worlds.derived.values(), strict=True)
         self._worlds = list(zip(range(len(worlds.rows)), worlds.rows, outputs, strict=True))
         self.begin()
 
     def begin(self) -> None:
-        """Nobody has taken a world yet."""
-        # One for all threads: the interpreter lock makes it atomic to take the next.
-        self._left: Iterator[tuple[int, Array, tuple[Array, ...]]] = iter(self._worlds)
+        """Mark all worlds as unclaimed."""
+        # One iterator for all threads: the interpreter lock makes claiming the next world atomic.
+        self._unclaimed: Iterator[tuple[int, Array, tuple[Array, ...]]] = iter(self._worlds)
 
-    def run(self, data: mujoco.MjData, num_substeps: int, most: int) -> bool:
-        """Step at most so many worlds that nobody has taken."""
-        model, warnings, took = self._model, data.warning.number, 0
+    def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
+        """Claim and step at most ``max_worlds`` worlds."""
+        model, warnings, claimed = self._model, data.warning.number, 0
         sources = [getattr(data, name) for name in self._names]
-        for world, row, outputs in islice(self._left, most):
-            took += 1
+        for world, row, outputs in islice(self._unclaimed, max_worlds):
+            claimed += 1
             mujoco.mj_setState(model, data, row, STATE)
-            # From zero: MuJoCo sets the counts to zero when it resets an unstable world, so a difference could be missed.
+            # Reset the counts: MuJoCo zeroes them when it resets an unstable world, so a difference could miss a warning.
             warnings[:] = 0
             try:
                 mujoco.mj_step(model, data, num_substeps)
@@ -85,9 +85,9 @@ class PythonLoop:
                 output[...] = source
             if warnings.any():
                 self._unstable[world] |= became_unstable(warnings)
-        return took == most
+        return claimed == max_worlds
 
 
 def failed(world: int, message: str) -> WorldError:
-    """Of a world that MuJoCo refuses to step."""
+    """The error for a world that MuJoCo refuses to step."""
     return WorldError(world, f"MuJoCo's state ({message})")

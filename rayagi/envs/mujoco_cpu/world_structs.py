@@ -1,4 +1,4 @@
-"""Structs and constants that worlds.h and world_rollout.h share with Python."""
+"""ctypes mirrors of the structs and constants of worlds.h and world_rollout.h."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ctypes
 
 from collectives.mirrors import Mirrors
 
-NONE_LEFT, ENOUGH, WARNED, FAILED = range(4)
-"""What rayagi_step_worlds returns."""
-ENDED, UNFIT, PEER_WAITING = FAILED + 1, FAILED + 2, FAILED + 3
-"""What rayagi_run_rollout returns beside rayagi_step_worlds's."""
+NONE_LEFT, LIMIT_REACHED, WARNED, FAILED = range(4)
+"""Return values of rayagi_step_worlds."""
+EPISODE_ENDED, ACTION_NOT_FINITE, PEER_WAITING = FAILED + 1, FAILED + 2, FAILED + 3
+"""Further return values of rayagi_run_rollout."""
 FUNCTIONS = {
     "load": "mj_setState",
     "step": "mj_step",
     "forces": "mj_rnePostConstraint",
     "save": "mj_getState",
 }
-"""MuJoCo's, by what worlds.h calls them."""
+"""MuJoCo's functions by their names in worlds.h."""
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -76,7 +76,7 @@ class RolloutStruct(ctypes.Structure):
         ("group", _I64),
         ("done", _ADDRESS),
         ("next", _I64),
-        ("stopped", _I64),
+        ("cancelled", _I64),
     )
 
 
@@ -85,17 +85,17 @@ class ThreadStateStruct(ctypes.Structure):
 
     unstable: int
     own: int
-    others: int
-    num_others: int
+    peers: int
+    num_peers: int
 
     _fields_ = (
         ("scratch", _ADDRESS),
         ("stage", ctypes.c_int),
         *((name, _I64) for name in ("t", "group", "world", "end")),
-        ("before", ctypes.c_double),
+        ("start_position", ctypes.c_double),
         ("unstable", _I64),
-        *((name, _ADDRESS) for name in ("own", "others")),
-        ("num_others", _I64),
+        *((name, _ADDRESS) for name in ("own", "peers")),
+        ("num_peers", _I64),
     )
 
 
@@ -106,10 +106,10 @@ MIRRORS: Mirrors = {
     "Rollout": RolloutStruct,
     "ThreadState": ThreadStateStruct,
     "NONE_LEFT": NONE_LEFT,
-    "ENOUGH": ENOUGH,
+    "LIMIT_REACHED": LIMIT_REACHED,
     "WARNED": WARNED,
     "FAILED": FAILED,
-    "ENDED": ENDED,
-    "UNFIT": UNFIT,
+    "EPISODE_ENDED": EPISODE_ENDED,
+    "ACTION_NOT_FINITE": ACTION_NOT_FINITE,
     "PEER_WAITING": PEER_WAITING,
 }

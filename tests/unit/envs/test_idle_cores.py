@@ -58,7 +58,7 @@ class Borrowed:
         return (1,) if self.looks >= self.first else ()
 
     def run(self, data, num_substeps, most):
-        if threading.current_thread().name.startswith("borrowed"):
+        if threading.current_thread().name.startswith("idle_core"):
             more = self._run(data, num_substeps, 1)
             self.used.set()
             return more
@@ -103,7 +103,7 @@ def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
     env.use_idle_cores({1: own[-1:]}, barrier_progress(1, 2))
     course(env, num_steps=2)
     env.close()
-    assert dict(where) == {"MainThread": own, "borrowed_0": own[-1:]}
+    assert dict(where) == {"MainThread": own, "idle_core_0": own[-1:]}
 
 
 def test_an_unstable_world_is_counted_whoever_steps_it(loop):

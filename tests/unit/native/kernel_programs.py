@@ -1,4 +1,4 @@
-"""How each kernel gets its program: one that is the same for all, or one for an example."""
+"""How to load each kernel: its only program, or an example of its generated programs."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ from rayagi.envs.mujoco_cpu import compiled_loop
 from rayagi.native import acting, learning
 
 
-def made(env_id: str) -> None:
+def make_envs(env_id: str) -> None:
     make_env_factory(env_id)(num_envs=2, first_env_index=0, seed=0, num_threads=1).close()
 
 
@@ -25,11 +25,11 @@ LOADED: Mapping[str, Callable[[], object]] = {
     "acting": acting._load,
     "learning": learning._load,
     "MuJoCo's worlds": compiled_loop._load,
-    "tasks' formulas": lambda: made("Ant-v5"),
-    "tasks' rules": lambda: made("rayagi/BallBalance-v0"),
+    "tasks' formulas": lambda: make_envs("Ant-v5"),
+    "tasks' rules": lambda: make_envs("rayagi/BallBalance-v0"),
     "fused simulators": lambda: backend.compiled(CartPole(), torch.float32),
     "fused simulators with knobs": lambda: CStepper(
         BenchmarkConfig(simulator=CartPole(), num_envs=2, steps_per_call=1, seed=0)
     ),
 }
-"""Loads it, by its name; another may be loaded before."""
+"""By kernel name: a function that loads the kernel, and maybe others before it."""

@@ -1,4 +1,4 @@
-"""Acting in a compiled program: what torch's operations do, and the same numbers wherever an environment stands."""
+"""Compiled acting: the results of torch operations, whatever an environment's position in the batch."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def info_of(obs_dim, action):
 
 
 def policy_of(info, hidden=(64, 33), activation="elu", *, normalised=True, seed=0):
-    """A policy of random numbers, outputs included: a new one's are nearly zero."""
+    """A policy with random weights, output layer included: a new one's outputs are nearly zero."""
     generator = torch.Generator().manual_seed(seed)
     model = ActorCritic(info, NetworkSpec(hidden=hidden, activation=activation, initial_log_std=-0.5))
     with torch.no_grad():
@@ -40,7 +40,7 @@ def policy_of(info, hidden=(64, 33), activation="elu", *, normalised=True, seed=
 
 
 def filled(make, agent, info, obs, noise, rollout=None):
-    """Every field of a rollout through which ``make(agent, rollout, noise)`` acted, and what it returned."""
+    """The rollout's fields and the returned actions after acting with ``make(agent, rollout, noise)``."""
     rollout = rollout or Rollout.allocate(len(obs), obs.shape[1], info, HOST)
     act = make(agent, rollout, noise)
     returned = torch.stack([act(t, step).clone() for t, step in enumerate(obs)])
@@ -83,7 +83,7 @@ def test_it_fills_what_operations_fill(num_envs, obs_dim, hidden, activation, ac
         torch.testing.assert_close(returned, wanted, atol=2e-6 * float(scale), rtol=0)
 
 
-def test_an_environment_gets_the_same_bits_whoever_stands_beside_it():
+def test_an_environments_bits_do_not_depend_on_its_batch():
     info = info_of(27, CONTINUOUS)
     agent = Agent(policy_of(info, (256, 128, 64)))
     generator = torch.Generator().manual_seed(1)
@@ -130,7 +130,7 @@ def test_observations_of_another_kind_are_converted():
         assert torch.equal(found["outputs"], expected["outputs"])
 
 
-def test_it_sees_the_policy_as_it_is_when_a_rollout_begins():
+def test_weights_are_those_at_the_start_of_a_rollout():
     info = info_of(5, CONTINUOUS)
     policy = policy_of(info)
     obs, noise = torch.ones(1, 2, 5), torch.zeros(1, 2, 3)
@@ -141,7 +141,7 @@ def test_it_sees_the_policy_as_it_is_when_a_rollout_begins():
     assert not torch.equal(before["outputs"], after["outputs"])
 
 
-def test_without_a_compiler_agents_act_by_operations(monkeypatch, caplog, tmp_path):
+def test_without_a_compiler_agents_act_with_torch(monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     acting.library.cache_clear()
@@ -154,13 +154,13 @@ def test_without_a_compiler_agents_act_by_operations(monkeypatch, caplog, tmp_pa
             for _ in range(2):
                 assert isinstance(agent.through(rollout, torch.zeros(1, 2, 3)), ActingByOperations)
         assert [record.getMessage() for record in caplog.records] == [
-            "agents act by torch: no C compiler (looked for no-such-compiler); install one or set CC"
+            "agents act with torch: no C compiler (looked for no-such-compiler); install one or set CC"
         ]
     finally:
         acting.library.cache_clear()
 
 
-def test_nan_is_passed_on():
+def test_nan_is_propagated():
     info = info_of(5, CONTINUOUS)
     agent = Agent(policy_of(info))
     obs = torch.full((1, 1, 5), float("nan"))
@@ -168,7 +168,7 @@ def test_nan_is_passed_on():
     assert found["outputs"].isnan().all()
 
 
-def test_the_program_fits_any_tile_that_is_not_full():
+def test_partial_tiles():
     info = info_of(2, DISCRETE)
     agent = Agent(policy_of(info, (7,)))
     for num_envs in (1, 15, 16, 17, 31, 32, 33, 64, 65):

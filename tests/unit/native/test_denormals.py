@@ -1,4 +1,4 @@
-"""Where a policy computes or learns, denormals are zeros; simulators and callers keep their own mode."""
+"""Denormals are flushed while a policy computes or learns; simulators and callers keep their own mode."""
 
 import ctypes
 import shutil
@@ -35,12 +35,12 @@ from rayagi.native.thread_pool import ThreadPool
 
 HOST = torch.device("cpu")
 SMALL = 1e-20
-"""A float32, whose square is a denormal."""
+"""A float32 whose square is a denormal."""
 
 
 @pytest.fixture(params=[False, True], ids=["exact_caller", "flushing_caller"])
 def caller_flushes(request):
-    """The mode of this thread before and, as each test leaves it, after what it calls."""
+    """Set this thread's mode, and check that the test leaves it unchanged."""
     keep_denormals()
     torch.set_flush_denormal(request.param)
     assert flushes_denormals() == request.param
@@ -54,11 +54,11 @@ MOST_THREADS = 4
 
 
 def keep_denormals():
-    """Take no denormals for zeros in this thread and in all workers of torch that it may have had."""
+    """Do not flush denormals in this thread and in any torch worker that it may have."""
     torch.set_flush_denormal(False)
     before = torch.get_num_threads()
     torch.set_num_threads(MOST_THREADS)
-    with flushed_denormals():  # after which torch's workers have this thread's mode again
+    with flushed_denormals():  # afterwards torch's workers have this thread's mode
         pass
     torch.set_num_threads(before)
 
@@ -81,7 +81,7 @@ INFO = EnvInfo(
 
 
 def policy_of():
-    """One linear map: each output is an observation times SMALL; the value, their sum times that."""
+    """One linear layer: each output is an observation times SMALL, the value is SMALL times their sum."""
     model = ActorCritic(INFO, NetworkSpec(hidden=(), initial_log_std=0.0))
     with torch.no_grad():
         model.policy[0].weight.copy_(SMALL * torch.eye(2))
@@ -94,7 +94,7 @@ def small(*shape):
 
 
 def is_zero(tensor):
-    """Bit by bit: a comparison in a flushing thread would take denormals for zeros, too."""
+    """Compares bits: a comparison of floats in a flushing thread would treat denormals as zeros."""
     return not (tensor.view(torch.int32) & 0x7FFFFFFF).any()
 
 
@@ -108,7 +108,7 @@ def test_acting(caller_flushes):
     rollout = Rollout.allocate(1, 40, INFO, HOST)
     acting = compiled_acting(policy.tensors(), rollout, noise)
     assert acting is not None, "no compiler"
-    obs[0, 0] = 1e-40  # what is only moved stays as it is
+    obs[0, 0] = 1e-40  # values that are only copied keep their bits
     acting(0, obs)
     assert torch.equal(rollout.raw_obs[0].view(torch.int32), obs.view(torch.int32))
     assert is_zero(rollout.outputs)
@@ -117,7 +117,7 @@ def test_acting(caller_flushes):
 
 def test_acting_by_torch(caller_flushes, two_torch_threads):
     policy = policy_of()
-    torch.ones(1 << 17).mul_(2.0)  # torch has made its worker, in a mode of its own
+    torch.ones(1 << 17).mul_(2.0)  # torch has created its worker, with its own mode
     _, outputs, _ = Agent(policy).act(small(1 << 16, 2), torch.zeros(1 << 16, 2))
     assert is_zero(outputs)
 
@@ -127,7 +127,7 @@ def learner_of():
 
 
 def batch_of(learner, size=64):
-    """The slope by a mean is 1e-20, and so that by a weight a denormal. The same of the value."""
+    """The gradient of a mean is 1e-20, so a weight's is a denormal. The same holds for the value."""
     obs, zeros = small(size, 2), torch.zeros(size)
     actions = small(size, 2)
     log_probs = learner.model.head.log_prob(torch.zeros(size, 2), actions).detach()
@@ -152,8 +152,8 @@ def test_updates(caller_flushes):
     found = gradients_of(learner)
     assert is_zero(found["policy.0.weight"])
     assert is_zero(found["value.0.weight"])
-    assert (found["policy.0.bias"] != 0).all()  # which are not so small
-    # Of a bias's slope of 1e-20 the second moment is a denormal.
+    assert (found["policy.0.bias"] != 0).all()  # which are normal
+    # A bias's gradient is 1e-20, so its second moment is a denormal.
     assert is_zero(learner.optimiser.exp_avg_sq[2:4])
 
 
@@ -161,7 +161,7 @@ def test_values(caller_flushes):
     assert is_zero(learner_of().values(small(100, 2)))
 
 
-def test_a_step_along_a_gradient_of_torch(caller_flushes):
+def test_an_optimizer_step_on_a_torch_gradient(caller_flushes):
     learner = learner_of()
     learner.step(sum(parameter.sum() for parameter in learner.model.parameters()) * SMALL)
     assert is_zero(learner.optimiser.exp_avg_sq)
@@ -192,7 +192,7 @@ def test_updates_by_torch(caller_flushes, monkeypatch):
     assert is_zero(found["value.0.weight"])
 
 
-def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
+def test_an_update_that_returns_early_leaves_the_callers_mode(caller_flushes):
     learner, modes = learner_of(), []
     run = learner._optimizer_step.run
 
@@ -207,7 +207,7 @@ def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
     learner._optimizer_step.run = watched
     batch, many = batch_of(learner), torch.zeros((10, 400_000), dtype=torch.int64)
     learner._compiled(batch.fields(), many, 0.0)
-    learner._optimizer_step._optimizer_step.reduces = True  # by Python, of one trainer
+    learner._optimizer_step._optimizer_step.reduces = True  # run by Python, for one trainer
     learner._optimizer_step._python_operations = {
         **learner._optimizer_step._python_operations,
         "reduce": lambda: None,
@@ -219,8 +219,8 @@ def test_an_update_that_pauses_leaves_the_callers_mode(caller_flushes):
 
 _EACH_THREAD_TAKES_ONE = """
 typedef struct { float x[8]; int64_t entered, items; } Products;
-static void product(void *given, int64_t item) {
-    Products *p = given;
+static void product(void *argument, int64_t item) {
+    Products *p = argument;
     __atomic_fetch_add(&p->entered, 1, __ATOMIC_SEQ_CST);
     for (int64_t n = 0; __atomic_load_n(&p->entered, __ATOMIC_SEQ_CST) < p->items && n < 200000; n++) backoff(1 << 20);
     p->x[item] *= p->x[item];
@@ -233,7 +233,7 @@ class Products(ctypes.Structure):
     _fields_ = (("x", ctypes.c_float * 8), ("entered", ctypes.c_int64), ("items", ctypes.c_int64))
 
 
-def test_every_thread_of_a_team():
+def test_every_thread_of_a_pool():
     library = load("\n".join([numbers(torch.float32), shared("thread_pool.h"), _EACH_THREAD_TAKES_ONE]))
     library.multiply.argtypes, library.multiply.restype = (ctypes.c_void_p, ctypes.c_void_p), None
     products, pool = Products((ctypes.c_float * 8)(*[SMALL] * 8), 0, 4), ThreadPool(library, 4)
@@ -244,17 +244,17 @@ def test_every_thread_of_a_team():
     assert not flushes_denormals()
 
 
-def test_helpers_leave_their_thread_as_it_was():
+def test_workers_restore_their_threads_mode():
     library, found = learning.library(), []
     pool = ThreadPool(library, 2)
-    pool._struct.shutdown = 1  # help is over as soon as it begins
+    pool._struct.shutdown = 1  # the worker returns at once
 
-    def help_once():
+    def work_once():
         torch.set_flush_denormal(False)
         library.rayagi_pool_worker(pool.address, 1)
         found.append(flushes_denormals())
 
-    thread = threading.Thread(target=help_once)
+    thread = threading.Thread(target=work_once)
     thread.start()
     thread.join(20)
     assert found == [False]
@@ -266,13 +266,13 @@ def test_physics_keeps_the_callers_mode(caller_flushes):
     modes = []
 
     @ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
-    def place(_fields):
+    def forward_position(_fields):
         modes.append(flushes_denormals())
         return 0.0
 
-    course = env._settings
-    address = ctypes.cast(place, ctypes.c_void_p).value
-    env._settings = replace(course, formulas=replace(course.formulas, forward_position=address))
+    settings = env._settings
+    address = ctypes.cast(forward_position, ctypes.c_void_p).value
+    env._settings = replace(settings, formulas=replace(settings.formulas, forward_position=address))
     info = env.info
     model = ActorCritic(info, NetworkSpec(hidden=()))
     policy = NetworkPolicy(model, info, None, HOST)
@@ -294,7 +294,7 @@ __attribute__((noinline)) static float product(const volatile float *x, int earl
     return x[0] * x[1] + x[2];
 }
 int main(void) {
-    const volatile float x[] = {1e-20f, 1e-20f, 1e-40f}; /* whose product, and which, are denormals */
+    const volatile float x[] = {1e-20f, 1e-20f, 1e-40f}; /* x[0] x[1] and x[2] are denormals */
     const float early = product(x, 1), late = product(x, 0);
     printf("%d %d %d\\n", early == 0.0f, late == 0.0f, x[0] * x[1] > 0.0f);
 }
@@ -322,12 +322,12 @@ def test_the_processors_modes(compiler, emulator, tmp_path):
     binary = str(tmp_path / "program")
     subprocess.run([*compiler, "-O3", str(program), "-o", binary, "-lm"], check=True, timeout=60)
     done = subprocess.run([*emulator, binary], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["1", "1", "1"]  # zeros inside, whichever return ended it; none outside
+    assert done.stdout.split() == ["1", "1", "1"]  # flushed inside, at either return; not outside
 
 
 @dataclass(frozen=True)
 class Fading(Simulator):
-    """A number that halves."""
+    """A state that halves in each step."""
 
     state = ("x",)
     actions = Box((-1.0,), (1.0,))
@@ -376,7 +376,7 @@ def test_torch_in_all_of_its_threads(threads):
         torch.set_num_threads(before)
 
 
-def test_workers_that_torch_does_not_use_at_the_end(two_torch_threads):
+def test_workers_that_torch_no_longer_uses(two_torch_threads):
     keep_denormals()
     x, one = torch.full((1 << 18,), 1e-40), torch.ones(1 << 18)
     with flushed_denormals():
@@ -386,7 +386,7 @@ def test_workers_that_torch_does_not_use_at_the_end(two_torch_threads):
     assert (x * one).view(torch.int32).all()
 
 
-def test_torch_in_a_thread_that_made_its_workers_meanwhile(two_torch_threads):
+def test_torch_in_a_thread_that_creates_workers_in_the_block(two_torch_threads):
     found = []
 
     def work():

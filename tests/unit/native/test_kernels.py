@@ -1,4 +1,4 @@
-"""All kernels are declared, loaded and chosen in one place, have a reference, and are compared with it by a test."""
+"""Each kernel is declared, loaded and chosen in one place, and has a reference and a test that compares both."""
 
 import ast
 import functools
@@ -44,12 +44,12 @@ def trees():
 
 
 def modules_with(found):
-    """Paths of the modules that have a node of which ``found`` is true."""
+    """Paths of the modules with a node for which ``found`` is true."""
     return {path for path, tree in trees().items() if any(map(found, ast.walk(tree)))}
 
 
 def called(node):
-    """The last name of what is called; empty where nothing is."""
+    """The name of the function that a node calls; empty if it is no call."""
     if not isinstance(node, ast.Call):
         return ""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -89,22 +89,22 @@ def test_each_kernel_has_a_reference_in_python_and_a_comparison(name):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Names and programs of kernels as they are loaded."""
-    seen, real = [], Kernel.load
+    """Names and programs of the kernels that a test loads."""
+    loaded, real = [], Kernel.load
 
     def load(self, program, **mirrors):
         library = real(self, program, **mirrors)
-        seen.append((self.name, program))
+        loaded.append((self.name, program))
         return library
 
     monkeypatch.setattr(Kernel, "load", load)
-    return seen
+    return loaded
 
 
 def test_each_kernel_can_be_loaded_and_all_c_belongs_to_one(loads):
     for name, load in LOADED.items():
         load()
-        assert name in [loaded for loaded, _ in loads]
+        assert name in [other for other, _ in loads]
     programs = [program for _, program in loads]
     sources = [path for package in PACKAGES for end in "ch" for path in (ROOT / package).rglob(f"*.{end}")]
     assert sources
@@ -117,7 +117,7 @@ def test_each_kernel_can_be_loaded_and_all_c_belongs_to_one(loads):
 
 
 def imports_compiler(node):
-    """Whether a node gives its module the function that compiles and loads."""
+    """Whether a node imports the function that compiles and loads."""
     if isinstance(node, ast.ImportFrom):
         names = {alias.name for alias in node.names}
         if node.module == "collectives.compiler":
@@ -131,7 +131,7 @@ def test_one_module_compiles_and_loads():
 
 
 def opens_a_library(node):
-    """Whether a node opens another library than this process's own symbols."""
+    """Whether a node opens a library other than this process's own symbols."""
     if called(node) in ("PyDLL", "LoadLibrary", "dlopen"):
         return True
     return called(node) == "CDLL" and not (
@@ -139,7 +139,7 @@ def opens_a_library(node):
     )
 
 
-def test_no_library_is_loaded_by_another_way():
+def test_no_other_module_loads_a_library():
     # The first loads what was compiled, the second the library of the mujoco package.
     assert modules_with(opens_a_library) == {
         "collectives/compiler.py",
@@ -158,7 +158,7 @@ def test_no_library_is_loaded_by_another_way():
 
 
 def names(tree):
-    """Names that a tree reads."""
+    """Names in a tree."""
     return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
 
 
@@ -168,7 +168,7 @@ def test_one_module_chooses_the_reference():
         raised = [name for node in ast.walk(tree) if isinstance(node, ast.Raise) for name in names(node)]
         if names(tree).count("CompilerError") > raised.count("CompilerError"):
             deciding.add(path)
-    # The first has it; the last makes a user's error of it, since its reference is an engine that users ask for by name.
+    # The first raises it; the last reports it to users, who choose its reference engine by name.
     assert deciding == {"collectives/compiler.py", SEAM, "rayagi/envs/fused/c/backend.py"}
 
 
@@ -185,7 +185,7 @@ def example():
     kernels._log_once.cache_clear()
 
 
-def test_without_a_compiler_the_log_says_once_what_is_used_instead(example, monkeypatch, caplog):
+def test_without_a_compiler_the_fallback_is_logged_once(example, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     for whose in ("this", "this", "that"):
         assert example.made_or_none(lambda: example.load(""), whose=whose) is None
@@ -199,7 +199,7 @@ def test_without_a_compiler_the_log_says_once_what_is_used_instead(example, monk
     ]
 
 
-def test_what_a_kernel_cannot_do_is_told_as_a_missing_compiler_is(example, caplog):
+def test_an_unfit_case_is_logged_like_a_missing_compiler(example, caplog):
     def make():
         raise KeyError("no such sum")
 
@@ -209,7 +209,7 @@ def test_what_a_kernel_cannot_do_is_told_as_a_missing_compiler_is(example, caplo
     assert caplog.messages == ["this is summed by Python: 'no such sum'"]
 
 
-def test_a_difference_is_no_reason_to_use_the_reference(example, monkeypatch):
+def test_a_mirror_error_does_not_fall_back_to_the_reference(example, monkeypatch):
     with pytest.raises(MirrorError):
         example.made_or_none(lambda: example.load("", mirrors={"1": 2}))
 

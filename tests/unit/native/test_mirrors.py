@@ -1,4 +1,4 @@
-"""Structs and constants that C programs and Python share: a difference on one side alone is an error that names it."""
+"""Structs and constants shared by C and Python: a difference raises an error that names it."""
 
 import ctypes
 import itertools
@@ -17,7 +17,7 @@ WITHOUT_MIRRORS = {"shared words", "tasks' formulas", "fused simulators with kno
 
 
 class Loaded(Exception):
-    """What a library is made of."""
+    """Arguments of a kernel's load."""
 
 
 @pytest.fixture(params=[name for name in LOADED if name not in WITHOUT_MIRRORS])
@@ -35,7 +35,7 @@ def loaded(request, monkeypatch):
 
 
 def swapped(struct):
-    """Mirrors in which two fields of one kind stand in each other's place, by the fields' names."""
+    """Variants of a struct with two fields of one type exchanged, and these fields' names."""
     fields = [field[:2] for field in struct._fields_]
     for one, other in itertools.combinations(range(len(fields)), 2):
         if fields[one][1] is fields[other][1]:
@@ -47,12 +47,12 @@ def swapped(struct):
             )
 
 
-def test_two_fields_that_change_places_are_named_in_every_struct(loaded):
+def test_exchanged_fields_are_named_in_every_struct(loaded):
     program, flags, mirrored = loaded
     variants = {}
     for name, mirror in mirrored.items():
         if not isinstance(mirror, int):
-            # "Rows  " is Rows to C, and another key here.
+            # C ignores the trailing blanks that make these keys different.
             for number, (fields, variant) in enumerate(swapped(mirror), 1):
                 variants[name + " " * number] = (fields, variant)
     assert variants
@@ -79,7 +79,7 @@ def test_every_constant_is_compared(loaded):
 
 
 def test_a_field_that_moves_in_the_header_is_named(monkeypatch):
-    """The mistake that trained on in silence, with a share of clipped ratios of 0."""
+    """Unnoticed, this mistake trains with a share of clipped ratios of 0."""
     real = learning.shared
 
     def edited(name):
@@ -105,7 +105,7 @@ PAIR = "typedef struct { %s } Pair;\n#include <stdint.h>\n"
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ("long count; long share;", r"the kind of Pair\.share .* is 1 in C and 8 in Python"),
         ("void *count; double share;", r"the kind of Pair\.count .* is 5 in C and 1 in Python"),
@@ -114,8 +114,8 @@ PAIR = "typedef struct { %s } Pair;\n#include <stdint.h>\n"
         ("long count;", r"no member named .share"),
     ],
 )
-def test_what_a_field_is(fields, said):
-    with pytest.raises(MirrorError, match=said):
+def test_type_and_size_of_fields(fields, message):
+    with pytest.raises(MirrorError, match=message):
         load(PAIR % fields, mirrors={"Pair": Pair})
 
 
@@ -124,26 +124,30 @@ def test_a_missing_constant_is_an_error_too():
         load("", mirrors={"ABSENT": 1})
 
 
-def test_like_ones_are_no_error():
+def test_equal_structs_are_no_error():
     library = load(PAIR % "long count; double share;", mirrors={"Pair": Pair, "2 + 3": 5})
     check(library, {"Pair": Pair, "2 + 3": 5})
 
 
-def place(cls):
+def qualified_name(cls):
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def test_every_struct_of_the_package_is_compared(monkeypatch):
-    """A new one that nobody passes to a loader would be compared with nothing."""
-    seen = set()
+    """A new struct that is not passed to a loader would not be compared."""
+    compared = set()
 
     def note(library, given):
-        seen.update(place(mirror) for mirror in given.values() if not isinstance(mirror, int))
+        compared.update(qualified_name(mirror) for mirror in given.values() if not isinstance(mirror, int))
         mirrors.check(library, given)
 
     monkeypatch.setattr(compiler, "check", note)
     for use in LOADED.values():
         use()
     packages = ("rayagi.", "collectives.", "actors.", "placement.")
-    ours = {place(cls) for cls in ctypes.Structure.__subclasses__() if cls.__module__.startswith(packages)}
-    assert ours - seen == {"collectives.futex._Timespec"}  # the system's own
+    ours = {
+        qualified_name(cls)
+        for cls in ctypes.Structure.__subclasses__()
+        if cls.__module__.startswith(packages)
+    }
+    assert ours - compared == {"collectives.futex._Timespec"}  # the system's own

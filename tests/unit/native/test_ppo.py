@@ -1,4 +1,4 @@
-"""PPO's gradient in a compiled program: what autograd makes of the losses, and the same bits for any number of threads."""
+"""Compiled PPO gradients equal autograd's, with the same bits for any number of threads."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from rayagi.models.networks import ActorCritic
 
 
 def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3, choices=None, **options):
-    """One whose networks are random, outputs included, and not alike. ``choices``: how many, in place of ``action_dim``."""
+    """A learner with two different random networks. ``choices``: number of discrete actions, instead of ``action_dim``."""
     generator = torch.Generator().manual_seed(seed)
     action = ActionSpec(kind="continuous", dim=action_dim)
     if choices is not None:
@@ -40,7 +40,7 @@ def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3
 
 
 def batch_of(learner, size, seed=0):
-    """Actions near the means, whose probabilities have changed by up to a half; some values have moved beyond the clip."""
+    """Actions near the means, with changed probabilities; some values are beyond the clip range."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -86,11 +86,11 @@ def compiled(learner, batch, order):
     """The flat gradient and the five parts, by a step of size 0."""
     assert learner._compiled is not None, "no compiler"
     size = sum(parameter.numel() for parameter in learner.model.parameters())
-    learner.flat.gradients[:size] = torch.nan  # its place is taken
-    told, _ = learner._compiled(batch.fields(), order.view(1, -1), 0.0)
+    learner.flat.gradients[:size] = torch.nan  # must be overwritten
+    stats, _ = learner._compiled(batch.fields(), order.view(1, -1), 0.0)
     gradient = learner.flat.gradients[:size].clone()
-    assert float(told[0, 5]) == pytest.approx(float(gradient.double().norm()), rel=1e-6)
-    return gradient, told[0, :5]
+    assert float(stats[0, 5]) == pytest.approx(float(gradient.double().norm()), rel=1e-6)
+    return gradient, stats[0, :5]
 
 
 @settings(deadline=None, max_examples=70)
@@ -137,14 +137,14 @@ def test_a_hand_worked_sample():
     # The ratio is 1.1, within the clip: d loss / d log prob = -1.1 * 2; times (a - mean) = 0.5, and (0.5^2 - 1) for log std.
     assert found["policy.0.weight"] == found["policy.0.bias"] == pytest.approx(-1.1, abs=1e-5)
     assert found["head.log_std"] == pytest.approx(2.2 * 0.75 - 0.1, abs=1e-5)
-    # (4 - 3)^2, its slope 2 by half
+    # value loss (4 - 3)^2, gradient 2 (4 - 3) times value_coef 0.5
     assert found["value.0.weight"] == found["value.0.bias"] == pytest.approx(1.0, abs=1e-5)
     entropy = 0.5 * math.log(2 * math.pi * math.e)
     assert parts.tolist() == pytest.approx([-2.2, 1.0, entropy, 0.1 - math.log(1.1), 0.0], abs=1e-5)
 
 
-def chooser_of(num_choices, bias=None, **options):
-    """One linear map of one number that is 0: its logits are its biases. The value is 4."""
+def discrete_learner(num_choices, bias=None, **options):
+    """One linear layer whose input is 0: its logits are its biases. The value is 4."""
     learner = learner_of(1, (), choices=num_choices, **options)
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
@@ -154,7 +154,7 @@ def chooser_of(num_choices, bias=None, **options):
     return learner
 
 
-def choices_of(actions, log_probs, advantages):
+def discrete_batch(actions, log_probs, advantages):
     size = len(actions)
     return OnPolicyBatch(
         obs=torch.zeros(size, 1),
@@ -174,13 +174,13 @@ def gradient_by_logits(learner, gradient):
 
 def test_a_hand_worked_choice():
     # p = (1/4, 1/4, 1/2), the last one chosen; the ratio is 1.1, within the clip.
-    learner = chooser_of(3, [0.0, 0.0, math.log(2)], value_coef=0.5, entropy_coef=0.1)
-    batch = choices_of([2], [math.log(0.5 / 1.1)], [2.0])
+    learner = discrete_learner(3, [0.0, 0.0, math.log(2)], value_coef=0.5, entropy_coef=0.1)
+    batch = discrete_batch([2], [math.log(0.5 / 1.1)], [2.0])
     gradient, parts = compiled(learner, batch, torch.tensor([0]))
     # d loss / d log p = -2.2, times (-1/4, -1/4, 1/2); H = 1.5 log 2, -d H / d z = p (log p + H) = log 2 (-1/8, -1/8, 1/4)
-    slope = 0.1 * math.log(2)
+    entropy_grad = 0.1 * math.log(2)
     assert gradient_by_logits(learner, gradient).tolist() == pytest.approx(
-        [0.55 - slope / 8, 0.55 - slope / 8, -1.1 + slope / 4], abs=1e-5
+        [0.55 - entropy_grad / 8, 0.55 - entropy_grad / 8, -1.1 + entropy_grad / 4], abs=1e-5
     )
     expected = [-2.2, 1.0, 1.5 * math.log(2), 0.1 - math.log(1.1), 0.0]
     assert parts.tolist() == pytest.approx(expected, abs=1e-5)
@@ -198,11 +198,11 @@ def test_a_hand_worked_choice():
     ],
 )
 def test_extreme_logits(logits, probabilities):
-    learner, size = chooser_of(3, logits, entropy_coef=0.1), 40
+    learner, size = discrete_learner(3, logits, entropy_coef=0.1), 40
     likely = [k for k, p in enumerate(probabilities) if p > 0]
     actions = [likely[j % len(likely)] for j in range(size)]
     advantages = torch.linspace(-1, 2, size).tolist()
-    batch = choices_of(actions, [math.log(probabilities[a]) for a in actions], advantages)
+    batch = discrete_batch(actions, [math.log(probabilities[a]) for a in actions], advantages)
     gradient, parts = compiled(learner, batch, torch.arange(size))
     assert gradient.isfinite().all()
     expected, wanted = by_torch(learner, batch, torch.arange(size))
@@ -212,19 +212,19 @@ def test_extreme_logits(logits, probabilities):
     assert float(parts[2]) == pytest.approx(entropy, abs=1e-5)
 
 
-def test_an_impossible_choice_is_none():
-    # Its ratio is 0: beyond the clip with an advantage that would lower it further, within reach of the slope otherwise.
-    learner = chooser_of(3, [1e30, -1e30, 1e30])
-    gradient, parts = compiled(learner, choices_of([1], [-1.0], [-1.0]), torch.tensor([0]))
+def test_an_impossible_action_has_no_gradient():
+    # Its ratio is 0, outside the clip range, and the negative advantage would lower it further.
+    learner = discrete_learner(3, [1e30, -1e30, 1e30])
+    gradient, parts = compiled(learner, discrete_batch([1], [-1.0], [-1.0]), torch.tensor([0]))
     assert gradient.isfinite().all()
     assert not gradient_by_logits(learner, gradient).any()
     assert float(parts[4]) == 1.0
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
-def test_choices_of_logits_that_are_not_finite_are_found(logit):
-    learner = chooser_of(3, [0.0, logit, 0.0])
-    batch = choices_of([0] * 4, [-1.0] * 4, [1.0] * 4)
+def test_logits_that_are_not_finite_raise(logit):
+    learner = discrete_learner(3, [0.0, logit, 0.0])
+    batch = discrete_batch([0] * 4, [-1.0] * 4, [1.0] * 4)
     with pytest.raises(NonFiniteError):
         learner.update(batch, torch.arange(4).view(1, 1, 4), 1, 0)
 
@@ -239,17 +239,17 @@ def test_choices_of_logits_that_are_not_finite_are_found(logit):
         ([[0], [0], [0], [0]], r"discrete actions must be integers \(B,\), not torch.int64 \(4, 1\)"),
     ],
 )
-def test_choices_that_the_policy_does_not_have_are_refused(actions, message):
-    learner = chooser_of(3)
+def test_invalid_discrete_actions_raise(actions, message):
+    learner = discrete_learner(3)
     before = learner.flat.parameters.detach().clone()
     with pytest.raises(ValueError, match=message):
-        learner.update(choices_of(actions, [-1.0] * 4, [1.0] * 4), torch.arange(4).view(1, 1, 4), 1, 0)
+        learner.update(discrete_batch(actions, [-1.0] * 4, [1.0] * 4), torch.arange(4).view(1, 1, 4), 1, 0)
     assert torch.equal(learner.flat.parameters, before)
 
 
 @pytest.mark.parametrize("choices", [None, 5])
 @pytest.mark.parametrize("samples", [33, 700])
-def test_numbers_do_not_depend_on_threads(samples, choices):
+def test_results_do_not_depend_on_threads(samples, choices):
     learner = learner_of(11, (37, 18), choices=choices)
     batch, order = batch_of(learner, 800), torch.arange(samples)
     before = torch.get_num_threads()
@@ -290,12 +290,12 @@ def test_activations_to_all_digits_of_numbers_of_any_size(activation):
     sizes = torch.logspace(-37, 37, 2000, dtype=torch.float64).float()
     obs = torch.cat([sizes, -sizes, torch.zeros(1)]).unsqueeze(1)
     expected = learner.model.value[1](obs.double())[:, 0]
-    if activation == "silu":  # of less than -87 its exponential is no float: nothing is left of it
+    if activation == "silu":  # below -87 exp(-x) overflows, and the result is 0
         expected = torch.where(obs[:, 0] < -87, torch.zeros(()), expected)
     torch.testing.assert_close(learner.values(obs).double(), expected, rtol=1e-6, atol=1e-37)
 
 
-def test_a_long_update_that_pauses_for_signals_makes_the_same_steps():
+def test_an_update_that_returns_for_signals_takes_the_same_steps():
     learners = [learner_of(64, (256, 128, 64)) for _ in range(2)]
     batch = batch_of(learners[0], 4096)
     orders = torch.randperm(4096, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
@@ -311,7 +311,7 @@ def test_a_long_update_that_pauses_for_signals_makes_the_same_steps():
     assert torch.equal(learners[0].flat.parameters, learners[1].flat.parameters)
 
 
-def test_observations_that_were_not_finite_leave_nothing():
+def test_nan_observations_do_not_affect_the_next_update():
     learner = learner_of()
     batch, few = batch_of(learner, 600), torch.arange(40)
     alone = compiled(learner, batch, few)
@@ -321,7 +321,7 @@ def test_observations_that_were_not_finite_leave_nothing():
 
 
 @pytest.mark.parametrize("choices", [None, 5])
-def test_what_was_computed_before_leaves_nothing(choices):
+def test_an_update_does_not_depend_on_the_one_before(choices):
     learner = learner_of(choices=choices)
     batch, few = batch_of(learner, 600), torch.arange(40)
     alone = compiled(learner, batch, few)
@@ -335,7 +335,7 @@ def test_what_was_computed_before_leaves_nothing(choices):
 @pytest.mark.parametrize(
     "place", ["policy.0.weight", "policy.2.bias", "value.0.bias", "value.4.weight", "head.log_std"]
 )
-def test_nan_is_found(place, activation):
+def test_nan_parameters_raise(place, activation):
     learner = learner_of(activation=activation)
     batch = batch_of(learner, 64)
     with torch.no_grad():

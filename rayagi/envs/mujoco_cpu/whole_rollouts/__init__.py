@@ -1,1 +1,1 @@
-"""Rollouts of MuJoCo's worlds in a compiled program: policy, physics and formulas without Python between the steps."""
+"""Whole rollouts in C: policy, physics, rewards and observations of T steps without Python in between."""

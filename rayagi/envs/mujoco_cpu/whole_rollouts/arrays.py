@@ -1,7 +1,7 @@
-"""numpy's arrays of one world's values as expressions: given to a task's methods, they become a graph.
+"""Traced numpy arrays: a task's methods called with them build an expression graph of one world.
 
-The world is a batch of one. Shapes and indices are numpy's own, on arrays of expressions; what a method does to numbers
-becomes a node for each. The operations are those that tasks use; others raise.
+The world is a batch of one. Shapes and indices are numpy's own, on object arrays of expressions. Each elementwise
+operation becomes a node. Only the operations that tasks use are supported; others raise SimulatorError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_TRUTHS = ("and", "or", "not")
 
 
 class TracedArray(NDArrayOperatorsMixin):
-    """What a task's method sees. ``values``: an array of expressions and numbers."""
+    """A numpy-like array whose ``values`` are expressions and constants."""
 
     def __init__(self, graph: Graph, values: Any) -> None:
         self.graph, self.values = graph, np.asarray(values, dtype=object)
@@ -57,7 +57,7 @@ class TracedArray(NDArrayOperatorsMixin):
         return TracedArray(self.graph, _FUNCTIONS[function](*args, **kwargs))
 
     def _apply(self, ufunc: Any, given: Sequence[Any]) -> TracedArray:
-        """On every value; truth values count as 0 and 1 among numbers."""
+        """Apply a ufunc elementwise. In arithmetic, truth values count as 0 and 1."""
         if ufunc not in _OPERATIONS:
             raise _unknown(ufunc.__name__)
         op = _OPERATIONS[ufunc]
@@ -104,7 +104,7 @@ def _real(value: Any) -> Any:
 
 
 def _sums(rows: Values) -> list[Any]:
-    """Of each row, from the first to the last."""
+    """The sum of each row, from the first element to the last."""
     return [reduce(lambda one, other: one + other, row) for row in rows]
 
 

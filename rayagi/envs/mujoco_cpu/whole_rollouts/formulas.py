@@ -1,4 +1,4 @@
-"""A task's formulas as a C program: each method is called once with expressions in place of numbers."""
+"""Compiles a task's formulas to C. Each method is traced: called once with expressions instead of numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMULAS = Kernel(
     module=__name__,
     reference="rayagi.envs.mujoco_cpu.engine:MujocoVecEnv",
     without="{} is stepped from Python",
-    flags=("-ffp-contract=off",),  # rounds as numpy does: a product before it is added to
+    flags=("-ffp-contract=off",),  # no fused multiply-add: products are rounded as in numpy
 )
 _BEGIN = """#include <math.h>
 static inline double least(double a, double b) { return a < b || a != a ? a : b; }
@@ -33,12 +33,12 @@ static inline double most(double a, double b) { return a > b || a != a ? a : b; 
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """The addresses of functions of one world, as world_rollout.h wants them.
+    """Addresses of a task's compiled functions, in the signatures of world_rollout.h.
 
     Attributes:
-        library: that they are in, which must stay loaded
-        fields: names of what they read, in the order of their first argument
-        place, judge, observe: of Task's ``forward_position``, ``reward_and_done`` and ``observe``
+        library: contains the functions; it must stay loaded
+        fields: names of the fields in the functions' first argument, in order
+        forward_position, compute_reward_done, observe: of Task's ``forward_position``, ``reward_and_done`` and ``observe``
     """
 
     library: ctypes.CDLL
@@ -49,11 +49,11 @@ class Formulas:
 
 
 def compile_formulas(task: Task, compiled: CompiledModel, fields: Fields) -> Formulas:
-    """Compile a task's formulas for worlds with these fields, (N, ...) each, unless that was done before.
+    """Compile a task's formulas for worlds with these fields, (N, ...) each. Compiled programs are cached.
 
     Raises:
-        SimulatorError: a method does something that cannot be traced.
-        CompilerError: there is no compiler here, or it refuses the program.
+        SimulatorError: a method uses an operation that cannot be traced.
+        CompilerError: no compiler was found, or it rejects the program.
     """
     library = FORMULAS.load(source(task, compiled, {name: array.shape[1:] for name, array in fields.items()}))
     addresses = (
@@ -64,7 +64,7 @@ def compile_formulas(task: Task, compiled: CompiledModel, fields: Fields) -> For
 
 
 def source(task: Task, compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The whole program. ``shapes``: of the fields of a world, by name."""
+    """The C program. ``shapes``: shape of each field of one world."""
     trace = _Tracing(task, shapes)
     forward_position = trace.function(task.forward_position(compiled, trace.fields))
     trace = _Tracing(task, shapes)
@@ -98,7 +98,7 @@ def source(task: Task, compiled: CompiledModel, shapes: Mapping[str, tuple[int, 
 
 
 class _Tracing:
-    """A graph and a world's fields in it."""
+    """An expression graph, and one world's fields as its inputs."""
 
     def __init__(self, task: Task, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.graph = Graph(type(task).__name__)
@@ -107,7 +107,7 @@ class _Tracing:
         }
 
     def function(self, *results: Any) -> Function:
-        """Of what a method returned: traced arrays, or numbers that do not depend on the world."""
+        """The function with a method's results as outputs: traced arrays, or constants."""
         outputs = [
             expression.index
             for result in results
@@ -119,10 +119,11 @@ class _Tracing:
         return needed(self.graph, inputs, outputs)
 
 
-def _body(function: Function, ends: list[str]) -> list[str]:
+def _body(function: Function, stores: list[str]) -> list[str]:
+    """The C statements of a function. ``stores``: templates, one per output."""
     body: Body = print_function(function, C, {name: name for name in function.inputs})
-    stores = [end.format(output) for end, output in zip(ends, body.outputs, strict=True)]
-    return [f"    {line}" for line in (*body.lines, *stores)]
+    ends = [store.format(output) for store, output in zip(stores, body.outputs, strict=True)]
+    return [f"    {line}" for line in (*body.lines, *ends)]
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

@@ -1,4 +1,4 @@
-"""world_rollout.h's structures, and its loop for threads that each have an MjData."""
+"""The Python side of world_rollout.h: one whole rollout, run by threads that each have an MjData."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
 from rayagi.envs.mujoco_cpu.world_structs import (
-    ENDED,
+    ACTION_NOT_FINITE,
+    EPISODE_ENDED,
     NONE_LEFT,
-    UNFIT,
     WARNED,
     RolloutStruct,
     RowsStruct,
@@ -31,22 +31,22 @@ from rayagi.native.acting import CompiledActing
 from rayagi.native.pointers import pointer
 
 _ADDRESS = ctypes.c_void_p
-Begin = Callable[[mujoco.MjData, int], None]
+StartEpisode = Callable[[mujoco.MjData, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """What stays the same from rollout to rollout of N worlds.
+    """What is the same in every rollout of N worlds.
 
     Attributes:
-        loop: that steps the worlds
-        formulas: the task's
-        fields: of the worlds that the formulas read, (N, ...) each, in their order
-        controls_at: where a row of state holds the controls
-        low, high: the actions' box, (nu,)
-        substeps: of a step
-        dt: seconds of a step
-        limit: steps of an episode
+        loop: steps the worlds
+        formulas: the task's compiled functions
+        fields: the fields that the formulas read, (N, ...) each, in their order
+        controls_at: index of the controls in a row of state
+        low, high: action range, (nu,)
+        substeps: MuJoCo steps per environment step
+        dt: seconds per environment step
+        limit: environment steps per episode
         elapsed: steps of each running episode, (N,) int64
     """
 
@@ -63,7 +63,7 @@ class RolloutSettings:
 
 
 class RolloutLoop:
-    """One rollout for threads to share: groups of worlds, step by step."""
+    """One rollout, shared by threads, which claim groups of worlds step by step."""
 
     def __init__(
         self,
@@ -71,20 +71,20 @@ class RolloutLoop:
         agent: CompiledActing,
         rollout: Rollout,
         final_obs: Tensor,
-        begin: Begin,
+        start_episode: StartEpisode,
         group: int,
     ) -> None:
         """
         Args:
-            course: of these worlds
-            agent: acting through ``rollout``
-            rollout: T steps; ``last_obs`` is what to act on first, and in the end next
-            final_obs: of episodes that end, (T, N, obs_dim) float32
-            begin: starts a world's next episode in a thread's own MjData
-            group: worlds that act together
+            settings: of these worlds
+            agent: acts into ``rollout``
+            rollout: T steps to fill; ``last_obs`` holds the first observation, and at the end the next one
+            final_obs: filled where an episode ends, (T, N, obs_dim) float32
+            start_episode: starts a world's next episode, in a thread's own MjData
+            group: worlds per group; the policy acts for a group at once
         """
         num_worlds = len(settings.elapsed)
-        self._settings, self._agent, self._begin = settings, agent, begin
+        self._settings, self._agent, self._start_episode = settings, agent, start_episode
         self._rows = (RowsStruct * len(settings.fields))(*map(_rows, settings.fields.values()))
         self._done = torch.zeros(-(-num_worlds // group), dtype=torch.int64)
         self._kept = rollout, final_obs
@@ -115,68 +115,67 @@ class RolloutLoop:
             0,
             0,
         )
-        self._turns: dict[int, tuple[ThreadStateStruct, Tensor]] = {}
+        self._thread_states: dict[int, tuple[ThreadStateStruct, Tensor]] = {}
         self._counting = threading.Lock()
         self.num_unstable = 0
-        """Times that a world became unstable; its episode ended there."""
+        """How often a world became unstable, which ended its episode."""
 
     def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, away: Collection[int]
+        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
     ) -> None:
-        """Let ``run`` with this MjData return when one of these ranks waits for this member."""
-        turn = self._turn(data)
-        self._watched = barrier_progress, (_ADDRESS * len(away))(*map(barrier_progress.address, away))
-        turn.own, turn.others = (
-            barrier_progress.address(barrier_progress.rank),
-            ctypes.addressof(self._watched[1]),
-        )
-        turn.num_others = len(away)
+        """Make ``run`` with this MjData return when one of the ranks ``peers`` waits for this GMI."""
+        state = self._thread_state(data)
+        self._watched = barrier_progress, (_ADDRESS * len(peers))(*map(barrier_progress.address, peers))
+        state.own = barrier_progress.address(barrier_progress.rank)
+        state.peers, state.num_peers = ctypes.addressof(self._watched[1]), len(peers)
 
-    def run(self, data: mujoco.MjData, most: int) -> bool:
-        """Make at most so many steps of groups, in this thread's own MjData. Returns whether some may be left.
+    def run(self, data: mujoco.MjData, max_items: int) -> bool:
+        """Step at most ``max_items`` groups, in this thread's own MjData. Returns whether groups may be left.
 
-        Earlier where one of those that it watches waits.
+        Returns early when a watched peer waits.
 
         Raises:
-            WorldError: MuJoCo refuses to step one, or ``action`` for one is not finite; all threads leave what is left.
+            WorldError: MuJoCo refuses to step a world, or its ``action`` is not finite. The rollout is cancelled.
         """
         try:
-            return self._run(data, most)
+            return self._run(data, max_items)
         except BaseException:
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Nobody waits for groups that somebody has begun."""
-        self._rollout.stopped = 1
+        """Make all threads return, those included that wait for a group's previous step."""
+        self._rollout.cancelled = 1
 
-    def _run(self, data: mujoco.MjData, most: int) -> bool:
-        turn = self._turn(data)
-        at = ctypes.addressof(self._rollout), ctypes.addressof(turn)
+    def _run(self, data: mujoco.MjData, max_items: int) -> bool:
+        state = self._thread_state(data)
+        addresses = ctypes.addressof(self._rollout), ctypes.addressof(state)
         while True:
-            end = self._settings.loop.run_rollout(data, *at, most)
-            if end == ENDED:
-                self._begin(data, turn.world)
-            elif end == UNFIT:
-                raise WorldError(turn.world, "action")
+            end = self._settings.loop.run_rollout(data, *addresses, max_items)
+            if end == EPISODE_ENDED:
+                self._start_episode(data, state.world)
+            elif end == ACTION_NOT_FINITE:
+                raise WorldError(state.world, "action")
             elif end != WARNED:
                 return end != NONE_LEFT
-            elif self._settings.loop.became_unstable(data):  # other warnings do no harm
-                turn.unstable = 1
+            elif self._settings.loop.became_unstable(data):  # other warnings are harmless
+                state.unstable = 1
                 with self._counting:
                     self.num_unstable += 1
-            most = max(most - 1, 0)
+            max_items = max(max_items - 1, 0)
 
-    def _turn(self, data: mujoco.MjData) -> ThreadStateStruct:
-        if data._address not in self._turns:
+    def _thread_state(self, data: mujoco.MjData) -> ThreadStateStruct:
+        if data._address not in self._thread_states:
             scratch = self._agent.make_scratch()
-            self._turns[data._address] = ThreadStateStruct(pointer(scratch)), scratch
-        return self._turns[data._address][0]
+            self._thread_states[data._address] = ThreadStateStruct(pointer(scratch)), scratch
+        return self._thread_states[data._address][0]
 
 
 def _rows(field: Array) -> RowsStruct:
-    """Each world's numbers lie side by side."""
+    """The Rows of a field, in which each world's values must be contiguous."""
     inner = field[0]
     if field.dtype != np.float64 or not inner.flags.c_contiguous:
-        raise ValueError(f"worlds' rows of {field.shape} do not lie side by side")
+        raise ValueError(
+            f"each world's values must be contiguous float64, not {field.dtype} with strides {field.strides}"
+        )
     return RowsStruct(field.ctypes.data, field.strides[0] // field.itemsize)

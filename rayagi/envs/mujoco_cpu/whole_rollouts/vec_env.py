@@ -1,4 +1,4 @@
-"""MuJoCo's environments that act, too: a rollout is one call, in which no world waits for another."""
+"""MuJoCo environments that collect a whole rollout in one call, in which no world waits for another."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop, RolloutSe
 from rayagi.native import acting
 
 _GROUP = 8
-"""Worlds that act together: as many as fill a register, so that their policy costs each as little as many at once."""
+"""Worlds per group: as many as fill a vector register, which makes the policy's cost per world lowest."""
 
 
 class RolloutMujocoVecEnv(MujocoVecEnv):
     """Implements RolloutEnv for tasks whose physics steps worlds one by one.
 
-    Observations, actions and physics are those of ``step`` to the last bit; rewards up to rounding, since sums are taken in
-    another order.
+    Observations, actions and physics equal those of ``step`` bit for bit. Rewards differ by rounding:
+    sums have another order.
     """
 
     _physics: ContactPhysics
 
     def __init__(self, env_id: str, task: Task, **options: Any) -> None:
-        """As MujocoVecEnv.
+        """Arguments: as MujocoVecEnv.
 
         Raises:
-            CompilerError: there is no compiler here.
+            CompilerError: no compiler was found.
             SimulatorError: the task's formulas cannot be compiled.
         """
         super().__init__(env_id, task, **options)
         physics = self._physics
         if not isinstance(physics.loop, CompiledLoop) or acting.library() is None:
-            raise CompilerError("neither worlds nor agents have a compiled program")
+            raise CompilerError("the kernels for worlds and acting are not compiled")
         self._settings = RolloutSettings(
             loop=physics.loop,
             formulas=compile_formulas(task, self._compiled, physics.fields),
@@ -67,14 +67,14 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
     def collect_rollout(
         self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
     ) -> Episodes:
-        """T steps in one call: see RolloutEnv.
+        """Collect T steps in one call: see RolloutEnv.
 
         Raises:
             SimulationError: an action is not finite, or MuJoCo refuses to step a world.
         """
         before = self._elapsed.copy()
         shape = rollout.raw_obs.shape
-        if self._final_obs.shape != shape:  # touched only where episodes end: most of it stays without pages
+        if self._final_obs.shape != shape:  # written only where episodes end: most of it is never paged in
             self._final_obs = torch.empty(shape)
         rollout.last_obs.copy_(torch.from_numpy(self._task.observe(self._compiled, self._physics.fields)))
         noise = exploration_noise(
@@ -89,7 +89,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         agent = acting.compiled_acting(policy, rollout, noise)
         assert agent is not None
         group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_workers)))
-        loop = RolloutLoop(self._settings, agent, rollout, self._final_obs, self._begin, group)
+        loop = RolloutLoop(self._settings, agent, rollout, self._final_obs, self._start_episode, group)
         try:
             self._physics.run_parallel(loop, MAX_ITEMS)
         except WorldError as error:
@@ -100,20 +100,20 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         ends = rollout.gather_finals(self._final_obs)
         return _episodes(rollout.rewards, ends, running, before)
 
-    def _begin(self, data: mujoco.MjData, world: int) -> None:
+    def _start_episode(self, data: mujoco.MjData, world: int) -> None:
         self._physics.restart_in(data, world, *self._next_start(world))
 
 
 def _episodes(
     rewards: Tensor, ends: tuple[Tensor, Tensor], running: Tensor, elapsed: NDArray[np.int64]
 ) -> Episodes:
-    """Those that ended.
+    """Returns and lengths of the episodes that ended in a rollout. Updates ``running``.
 
     Args:
         rewards: (T, N)
-        ends: steps and environments, in order
-        running: return of each running episode, brought forward    (N,) float64
-        elapsed: steps of each before the first of these            (N,)
+        ends: steps and environments of the ends, in order
+        running: return so far of each running episode      (N,) float64
+        elapsed: steps of each episode before the rollout   (N,)
     """
     ended: dict[int, list[int]] = {}
     for step, env in zip(*(each.tolist() for each in ends), strict=True):
@@ -132,7 +132,7 @@ def _episodes(
 
 
 def make_vec_env(env_id: str, task: Task, **options: Any) -> MujocoVecEnv:
-    """Environments that act, too, where the task's physics and a compiler allow it."""
+    """Environments with whole rollouts, where the task's physics and a compiler allow it."""
     if task.needs_contact_forces:
         make = partial(RolloutMujocoVecEnv, env_id, task, **options)
         made = FORMULAS.made_or_none(make, whose=env_id, unfit=(SimulatorError,))
