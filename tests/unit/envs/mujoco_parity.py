@@ -1,4 +1,4 @@
-"""Gymnasium's own environments beside ours: shared by the parity tests."""
+"""Helpers of the parity tests, which compare Gymnasium's environments with ours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_actions(theirs: list[gymnasium.Env], rng: np.random.Generator) -> np.
 
 
 def state_of(theirs: list[gymnasium.Env], ours: MujocoVecEnv) -> StateDict:
-    """Their full state, with derived fields as MuJoCo left them, in the form that ours loads."""
+    """Their full state and derived fields, as a state_dict of ``ours``."""
     physics: dict[str, np.ndarray] = {}
     for name in {*STATE_FIELDS, *ours.state_dict()["physics"]} - {"rows"}:
         physics[name] = np.stack([np.array(getattr(env.data, name)) for env in theirs])
@@ -45,12 +45,12 @@ def state_of(theirs: list[gymnasium.Env], ours: MujocoVecEnv) -> StateDict:
     return {"physics": physics, "elapsed": zeros, "episode": zeros}
 
 
-def assert_same_course(
+def assert_same_trajectory(
     ours: MujocoVecEnv, theirs: list[gymnasium.Env], num_steps: int, rng: np.random.Generator
 ) -> None:
-    """Equal observation, reward and end for the same actions, ``num_steps`` of every environment.
+    """Check that observations, rewards and ends are equal for ``num_steps`` of the same actions.
 
-    Where an episode ends, Gymnasium's environment is reset and ours put into the same state.
+    Where an episode ends, Gymnasium's environment is reset and ours loads its state.
     """
     for step in range(num_steps):
         actions = random_actions(theirs, rng)

@@ -1,4 +1,4 @@
-"""Environments that are stepped on the cores of GMIs that wait: by whom does not change their course."""
+"""Core sharing: stepping environments on idle cores of waiting GMIs does not change their trajectories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture(params=["compiled", "python"])
 def loop(request, monkeypatch):
-    """What steps the worlds."""
+    """The kind of WorldLoop."""
     if request.param == "python":
         monkeypatch.setattr(contact_physics, "compiled_loop", lambda worlds: None)
 
@@ -31,8 +31,8 @@ def ants(num_threads=1):
     return make_env_factory("Ant-v5")(num_envs=NUM_ENVS, first_env_index=0, seed=3, num_threads=num_threads)
 
 
-def course(env, num_steps=8):
-    """Observations and rewards of some steps with actions of their own."""
+def trajectory(env, num_steps=8):
+    """Observations and rewards of some steps with fixed random actions."""
     generator = torch.Generator().manual_seed(5)
     env.reset()
     steps = [env.step(2 * torch.rand(NUM_ENVS, 8, generator=generator) - 1) for _ in range(num_steps)]
@@ -40,73 +40,73 @@ def course(env, num_steps=8):
 
 
 def barrier_progress(*counts):
-    """As many operations as each rank has come to; this one is the first that has come to the fewest."""
+    """``counts``: operations that each rank has reached; this GMI is the first rank with the fewest."""
     return BarrierProgress(torch.tensor(counts), counts.index(min(counts)))
 
 
-class Borrowed:
-    """A core that is lent from the ``first`` look on; whoever looked then waits until a world was stepped there."""
+class IdleCore:
+    """A peer that waits from check number ``first`` on. The checking thread then waits until a world is stepped there."""
 
     def __init__(self, env, first):
-        self.first, self.looks, self.used = first, 0, threading.Event()
+        self.first, self.checks, self.used = first, 0, threading.Event()
         self._run = env._physics.loop.run
         env._physics.loop.run = self.run
         env.use_idle_cores({1: os.sched_getaffinity(0)}, self)
 
     def waiting_ranks(self):
-        self.looks += 1
-        return (1,) if self.looks >= self.first else ()
+        self.checks += 1
+        return (1,) if self.checks >= self.first else ()
 
     def run(self, data, num_substeps, most):
         if threading.current_thread().name.startswith("idle_core"):
             more = self._run(data, num_substeps, 1)
             self.used.set()
             return more
-        if self.looks >= self.first:
+        if self.checks >= self.first:
             assert self.used.wait(LIMIT_S)
         return self._run(data, num_substeps, most)
 
 
 @pytest.mark.parametrize("first", [1, 2, 6])
-def test_worlds_stepped_on_lent_cores_go_the_same_course(loop, first):
+def test_idle_cores_do_not_change_trajectories(loop, first):
     alone = ants()
-    expected = course(alone)
+    expected = trajectory(alone)
     alone.close()
-    borrowing = ants()
-    core = Borrowed(borrowing, first)
-    for found, same in zip(course(borrowing), expected, strict=True):
+    sharing = ants()
+    core = IdleCore(sharing, first)
+    for found, same in zip(trajectory(sharing), expected, strict=True):
         assert all(map(torch.equal, found, same))
-    borrowing.close()
+    sharing.close()
     assert core.used.is_set()
 
 
-def test_threads_of_ones_own_and_borrowed_ones_share_the_worlds(loop):
-    alone, crowd = ants(), ants(num_threads=3)
-    crowd.use_idle_cores({rank: os.sched_getaffinity(0) for rank in (0, 2)}, barrier_progress(2, 1, 2))
-    for found, same in zip(course(crowd), course(alone), strict=True):
+def test_own_threads_and_idle_cores_share_the_worlds(loop):
+    alone, shared = ants(), ants(num_threads=3)
+    shared.use_idle_cores({rank: os.sched_getaffinity(0) for rank in (0, 2)}, barrier_progress(2, 1, 2))
+    for found, same in zip(trajectory(shared), trajectory(alone), strict=True):
         assert all(map(torch.equal, found, same))
     alone.close()
-    crowd.close()
+    shared.close()
 
 
-def test_the_borrowed_thread_alone_goes_to_the_lent_cores(loop):
+def test_only_the_idle_core_thread_is_pinned_to_the_idle_cores(loop):
     own = sorted(os.sched_getaffinity(0))
     where = []
     env = ants()
     run = env._physics.loop.run
 
-    def noted(*arguments):
+    def recorded(*arguments):
         where.append((threading.current_thread().name, sorted(os.sched_getaffinity(0))))
         return run(*arguments)
 
-    env._physics.loop.run = noted
+    env._physics.loop.run = recorded
     env.use_idle_cores({1: own[-1:]}, barrier_progress(1, 2))
-    course(env, num_steps=2)
+    trajectory(env, num_steps=2)
     env.close()
     assert dict(where) == {"MainThread": own, "idle_core_0": own[-1:]}
 
 
-def test_an_unstable_world_is_counted_whoever_steps_it(loop):
+def test_an_unstable_world_is_counted_on_any_thread(loop):
     env = ants()
     env.use_idle_cores({1: os.sched_getaffinity(0)}, barrier_progress(1, 2))
     env.reset()
@@ -130,10 +130,10 @@ class Group:
         return barrier_progress(8, 7, 7)
 
 
-def test_a_gmi_borrows_what_the_others_have():
+def test_a_gmi_uses_its_peers_cores():
     asked = []
     env = ants()
-    env.use_idle_cores = lambda cores, seen: not asked.append((cores, seen.waiting_ranks()))
+    env.use_idle_cores = lambda cores, progress: not asked.append((cores, progress.waiting_ranks()))
     context = SimpleNamespace(
         communicator=Group(), identity=SimpleNamespace(slice=SimpleNamespace(cores=(0, 2)))
     )
@@ -145,7 +145,7 @@ def test_a_gmi_borrows_what_the_others_have():
     env.close()
 
 
-def test_what_is_stepped_by_a_batch_has_no_use_for_cores():
+def test_batch_physics_does_not_use_idle_cores():
     env = make_env_factory("HalfCheetah-v5")(num_envs=2, first_env_index=0, seed=3, num_threads=1)
     assert not env.use_idle_cores({1: [0]}, barrier_progress(1, 2))
     env.close()

@@ -1,4 +1,4 @@
-"""The engine's promises: ends, randomness by global index, exact continuation, refusals."""
+"""MujocoVecEnv: ends of episodes, randomness by global index, exact continuation, errors."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_the_final_observation_is_the_one_before_the_reset():
     assert np.abs(got.obs[:, :8]).max() <= 0.1
 
 
-def test_minus_one_takes_the_time_limit_away():
+def test_minus_one_removes_the_time_limit():
     env = make_ours("Reacher-v5", 1, max_episode_steps=-1)
     assert env.info.max_episode_steps is None
     env.reset()
     assert not any(bool(s.truncated) for s in run(env, actions_for(env, 60)))
 
 
-def test_an_ended_episode_starts_anew_alone():
+def test_an_environment_restarts_alone():
     env = make_ours("InvertedPendulum-v5", 4)
     env.reset()
     for actions in actions_for(env, 300) * 3:
@@ -99,7 +99,7 @@ def test_an_ended_episode_starts_anew_alone():
         assert (step.final_obs[:, 1].abs() > 0.2).all()
         if 0 < len(ended) < 4:
             return
-    raise AssertionError("no environment ended apart from the others in 300 steps")
+    raise AssertionError("all environments ended in the same step, or none in 300 steps")
 
 
 def test_actions_are_clipped_to_the_action_range():
@@ -132,7 +132,7 @@ def test_one_batch_of_four_equals_two_batches_of_two(env_id):
 
 
 @pytest.mark.parametrize("env_id", BOTH_PHYSICS)
-def test_the_seed_decides_the_course(env_id):
+def test_the_seed_decides_the_trajectory(env_id):
     actions = actions_for(make_ours(env_id, 2), 40)
     first, again, other = (make_ours(env_id, 2, seed=seed) for seed in (1, 1, 2))
     starts = [env.reset() for env in (first, again, other)]
@@ -148,7 +148,7 @@ def test_episodes_and_environments_start_differently():
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_saved_state_continues_to_the_last_bit(env_id):
+def test_a_saved_state_continues_bit_for_bit(env_id):
     actions = actions_for(make_ours(env_id, 3), 60)
     original = make_ours(env_id, 3)
     original.reset()
@@ -170,7 +170,7 @@ def test_a_saved_state_is_a_copy():
     assert pickle.dumps(saved) == before
 
 
-def test_a_state_of_another_number_of_environments_is_refused():
+def test_a_state_of_another_number_of_environments_raises():
     env = make_ours("Hopper-v5", 2)
     env.reset()
     with pytest.raises(EnvironmentOptionError, match="holds 2 environments, not 3; resume with num_envs=2"):
@@ -178,7 +178,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
 
 
 @pytest.mark.parametrize("env_id", BOTH_PHYSICS)
-def test_an_action_that_is_not_finite_stops_with_the_environments_global_index(env_id):
+def test_an_action_that_is_not_finite_raises_with_the_environments_global_index(env_id):
     env = make_ours(env_id, 3, first=10)
     env.reset()
     env.step(torch.zeros(3, env.info.action.dim))
@@ -192,10 +192,10 @@ def test_an_action_that_is_not_finite_stops_with_the_environments_global_index(e
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("env_id", BOTH_PHYSICS)
-def test_a_simulation_that_blows_up_is_counted_and_begins_anew_and_leaves_no_log_file(
+def test_an_unstable_world_is_counted_and_restarted_and_leaves_no_log_file(
     env_id, threads, tmp_path, monkeypatch
 ):
-    """The others take the course that they take without it."""
+    """The other worlds' trajectories do not change."""
     monkeypatch.chdir(tmp_path)
     theirs = make_theirs(env_id, 4)
     for i, env in enumerate(theirs):

@@ -9,7 +9,7 @@ import gymnasium
 import mujoco
 import numpy as np
 import pytest
-from mujoco_parity import assert_same_course, make_ours, make_theirs, random_actions, state_of
+from mujoco_parity import assert_same_trajectory, make_ours, make_theirs, random_actions, state_of
 
 from rayagi.envs.mujoco_cpu.catalogue import TASKS
 
@@ -43,10 +43,10 @@ def check_from_random_states(env_id: str, **kwargs) -> None:
         for i, env in enumerate(theirs):
             env.reset(seed=warm_up * 10 + i)
             for _ in range(warm_up + i):
-                if env.step(random_actions(theirs, rng)[0])[2]:  # fallen: what follows would end at once
+                if env.step(random_actions(theirs, rng)[0])[2]:  # fallen: the next step would end at once
                     env.reset()
         ours.load_state_dict(state_of(theirs, ours))
-        assert_same_course(ours, theirs, 20, rng)
+        assert_same_trajectory(ours, theirs, 20, rng)
     ours.close()
 
 
@@ -68,7 +68,7 @@ def test_twenty_steps_from_our_own_reset_equal_gymnasiums(env_id):
         mujoco.mj_resetData(env.model, env.data)
         env.set_state(ours._physics.fields["qpos"][i], ours._physics.fields["qvel"][i])
         np.testing.assert_allclose(obs[i], env._get_obs(), rtol=1e-9, atol=1e-9)
-    assert_same_course(ours, theirs, 20, np.random.default_rng(1))
+    assert_same_trajectory(ours, theirs, 20, np.random.default_rng(1))
 
 
 @pytest.mark.parametrize("env_id", TASKS)
@@ -104,7 +104,7 @@ def test_sizes_limits_and_action_range_are_the_registered_ones(env_id):
     np.testing.assert_array_equal(np.float32(ours.info.action.high), theirs.action_space.high)
 
 
-def test_contact_forces_are_seen_and_punished():
+def test_contact_forces_are_observed():
     rng = np.random.default_rng(0)
     ours, theirs = make_ours("Ant-v5", 4), make_theirs("Ant-v5", 4)
     ours.reset()

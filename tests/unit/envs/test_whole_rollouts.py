@@ -1,4 +1,4 @@
-"""Rollouts in one call against the loop of simulator and agent over the same environments."""
+"""Whole rollouts in C equal those of simulator and agent, step by step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ NUM_ENVS, STEPS, SEED, FIRST = 11, 24, 3, 40
 TASKS = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"]
 
 
-class Course:
-    """Environments, a policy that sees what it saw before, and rollouts of them."""
+class Collector:
+    """Environments, a policy with a fixed seed, and rollouts of them."""
 
     def __init__(self, env_id, *, num_threads=1, num_envs=NUM_ENVS, first=FIRST, **kwargs):
         env = make_env_factory(env_id, kwargs=kwargs)(
@@ -47,11 +47,11 @@ class Course:
         self.policy = new_policy(spec, env.info, torch.device("cpu"))
         self.rollout = Rollout.allocate(STEPS, num_envs, env.info, torch.device("cpu"))
 
-    def filled(self, iteration):
+    def whole_rollout(self, iteration):
         self.simulator.collect_rollout(self.rollout, self.policy.tensors(), iteration)
         return self.rollout
 
-    def collected(self, iteration):
+    def stepwise_rollout(self, iteration):
         noise = self.policy.noise(
             STEPS, self.env.num_envs, seed=SEED, first_env_index=FIRST, number=iteration
         )
@@ -73,14 +73,14 @@ def assert_same(one, other):
 @pytest.mark.parametrize("env_id", TASKS)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
-    """With time limits and, for Ant and Humanoid, falls; three rollouts, each from where the last one ended."""
+    """With time limits and, for Ant and Humanoid, falls; three rollouts, each continuing the previous one."""
     whole, steps = (
-        Course(env_id, num_threads=num_threads, max_episode_steps=17),
-        Course(env_id, max_episode_steps=17),
+        Collector(env_id, num_threads=num_threads, max_episode_steps=17),
+        Collector(env_id, max_episode_steps=17),
     )
     ends = 0
     for iteration in range(3):
-        one, other = whole.filled(iteration), steps.collected(iteration)
+        one, other = whole.whole_rollout(iteration), steps.stepwise_rollout(iteration)
         assert_same(one, other)
         ends += len(one.finals)
         assert whole.simulator.finished_lengths == steps.simulator.finished_lengths
@@ -89,8 +89,8 @@ def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
         torch.testing.assert_close(whole.simulator._returns, steps.simulator._returns, rtol=1e-6, atol=1e-6)
         assert torch.equal(whole.simulator.obs, steps.simulator.obs)
     assert ends > 3
-    for course in (whole, steps):
-        course.simulator.close()
+    for collector in (whole, steps):
+        collector.simulator.close()
 
 
 @pytest.mark.parametrize(
@@ -102,134 +102,136 @@ def test_a_rollout_is_the_stepwise_one(env_id, num_threads):
     ],
 )
 def test_ant_s_options_are_in_its_formulas(options):
-    whole, steps = Course("Ant-v5", **options), Course("Ant-v5", **options)
+    whole, steps = Collector("Ant-v5", **options), Collector("Ant-v5", **options)
     for iteration in range(2):
-        assert_same(whole.filled(iteration), steps.collected(iteration))
+        assert_same(whole.whole_rollout(iteration), steps.stepwise_rollout(iteration))
 
 
 def test_humanoid_s_contact_costs_are_bounded():
     options = {"contact_cost_weight": 0.3, "contact_cost_range": (0.01, 0.02)}
-    whole, steps = Course("Humanoid-v5", **options), Course("Humanoid-v5", **options)
-    free, costs = Course("Humanoid-v5", contact_cost_weight=0.0), []
+    whole, steps = Collector("Humanoid-v5", **options), Collector("Humanoid-v5", **options)
+    free, costs = Collector("Humanoid-v5", contact_cost_weight=0.0), []
     for iteration in range(2):
-        assert_same(whole.filled(iteration), steps.collected(iteration))
-        costs.append(free.filled(iteration).rewards - whole.rollout.rewards)
-    # In the air the least, on the ground the most.
+        assert_same(whole.whole_rollout(iteration), steps.stepwise_rollout(iteration))
+        costs.append(free.whole_rollout(iteration).rewards - whole.rollout.rewards)
+    # The lower bound in the air, the upper one on the ground.
     assert torch.stack(costs).min().item() == pytest.approx(0.01, abs=1e-5)
     assert torch.stack(costs).max().item() == pytest.approx(0.02, abs=1e-5)
 
 
-def test_rollouts_and_steps_go_on_from_each_other():
-    mixed, steps = Course("Ant-v5"), Course("Ant-v5")
-    for iteration, make in enumerate((mixed.filled, mixed.collected, mixed.filled)):
-        assert_same(make(iteration), steps.collected(iteration))
+def test_rollouts_and_steps_continue_each_other():
+    mixed, steps = Collector("Ant-v5"), Collector("Ant-v5")
+    for iteration, make in enumerate((mixed.whole_rollout, mixed.stepwise_rollout, mixed.whole_rollout)):
+        assert_same(make(iteration), steps.stepwise_rollout(iteration))
 
 
-def test_an_environment_s_course_does_not_depend_on_where_it_is():
+def test_a_trajectory_does_not_depend_on_the_batch():
     whole, parts = (
-        Course("Ant-v5", num_envs=10),
-        [Course("Ant-v5", num_envs=5, first=FIRST + k) for k in (0, 5)],
+        Collector("Ant-v5", num_envs=10),
+        [Collector("Ant-v5", num_envs=5, first=FIRST + k) for k in (0, 5)],
     )
     for iteration in range(2):
-        one, others = whole.filled(iteration), [part.filled(iteration) for part in parts]
+        one, others = whole.whole_rollout(iteration), [part.whole_rollout(iteration) for part in parts]
         for name in ("obs", "actions", "rewards", "terminated", "truncated"):
             assert torch.equal(getattr(one, name), torch.cat([getattr(each, name) for each in others], 1)), (
                 name
             )
 
 
-def test_a_saved_state_goes_on_to_the_last_bit():
-    one, other = Course("Ant-v5"), Course("Ant-v5")
-    one.filled(0)
+def test_a_saved_state_continues_bit_for_bit():
+    one, other = Collector("Ant-v5"), Collector("Ant-v5")
+    one.whole_rollout(0)
     other.simulator.load_state_dict(one.simulator.state_dict())
-    assert_same(one.filled(1), other.filled(1))
+    assert_same(one.whole_rollout(1), other.whole_rollout(1))
     assert torch.equal(one.rollout.rewards, other.rollout.rewards)
 
 
-def test_who_takes_which_world_changes_nothing():
-    alone, crowd = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37, num_threads=3)
-    crowd.env.use_idle_cores(
+def test_threads_and_idle_cores_do_not_change_results():
+    alone, shared = Collector("Ant-v5", num_envs=37), Collector("Ant-v5", num_envs=37, num_threads=3)
+    shared.env.use_idle_cores(
         {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(torch.tensor([2, 1, 2]), 1)
     )
     for iteration in range(2):
-        one, other = alone.filled(iteration), crowd.filled(iteration)
+        one, other = alone.whole_rollout(iteration), shared.whole_rollout(iteration)
         assert_same(one, other)
         assert torch.equal(one.rewards, other.rewards)
-    crowd.simulator.close()
+    shared.simulator.close()
 
 
-def lend_in_the_middle(course, monkeypatch):
-    """Ranks 0 and 2 come to their next operation while this one's thread is in its loop. Returns how its calls ended."""
+def wait_in_the_middle(collector, monkeypatch):
+    """Let ranks 0 and 2 start to wait while this GMI's thread is in C. Returns their counts, and the calls' results."""
     counts, ends = torch.tensor([1, 1, 1]), []
-    course.env.use_idle_cores({rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1))
-    watch, roll = RolloutLoop.watch_peers, CompiledLoop.run_rollout
+    collector.env.use_idle_cores(
+        {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1)
+    )
+    watch, run_rollout = RolloutLoop.watch_peers, CompiledLoop.run_rollout
 
-    def watched(self, data, barrier_progress, away):
-        watch(self, data, barrier_progress, away)
-        if away:  # after Python's look, before C's
-            counts[max(away)] = 2
+    def watched(self, data, barrier_progress, peers):
+        watch(self, data, barrier_progress, peers)
+        if peers:  # after Python's check, before C's
+            counts[max(peers)] = 2
 
-    def noted(self, *given):
-        end = roll(self, *given)
+    def recorded(self, *given):
+        end = run_rollout(self, *given)
         if threading.current_thread() is threading.main_thread():
             ends.append(end)
         return end
 
     monkeypatch.setattr(RolloutLoop, "watch_peers", watched)
-    monkeypatch.setattr(CompiledLoop, "run_rollout", noted)
+    monkeypatch.setattr(CompiledLoop, "run_rollout", recorded)
     return counts, ends
 
 
-def test_who_lends_in_the_middle_of_a_call_is_seen_by_it(monkeypatch):
-    alone, borrowing = Course("Ant-v5", num_envs=37), Course("Ant-v5", num_envs=37)
-    counts, ends = lend_in_the_middle(borrowing, monkeypatch)
+def test_a_peer_that_starts_to_wait_during_a_call_is_noticed(monkeypatch):
+    alone, sharing = Collector("Ant-v5", num_envs=37), Collector("Ant-v5", num_envs=37)
+    counts, ends = wait_in_the_middle(sharing, monkeypatch)
     for iteration in range(2):
         counts.fill_(1)
-        one, other = alone.filled(iteration), borrowing.filled(iteration)
+        one, other = alone.whole_rollout(iteration), sharing.whole_rollout(iteration)
         assert_same(one, other)
         assert torch.equal(one.rewards, other.rewards)
-    assert ends.count(PEER_WAITING) == 4  # two lenders, twice
-    borrowing.simulator.close()
+    assert ends.count(PEER_WAITING) == 4  # two peers in each of two rollouts
+    sharing.simulator.close()
 
 
-def test_a_failure_between_two_calls_leaves_nobody_waiting(monkeypatch):
-    """Once a lender's thread could not be started for a group that is half stepped."""
-    course = Course("Ant-v5", num_envs=37, num_threads=2)
-    lend_in_the_middle(course, monkeypatch)
+def test_a_failure_between_two_calls_leaves_no_thread_waiting(monkeypatch):
+    """A thread for an idle core cannot be started while a group is half stepped."""
+    collector = Collector("Ant-v5", num_envs=37, num_threads=2)
+    wait_in_the_middle(collector, monkeypatch)
 
     def refuse(self, work):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(contact_physics._IdleCoreWorker, "submit", refuse)
     with pytest.raises(RuntimeError, match="new thread"):
-        course.filled(0)
-    course.simulator.close()
+        collector.whole_rollout(0)
+    collector.simulator.close()
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_an_unstable_world_is_counted_and_begins_anew(num_threads):
-    course = Course("Ant-v5", num_threads=num_threads)
-    course.env._physics.fields["qpos"][4, 0] = np.nan
-    rollout = course.filled(0)
+def test_an_unstable_world_is_counted_and_restarted(num_threads):
+    collector = Collector("Ant-v5", num_threads=num_threads)
+    collector.env._physics.fields["qpos"][4, 0] = np.nan
+    rollout = collector.whole_rollout(0)
     assert rollout.terminated[0].nonzero().flatten().tolist() == [4]
     assert rollout.rewards[0, 4] == 0.0
     step, ids, final_obs = rollout.finals[0]
     assert (step, ids.tolist()) == (0, [4])
-    assert torch.equal(final_obs[0], rollout.raw_obs[0, 4])  # the last before it
+    assert torch.equal(final_obs[0], rollout.raw_obs[0, 4])  # the last one before the step
     assert not torch.equal(rollout.raw_obs[1, 4], rollout.raw_obs[0, 4])
     for values in (rollout.raw_obs, rollout.rewards, rollout.last_obs):
         assert torch.isfinite(values).all()
-    assert course.env.sim_errors == {"unstable": 1}
-    assert course.simulator.take_sim_errors() == {"faults_unstable": 1.0}
-    course.simulator.close()
+    assert collector.env.sim_errors == {"unstable": 1}
+    assert collector.simulator.take_sim_errors() == {"faults_unstable": 1.0}
+    collector.simulator.close()
 
 
 def test_an_action_that_is_not_finite_is_named():
-    course = Course("Ant-v5")
+    collector = Collector("Ant-v5")
     with torch.no_grad():
-        course.policy.model.policy[-1].bias[2] = np.nan
+        collector.policy.model.policy[-1].bias[2] = np.nan
     with pytest.raises(SimulationError, match=rf"environment {FIRST}\D.*action"):
-        course.filled(0)
+        collector.whole_rollout(0)
 
 
 def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""Worlds stepped by Python and by the compiled loop."""
+"""The Python and the compiled WorldLoop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def balls(memory="1M", height=1.0):
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_threads):
-    courses = []
+def test_both_loops_have_the_same_bits(monkeypatch, env_id, num_threads):
+    trajectories = []
     for kind in (CompiledLoop, PythonLoop):
         use(monkeypatch, kind)
         env = make_env_factory(env_id)(
@@ -57,16 +57,18 @@ def test_both_go_the_same_course_to_the_last_bit(monkeypatch, env_id, num_thread
         generator = torch.Generator().manual_seed(5)
         env.reset()
         size = len(env.info.action.low)
-        courses.append([env.step(2 * torch.rand(NUM_ENVS, size, generator=generator) - 1) for _ in range(60)])
+        trajectories.append(
+            [env.step(2 * torch.rand(NUM_ENVS, size, generator=generator) - 1) for _ in range(60)]
+        )
         env.close()
-    for one, other in zip(*courses, strict=True):
+    for one, other in zip(*trajectories, strict=True):
         assert torch.equal(one.obs, other.obs)
         assert torch.equal(one.rewards, other.rewards)
         assert torch.equal(one.final_obs, other.final_obs)
 
 
 @pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
-def test_at_most_so_many_are_stepped(kind):
+def test_at_most_max_worlds_are_stepped(kind):
     model = mujoco.MjModel.from_xml_string(BALL.format(memory="1M"))
     physics = ContactPhysics(model, 3, 1, ["qpos", "cfrc_ext"])
     worlds = WorldBatch(model, physics.rows, physics._derived, np.zeros(3, dtype=bool))
@@ -83,20 +85,20 @@ def test_at_most_so_many_are_stepped(kind):
 
 
 @pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
-def test_an_error_of_mujocos_is_of_its_world_and_ends_no_process(monkeypatch, kind):
+def test_a_mujoco_error_names_its_world_and_does_not_end_the_process(monkeypatch, kind):
     use(monkeypatch, kind)
-    physics = balls(memory="2000", height=0.05)  # room for no contact
+    physics = balls(memory="2000", height=0.05)  # too small for a contact
     with pytest.raises(WorldError, match="out of memory, stack overflow") as caught:
         physics.step(np.zeros((3, 0)), 5)
     assert caught.value.world == 1
-    # Python's own calls catch theirs as before.
+    # Errors in the mujoco package's own calls are still exceptions.
     with pytest.raises(mujoco.FatalError, match="out of memory"):
         physics.restart(np.array([1]), np.array([[0, 0, 0.05, 1, 0, 0, 0]]), np.zeros((1, 6)))
 
 
 @pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
-def test_each_instability_is_told_and_the_other_worlds_go_on(monkeypatch, kind):
-    """Whether worlds are restarted in between or not: MuJoCo sets its counts of warnings back when it resets one."""
+def test_each_instability_is_reported_and_the_other_worlds_continue(monkeypatch, kind):
+    """With and without restarts in between: MuJoCo zeroes its warning counts when it resets a world."""
     use(monkeypatch, kind)
     physics = balls()
     for restarts in (True, True, False, False):
