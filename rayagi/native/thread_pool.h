@@ -1,8 +1,8 @@
 /* Thread pool. Thread 0 posts jobs; workers take items until shutdown.
 
-A job is a function and a number of items. Each thread has a contiguous range of items and a counter of how many of them
-are claimed. A thread claims its own items first, then those left in the other ranges. So no item is done twice, whoever
-is late. */
+A job is a function and a number of items. Each thread has a contiguous range of items and a counter of how many of them are
+claimed. A thread claims its own items first, then those left in the other ranges. So each item is done exactly once, even if
+workers start late. */
 #include <sched.h>
 #include <stdint.h>
 #include <time.h>
@@ -14,11 +14,11 @@ typedef void Job(void *argument, int64_t item);
 typedef struct {
     int64_t threads;   /* thread 0, which posts, included; constant */
     int64_t *claimed;  /* (threads, LINE): items claimed of each range, a cache line each. Thread 0 resets, all threads add */
-    /* The job. Written by thread 0 while accepting = 0 and active = 0, read by active workers. */
+    /* The job. Written by thread 0 while accepting = 0, after active was 0; read by workers inside the job. */
     Job *job;
     void *argument;
     int64_t items;
-    int64_t posted;    /* jobs so far: lets a worker tell a new job from the one that it has done */
+    int64_t posted;    /* jobs so far: by it a worker recognises a new job */
     /* The handshake: see parallel_for. */
     int64_t accepting; /* 1: workers may enter the job. Written by thread 0 */
     int64_t active;    /* workers inside the job. Written by workers */
