@@ -37,6 +37,9 @@ class TRPOSpec(LearningSpec):
             yield from at_least_one(f"{section}.{name}", getattr(self, name))
         if not 0 < self.backtrack_ratio < 1:
             yield ConfigError(f"{section}.backtrack_ratio", self.backtrack_ratio, "must be between 0 and 1")
+        if self.entropy_coef:
+            reason = "has no place in TRPO, whose surrogate is the gain alone"
+            yield ConfigError(f"{section}.entropy_coef", self.entropy_coef, reason, "leave it at 0")
         if self.lr_schedule == "kl_adaptive":
             reason = "is for policies that Adam steps, and TRPO's step is bounded by max_kl"
             yield ConfigError(
@@ -63,12 +66,19 @@ TRPO = AlgorithmDefinition(
         config="TRPOConfig",
         algorithm="TRPO",
         names={
-            **{name: field for name, field in RLLIB_NAMES.items() if name != "kl_target"},
+            **{
+                name: field
+                for name, field in RLLIB_NAMES.items()
+                if name not in ("kl_target", "entropy_coeff")
+            },
             **{
                 name: name
                 for name in ("max_kl", "cg_iterations", "cg_damping", "line_search_steps", "backtrack_ratio")
             },
         },
-        instead=((r"kl_target|kl_coeff", "use training(max_kl=)"),),
+        instead=(
+            (r"kl_target|kl_coeff", "use training(max_kl=)"),
+            (r"entropy_coeff", "TRPO's surrogate has no entropy"),
+        ),
     ),
 )

@@ -171,6 +171,7 @@ def test_training_improves_the_point():
         ({"max_kl": 0.0}, "trpo.max_kl = 0.0: must be finite and greater than 0"),
         ({"cg_iterations": 0}, "trpo.cg_iterations = 0: must be at least 1"),
         ({"backtrack_ratio": 1.0}, "trpo.backtrack_ratio = 1.0: must be between 0 and 1"),
+        ({"entropy_coef": 0.01}, "trpo.entropy_coef = 0.01: has no place in TRPO"),
         ({"lr_schedule": "kl_adaptive"}, "trpo.lr_schedule = 'kl_adaptive': .* use 'constant' or 'linear'"),
     ],
 )
