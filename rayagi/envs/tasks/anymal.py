@@ -1,4 +1,4 @@
-"""A quadruped follows velocity commands: IsaacGymEnvs' ``anymal.py``, on a model of our own.
+"""Anymal: a quadruped follows velocity commands. Counterpart of IsaacGymEnvs' ``anymal.py``, with our own model.
 
 Observation, 48 numbers, vectors in the base's frame:
 
@@ -7,10 +7,10 @@ Observation, 48 numbers, vectors in the base's frame:
      3  0.25 x angular velocity of the base, rad/s                                  base_ang_vel x angularVelocityScale
      3  direction of gravity, a unit vector                                         projected_gravity
      3  commands: 2 x velocity ahead and to the left, m/s; 0.25 x turn, rad/s       commands_scaled
-    12  joints' distances from the default pose, rad; LF, LH, RF, RH by HAA, HFE,   dof_pos_scaled
+    12  joint positions minus the default pose, rad; LF, LH, RF, RH by HAA, HFE,    dof_pos_scaled
         KFE
-    12  0.05 x joints' speeds, rad/s                                                dof_vel x dofVelocityScale
-    12  the last actions                                                            actions
+    12  0.05 x joint velocities, rad/s                                              dof_vel x dofVelocityScale
+    12  previous actions                                                            actions
     ==  ==========================================================================  ====================================
 
 Reward of a step, never below 0:
@@ -21,18 +21,17 @@ Reward of a step, never below 0:
     -2.5e-5 x sum of squared torques, N m                                             torqueRewardScale -2.5e-5
     ================================================================================  ==================================
 
-An episode ends when the base or a knee is pressed on by more than 1 N, and is cut off after 50 s, 2500 steps. An action of 1
-moves a joint's target by 0.5 rad from the default pose; the drives are springs of 85 N m/rad with a damping of 2 N m s/rad,
-and give up to 80 N m.
+An episode terminates when the contact force on the base or a knee exceeds 1 N, and is truncated after 50 s, 2500 steps. An
+action of 1 moves a joint's target by 0.5 rad from the default pose. The PD drives have a stiffness of 85 N m/rad, a damping
+of 2 N m s/rad and a limit of 80 N m.
 
 Differences from IsaacGymEnvs. There, rewards are also multiplied by the step's 0.02 s: returns here are 50 times as large.
-Gravity is turned into the base's frame, there the other way. The contact's normal force counts, there the whole force. The
-body is made of capsules and spheres, which touch the floor only; joints have an armature of 0.01 kg m2. 0.02 s is two
-substeps, as there.
+Gravity is rotated from the world's frame into the base's; there it is the inverse rotation. Terminations use the contact's
+normal force, there the whole force. The body is made of capsules and spheres, which collide with the floor only; joints have
+an armature of 0.01 kg m2. 0.02 s is two substeps, as there.
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s, in random play: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp
-(experiments.tasks.residuals).
+Solver: Newton with elliptic cones, at most 20 iterations. Largest difference of a velocity, m/s or rad/s, from a step with
+a converged solver, under random actions: 7e-4 on mujoco_cpu, 4e-4 on mujoco_warp (experiments.tasks.residuals).
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ _STANDING = (0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.
 
 @dataclass(frozen=True, kw_only=True)
 class Anymal(Task):
-    """A quadruped moves at the velocity that it is told, a new one in every episode."""
+    """A quadruped follows a velocity command, a new one in every episode."""
 
     frame_skip: int = 2
     max_speed_x: float = 2.0
-    """Commands ahead are within plus and minus this, m/s."""
+    """Bound of the absolute forward command, m/s."""
     max_speed_y: float = 1.0
-    """Commands to the side, m/s."""
+    """Bound of the absolute lateral command, m/s."""
     max_turn: float = 1.0
-    """Commands to turn, rad/s."""
+    """Bound of the absolute yaw rate command, rad/s."""
 
     description: ClassVar[str] = "a quadruped follows velocity commands"
     model_file: ClassVar[str] = "models/anymal.xml"
@@ -87,7 +86,7 @@ class Anymal(Task):
 
 
 class AnymalRules(TaskFunctions[Anymal]):
-    """Anymal's functions. Memory: ``commands``, the base's velocity ahead and to the left, m/s, and turn, rad/s, (N, 3)."""
+    """Anymal's functions. Memory: ``commands``, forward and leftward velocity, m/s, and yaw rate, rad/s, (N, 3)."""
 
     def __init__(
         self, task: Anymal, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
@@ -103,7 +102,7 @@ class AnymalRules(TaskFunctions[Anymal]):
         self.command_scale = self.constant([2.0, 2.0, 0.25])
 
     def start(self, draws: Tensor) -> Start:
-        """The base at rest, 0.62 m high; joints at 0.5 to 1.5 times the default pose, and at up to 0.1 rad/s."""
+        """Base at rest, 0.62 m high; joints at 0.5 to 1.5 times the default pose, with velocities in +-0.1 rad/s."""
         qpos = self.qpos0.repeat(len(draws), 1)
         qpos[:, self.joints] = self.standing * (0.5 + draws[:, :12])
         qvel = draws.new_zeros((len(draws), self.model.nv))
@@ -111,7 +110,7 @@ class AnymalRules(TaskFunctions[Anymal]):
         return Start(qpos, qvel, {"commands": (2.0 * draws[:, 24:] - 1.0) * self.command_limits})
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
-        """Target positions around the default pose, rad."""
+        """Target joint positions, rad: default pose + 0.5 a."""
         return self.scatter_controls(self.drives, self.standing + 0.5 * state.actions), {}
 
     def _turned(self, state: State) -> tuple[Tensor, Tensor]:
@@ -137,12 +136,13 @@ class AnymalRules(TaskFunctions[Anymal]):
         return torch.cat(parts, -1)
 
     def reward_and_done(self, state: State) -> StepOutcome:
-        """How well it follows its commands, less effort; ends when the base or a knee touches the floor."""
+        """Velocity tracking minus effort; terminates when the base or a knee touches the floor."""
         commands, (velocity, _) = state.memory["commands"], self.memoize(state, self._turned)
-        off_course = (commands[:, :2] - velocity[:, :2]).square().sum(-1)
-        off_turn = (commands[:, 2] - state.fields["qvel"][:, 5]).square()
-        course, turn = torch.exp(-4.0 * off_course), 0.5 * torch.exp(-4.0 * off_turn)
+        velocity_error = (commands[:, :2] - velocity[:, :2]).square().sum(-1)  # |v* - v|^2, horizontal
+        turn_error = (commands[:, 2] - state.fields["qvel"][:, 5]).square()  # (w* - w)^2, yaw rate
+        # velocity: exp(-4 |v* - v|^2).  turn: 0.5 exp(-4 (w* - w)^2).  effort: 2.5e-5 sum torque^2
+        tracking, turn = torch.exp(-4.0 * velocity_error), 0.5 * torch.exp(-4.0 * turn_error)
         effort = 2.5e-5 * state.fields["actuator_force"][:, self.drives].square().sum(-1)
-        fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)
-        terms = {"velocity": course, "turn": turn, "effort": -effort}
-        return StepOutcome((course + turn - effort).clamp_min(0.0), fallen, terms=terms)
+        fallen = (state.fields["sensordata"][:, self.contacts] > 1.0).any(-1)  # contact force above 1 N
+        terms = {"velocity": tracking, "turn": turn, "effort": -effort}
+        return StepOutcome((tracking + turn - effort).clamp_min(0.0), fallen, terms=terms)

@@ -1,10 +1,10 @@
-"""A tray on three legs catches a ball and holds it: IsaacGymEnvs' ``ball_balance.py``, on a model of our own.
+"""BallBalance: a tray on three legs balances a ball. Counterpart of IsaacGymEnvs' ``ball_balance.py``, with our own model.
 
 Observation, 24 numbers:
 
     ==  ==========================================================================  ===================================
-     3  knees' angles, rad; 0 is a right angle, positive stretches the leg          dof_positions, actuated
-     3  knees' speeds, rad/s                                                        dof_velocities, actuated
+     3  knee angles, rad; 0 is a right angle, positive extends the leg              dof_positions, actuated
+     3  knee velocities, rad/s                                                      dof_velocities, actuated
      3  the ball's position in the world, m                                         ball_positions
      3  the ball's velocity in the world, m/s                                       ball_linvels
      3  force of the tray on its plate, N / 20, in the tray's frame                 sensor_forces / 20
@@ -12,18 +12,17 @@ Observation, 24 numbers:
     ==  ==========================================================================  ===================================
 
 Reward of a step: 1 / (1 + d) x 1 / (1 + v), d the ball's distance from the point 0.7 m above the origin, m (pos_reward),
-and v its speed, m/s (speed_reward). An episode ends when the ball's middle is lower than 1.5 of its radii, and is cut off
+and v its speed, m/s (speed_reward). An episode terminates when the ball's centre is lower than 1.5 radii, and is truncated
 after 500 steps of 0.01 s. An action of 1 moves a knee's target at 20 rad/s, within the joint's limits (actionSpeedScale).
 
 Differences from IsaacGymEnvs. Its code observes the x component of the force at three sensors of one body, which is three
-times the same number; here it is the whole force, as its comments have it, and torques stand hip by hip instead of axis by
-axis. The feet are pinned by constraints, there by stiff attractors. The sensors are between the tray's plate and its frame,
-there on the tray as a whole. The knees have the inertia of a drive, legs touch neither ball nor floor, and 0.01 s is two
-substeps (see the model).
+times the same number. Here it is the whole force, as its comments say, and torques are ordered by hip instead of by axis.
+The feet are pinned by equality constraints, there by stiff attractors. The sensors are between the tray's plate and its
+frame, there on the tray as a whole. The knees have an armature, the legs do not collide with ball or floor, and 0.01 s is
+two substeps (see the model).
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s, in random play: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp
-(experiments.tasks.residuals).
+Solver: Newton with elliptic cones, at most 20 iterations. Largest difference of a velocity, m/s or rad/s, from a step with
+a converged solver, under random actions: 2e-4 on mujoco_cpu, 3e-4 on mujoco_warp (experiments.tasks.residuals).
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, Task
 _KNEES = ("knee_0", "knee_1", "knee_2")
 _LOADS = ("load_force", "load_torque_0", "load_torque_1", "load_torque_2")
 _BALL_HEIGHT = 0.7
-"""Where the ball shall be above the origin, m: about where it lies while the legs are in the middle of their range."""
+"""Target height of the ball above the origin, m: about its height when the legs are in the middle of their range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BallBalance(Task):
-    """A ball falls onto a tray on three legs, which shall bring it to rest above the origin."""
+    """A ball falls onto a tray on three legs, which brings it to rest above the origin."""
 
     frame_skip: int = 2
     action_speed: float = 20.0
-    """How fast an action of 1 moves a knee's target, rad/s."""
+    """Velocity of a knee's target under an action of 1, rad/s."""
 
     description: ClassVar[str] = "a tray on three legs catches a ball and holds it"
     model_file: ClassVar[str] = "models/ball_balance.xml"
@@ -92,10 +91,10 @@ class BallBalanceRules(TaskFunctions[BallBalance]):
         self.qpos0 = self.constant(model.qpos0)
 
     def start(self, draws: Tensor) -> Start:
-        """The legs as in the model; the ball 1 to 2 m high and up to 0.5 m from the axis, falling at 5 m/s, and moving to
-        the axis at up to 5 m/s, in proportion to its distance.
+        """The legs as in the model; the ball 1 to 2 m high and up to 0.5 m from the axis, falling at 5 m/s. It also moves
+        towards the axis, at up to 5 m/s in proportion to its distance.
         """
-        distance, angle, speed, height = draws.unbind(-1)
+        distance, angle, speed, height = draws.unbind(-1)  # U[0, 1) each
         aside = torch.stack((torch.cos(2.0 * pi * angle), torch.sin(2.0 * pi * angle)), -1)
         qpos = self.qpos0.repeat(len(draws), 1)
         qvel = draws.new_zeros((len(draws), self.model.nv))
@@ -107,7 +106,7 @@ class BallBalanceRules(TaskFunctions[BallBalance]):
         return Start(qpos, qvel, {"targets": qpos[:, self.knees]})
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
-        """The knees' targets move with the actions, within the joints' limits."""
+        """Integrate the actions: target += dt x action_speed x a, clamped to the joints' limits."""
         moved = state.memory["targets"] + self.dt * self.task.action_speed * state.actions
         targets = torch.minimum(torch.maximum(moved, self.low), self.high)
         return self.scatter_controls(self.drives, targets), {"targets": targets}
@@ -125,9 +124,9 @@ class BallBalanceRules(TaskFunctions[BallBalance]):
         return torch.cat(parts, -1)
 
     def reward_and_done(self, state: State) -> StepOutcome:
-        """How near the ball is to its place and to rest; ends when it falls."""
+        """1 / (1 + d) x 1 / (1 + v); terminates when the ball falls off. The two factors are the reward terms."""
         ball = state.fields["qpos"][:, self.ball]
-        distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)
-        speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)
+        distance = torch.linalg.vector_norm(ball - self.wanted, dim=-1)  # d, m
+        speed = torch.linalg.vector_norm(state.fields["qvel"][:, self.ball_velocity], dim=-1)  # v, m/s
         terms = {"position": 1.0 / (1.0 + distance), "speed": 1.0 / (1.0 + speed)}
         return StepOutcome(1.0 / ((1.0 + distance) * (1.0 + speed)), ball[:, 2] < self.lowest, terms=terms)

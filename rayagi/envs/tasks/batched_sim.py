@@ -1,4 +1,4 @@
-"""What runs a task's physics: N worlds of one model on one device."""
+"""Protocol of a batched simulation: N worlds of one MuJoCo model on one device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 SIM_ERRORS = ("unstable", "contact overflow", "constraint overflow")
-"""What can go wrong in a world: its state leaves the finite numbers (or the inertia becomes singular), or there was no room
-for a contact or a constraint."""
+"""Kinds of simulation errors. Unstable: a non-finite or huge state, or a singular inertia. Overflow: the capacity for
+contacts or constraints is exceeded."""
 
 
 class BatchedSim(Protocol):
@@ -18,10 +18,10 @@ class BatchedSim(Protocol):
 
     Attributes:
         num_worlds: N
-        device: where the fields live
-        dtype: real type of the fields: float64 on the CPU, float32 on a GPU
-        fields: qpos, qvel and the fields asked for, (N, ...). Live: the same tensors for ever, which ``step`` and
-            ``restart`` fill; not to be written
+        device: device of the fields
+        dtype: real type of the fields: float64 on mujoco_cpu, float32 on mujoco_warp
+        fields: qpos, qvel and the requested MjData fields, (N, ...). Live: ``step`` and ``restart`` update these same
+            tensors in place. Read-only for callers
     """
 
     num_worlds: int
@@ -31,27 +31,27 @@ class BatchedSim(Protocol):
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """How many times what of ``SIM_ERRORS`` went wrong, since the beginning."""
+        """Counts by ``SIM_ERRORS``, since construction."""
         ...
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; ``controls`` (N, nu).
 
         Returns:
-            which worlds had a fault and must be restarted, (N,) bool; None where all are known to be well.
+            worlds with a simulation error, which must be restarted, (N,) bool; None if none has one.
         """
         ...
 
     def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Reset worlds ``ids`` (M,) to a state, (M, nq) and (M, nv), and compute what derives from it."""
+        """Reset worlds ``ids`` (M,) to a state, (M, nq) and (M, nv), and compute the derived fields (forward pass)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all that the next step depends on."""
+        """Copies of everything that the next step depends on."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``'s values: the next step is equal to the last bit on the CPU."""
+        """Restore ``state_dict``'s values: on the CPU the next step is bit-identical."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tasks by id, and how to make them."""
+"""Registered tasks by id, and construction of a task from its id and options."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TASKS: Mapping[str, type[Task]] = {
 
 
 _KINDS: Mapping[type, tuple[Any, str]] = {float: (float | int, "a number"), str: (str, "text")}
-"""What an option may be, by the type of its default."""
+"""Accepted types of an option, by the type of its default."""
 
 
 def find(env_id: str) -> type[Task] | None:
-    """The class of an id, the catalogue's or a user's ``module:Class``; None: it is none of a task.
+    """The task class of an id, from the catalogue or a user's ``module:Class``; None if it names no task.
 
     Raises:
         EnvironmentOptionError: it names a module that cannot be imported.
@@ -41,17 +41,17 @@ def find(env_id: str) -> type[Task] | None:
 
 
 def task_class_of(env_id: str) -> type[Task]:
-    """The class of an id that ``find`` knows."""
+    """The task class of an id for which ``find`` returns one."""
     found = find(env_id)
     assert found is not None
     return found
 
 
 def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
-    """The task with its options.
+    """Construct a task with its options.
 
     Raises:
-        EnvironmentOptionError: there is no such option, or it is refused.
+        EnvironmentOptionError: an unknown option or an invalid value.
         TaskError: the class lacks a method.
     """
     task_class = task_class_of(env_id)
@@ -67,5 +67,5 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     check_randomize(env_id, options.get("randomize", {}))
     task = task_class(**options)
     if task.xml_file:
-        task.load()  # what a user's model lacks is said before anything starts
+        task.load()  # reports missing parts of the user's model before anything starts
     return task

@@ -1,4 +1,4 @@
-"""Which engines run tasks, and how their worlds are made."""
+"""Engines that run tasks, and the construction of their batched simulations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ENGINES: tuple[str, ...] = ("mujoco_cpu", "mujoco_warp")
 
 
 def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: VecEnvArgs) -> BatchedSim:
-    """Worlds of a task's model, with the fields that it reads and what it randomises.
+    """Batched simulation of a task's model, with the fields that it reads and its domain randomisation.
 
     Raises:
-        ModelError: the engine does not know a part of the model.
-        MemoryShortError: so many worlds do not fit.
+        ModelError: the engine does not support a part of the model.
+        MemoryShortError: the worlds do not fit into memory.
     """
     assert engine in ENGINES
     num_worlds, names = env_args.num_envs, task.fields
@@ -31,7 +31,7 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
         check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
         factors = drawn_factors(task.randomize, env_args.seed, env_args.first_env_index, num_worlds)
         return CpuBatchedSim(model, num_worlds, env_args.num_threads, names, factors)
-    # Here, since these packages are an extra, and take a second to import.
+    # Imported lazily: these packages are an extra, and take a second to import.
     from rayagi.envs.mujoco_warp import capacity, memory
     from rayagi.envs.mujoco_warp.batched_sim import WarpBatchedSim
 
@@ -42,10 +42,10 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
 
 
 def check_installed(env_id: str, engine: str) -> None:
-    """Say which packages of an engine's are missing, and how to get them.
+    """Check that an engine's packages are installed.
 
     Raises:
-        EnvironmentOptionError: some are.
+        EnvironmentOptionError: some are missing; the message says how to install them.
     """
     packages = ("warp", "mujoco_warp") if engine == "mujoco_warp" else ()
     missing = [package for package in packages if find_spec(package) is None]
@@ -57,5 +57,5 @@ def check_installed(env_id: str, engine: str) -> None:
 
 
 def warp_device() -> torch.device:
-    """The GPU that this process sees first, which in a GMI is its slice; the CPU where there is none. [unverified on GPU]"""
+    """The first visible GPU, which in a GMI is its slice; the CPU if there is none. [unverified on GPU]"""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

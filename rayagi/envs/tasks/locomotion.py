@@ -1,7 +1,7 @@
-"""Robots paid for running to a far target: Ant and Humanoid of GMI-DRL (ATC'25) Table 4.
+"""Locomotion tasks: Ant and Humanoid of GMI-DRL (ATC'25) Table 4 run to a distant target.
 
 The counterparts are ``ant.py`` and ``humanoid.py`` of IsaacGymEnvs 1.5.1: same sizes, order, scales, reward terms, weights,
-ends and resets, but for what follows. The target is 1000 m ahead, at (1000, 0) m. u(q) is a joint's position scaled to
+terminations and resets, except as listed. The target is 1000 m ahead, at (1000, 0) m. u(q) is a joint's position scaled to
 [-1, 1] by its limits.
 
 | observation, in this order | unit | Ant | Humanoid | difference |
@@ -12,30 +12,30 @@ ends and resets, but for what follows. The target is 1000 m ahead, at (1000, 0) 
 | yaw, roll | rad | 2 | 2 | within (-pi, pi]; Ant's there within [0, 2 pi), with a jump at "ahead" |
 | direction of the target minus yaw | rad | 1 | 1 | in the ground plane; there from x and z: always nearly -yaw |
 | up: z of the torso's z axis | 1 | 1 | 1 | |
-| heading: cosine between the torso's x axis, laid on the ground, and the target; shorter where it is tilted | 1 | 1 | 1 | |
+| heading: torso's x axis, projected on the ground plane, . unit vector to the target | 1 | 1 | 1 | |
 | u(q) of every joint | 1 | 8 | 21 | the robot is symmetric here: two of Ant's ankles have the other sign there |
 | speeds of the joints | rad/s | 8, x 0.2 | 21, x 0.1 | |
 | torques at the joints: motor, spring and damper | N m | - | 21, x 0.01 | there with limits' forces |
 | force, torque of each foot on its leg, in the foot's frame | N, N m | 24, x 0.1 | 12, x 0.01 | there net |
-| action of the step before | 1 | 8 | 21 | |
+| previous action | 1 | 8 | 21 | |
 
 | reward | Ant | Humanoid |
 |---|---|---|
-| metres nearer to the target, per second | 1 | 1 |
-| for not having fallen | 0.5 | 2 |
-| upright: up > 0.93 | 0.1 | 0.1 |
-| heading: full above 0.8, below in proportion | 0.5 | 0.5 |
-| sum of squared actions | -0.005 | -0.01 |
-| sum of abs(action x scaled speed) x strength | -0.05 | -0.05 |
-| joints at their limits | -0.1 each with u > 0.99 | -0.25 x sum of strength x (abs(u) - 0.98) / 0.02 where positive |
-| fallen, torso below 0.31 m or 0.8 m: instead of all this, and the end | -2 | -1 |
+| progress: decrease of the distance to the target, m/s | 1 | 1 |
+| alive: not fallen | 0.5 | 2 |
+| up > 0.93 | 0.1 | 0.1 |
+| heading: min(heading, 0.8) / 0.8 | 0.5 | 0.5 |
+| effort: sum of squared actions | -0.005 | -0.01 |
+| energy: sum of abs(action x scaled speed) x strength | -0.05 | -0.05 |
+| limits: joints at their limits | -0.1 each with u > 0.99 | -0.25 x sum of strength x max(abs(u) - 0.98, 0) / 0.02 |
+| fallen, torso below 0.31 m or 0.8 m: replaces all other terms, and terminates | -2 | -1 |
 
-A motor's strength is its gear over the largest one's, 1 for all of Ant's. An action is a torque as a share of the gear, N m.
-Episodes last 1000 steps of 1/60 s. The step's progress is computed without subtracting distances near 1000 m, which in
-float32 would cost half its digits. Robots do not touch themselves here; the reference's Humanoid does.
+A motor's strength is its gear divided by the largest gear: 1 for all of Ant's. An action is a torque as a fraction of the
+gear, N m. Episodes last 1000 steps of 1/60 s. Progress is computed without subtracting distances near 1000 m, which in
+float32 would lose half its digits. Self-collision is off here; the reference's Humanoid has it.
 
-Solver: Newton with elliptic cones, at most 20 iterations. Beside a step whose solver has converged, the largest difference
-of a speed, m/s or rad/s, in random play: Ant 9e-5 on mujoco_cpu and 1e-4 on mujoco_warp, Humanoid 5e-4 and 3e-4
+Solver: Newton with elliptic cones, at most 20 iterations. Largest difference of a velocity, m/s or rad/s, from a step with
+a converged solver, under random actions: Ant 9e-5 on mujoco_cpu and 1e-4 on mujoco_warp, Humanoid 5e-4 and 3e-4
 (experiments.tasks.residuals).
 """
 
@@ -64,10 +64,10 @@ class Runner(Task):
 
     frame_skip: int = 2
     reset_noise: float = 0.2
-    """Half width of the uniform noise on the joints' positions at a start, rad; on their speeds half of it, rad/s."""
+    """Half width of the uniform noise on the joints' initial positions, rad; half of it on their speeds, rad/s."""
 
     joints: ClassVar[tuple[str, ...]] = ()
-    """The driven ones, in the order of actions; their motors have the same names."""
+    """Actuated joints, in the order of the actions; their motors have the same names."""
     feet: ClassVar[tuple[str, ...]] = ()
     turn_scale: ClassVar[float] = 1.0
     reward_terms: ClassVar[tuple[str, ...]] = _TERMS
@@ -81,7 +81,7 @@ class Runner(Task):
 
 
 def _parts(joints: tuple[str, ...], feet: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
-    """What a model must hold."""
+    """``Task.needs`` of a runner."""
     return {"joint": ("root", *joints), "actuator": joints, "sensor": _wrenches(feet)}
 
 
@@ -91,16 +91,16 @@ def _wrenches(feet: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Pose:
-    """What both reward and observation need.
+    """Quantities that both reward and observation use.
 
     Attributes:
-        place: of the torso on the ground, m         (N, 2)
-        distance: from there to the target, m        (N,)
-        frame: the torso's axes, as columns          (N, 3, 3)
-        direction: of the target, rad                (N,)
-        up, heading: see above                       (N,)
-        joints: u(q)                                 (N, joints)
-        speeds: scaled                               (N, joints)
+        place: x and y of the torso, m                            (N, 2)
+        distance: from there to the target, m                     (N,)
+        frame: rotation matrix of the torso, its axes as columns  (N, 3, 3)
+        direction: angle of the target in the ground plane, rad   (N,)
+        up, heading: see the module's first table                 (N,)
+        joints: u(q)                                              (N, joints)
+        speeds: joint velocities x speed_scale                    (N, joints)
     """
 
     place: Tensor
@@ -114,7 +114,7 @@ class _Pose:
 
 
 class RunnerRules(TaskFunctions[Runner]):
-    """What runners share. Memory: ``place`` (N, 2) and ``distance`` (N,) before the step, as in ``_Pose``."""
+    """Functions that Ant and Humanoid share. Memory: ``place`` (N, 2), ``distance`` (N,) before the step, see ``_Pose``."""
 
     def __init__(
         self, task: Runner, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype
@@ -136,23 +136,23 @@ class RunnerRules(TaskFunctions[Runner]):
         self.target = self.constant(_TARGET)
 
     def start(self, draws: Tensor) -> Start:
-        """Upright and at rest, but for noise on the joints, within their limits."""
-        noise = (2.0 * draws - 1.0) * self.task.reset_noise
-        turned, sped = noise.chunk(2, -1)
+        """Upright and at rest, with uniform noise on the joints' positions (clamped to their limits) and speeds."""
+        noise = (2.0 * draws - 1.0) * self.task.reset_noise  # U(-reset_noise, reset_noise)
+        position_noise, speed_noise = noise.chunk(2, -1)
         qpos = self.qpos0.repeat(len(draws), 1)
-        qpos[:, self.positions] = torch.clamp(qpos[:, self.positions] + turned, self.low, self.high)
+        qpos[:, self.positions] = torch.clamp(qpos[:, self.positions] + position_noise, self.low, self.high)
         qvel = draws.new_zeros((len(draws), self.model.nv))
-        qvel[:, self.speeds] = 0.5 * sped
+        qvel[:, self.speeds] = 0.5 * speed_noise
         place = qpos[:, self.torso : self.torso + 2].clone()
         distance = torch.linalg.vector_norm(self.target - place, dim=-1)
         return Start(qpos, qvel, {"place": place, "distance": distance})
 
     def control(self, state: State) -> tuple[Tensor, Memory]:
-        """Torques, as shares of the motors' gears."""
+        """Torques, as fractions of the motors' gears."""
         return self.scatter_controls(self.motors, state.actions), {}
 
     def pose(self, state: State) -> _Pose:
-        """Where the robot is and how it stands."""
+        """Pose of the torso and of the joints."""
         qpos, qvel = state.fields["qpos"], state.fields["qvel"]
         place = qpos[:, self.torso : self.torso + 2].clone()
         to_target = self.target - place
@@ -163,19 +163,19 @@ class RunnerRules(TaskFunctions[Runner]):
             distance=distance,
             frame=frame,
             direction=torch.atan2(to_target[:, 1], to_target[:, 0]),
-            up=frame[:, 2, 2],
+            up=frame[:, 2, 2],  # cosine between the torso's z axis and the world's
             heading=(frame[:, :2, 0] * to_target).sum(-1) / distance,
-            joints=(qpos[:, self.positions] - self.middle) / self.half,
+            joints=(qpos[:, self.positions] - self.middle) / self.half,  # u(q)
             speeds=self.task.speed_scale * qvel[:, self.speeds],
         )
 
     def observe(self, state: State) -> Tensor:
-        """The table above."""
+        """Observations: the module's first table, row by row."""
         pose, task, at = self.memoize(state, self.pose), self.task, self.torso_speed
         qpos, qvel, frame = state.fields["qpos"], state.fields["qvel"], pose.frame
         yaw = torch.atan2(frame[:, 1, 0], frame[:, 0, 0])
         roll = torch.atan2(frame[:, 2, 1], frame[:, 2, 2])
-        velocity = (frame * qvel[:, at : at + 3].unsqueeze(-1)).sum(1)
+        velocity = (frame * qvel[:, at : at + 3].unsqueeze(-1)).sum(1)  # R^T v: world frame to torso frame
         posture = torch.stack((yaw, roll, pose.direction - yaw, pose.up, pose.heading), -1)
         parts = (
             qpos[:, self.torso + 2 : self.torso + 3],
@@ -191,24 +191,28 @@ class RunnerRules(TaskFunctions[Runner]):
         return torch.cat(parts, -1)
 
     def torques(self, state: State) -> tuple[Tensor, ...]:
-        """What it feels at its joints, scaled; nothing by default."""
+        """Observed joint torques, scaled; none by default."""
         return ()
 
     @abstractmethod
     def limit_cost(self, joints: Tensor) -> Tensor:
-        """Of joints, u(q), at their limits (N,)."""
+        """Cost (N,) of joints, u(q), at their limits."""
 
     def reward_and_done(self, state: State) -> StepOutcome:
-        """The second table above."""
+        """Rewards: the module's second table, row by row."""
         pose, task, place = self.memoize(state, self.pose), self.task, state.memory["place"]
-        # The difference of the distances d and e, from d^2 - e^2 = (d + e)(d - e).
+        # progress = (d - e) / dt with d, e the distances to target g from positions p (before) and q (now).
+        # d^2 - e^2 = |g - p|^2 - |g - q|^2 = (q - p) . (2 g - q - p), and d - e = (d^2 - e^2) / (d + e).
         nearer = ((pose.place - place) * (2.0 * self.target - pose.place - place)).sum(-1)
         progress = nearer / ((state.memory["distance"] + pose.distance) * self.dt)
+        # up: 0.1 [up > 0.93].  heading: 0.5 min(heading, 0.8) / 0.8
         up, heading = 0.1 * (pose.up > 0.93).to(self.dtype), (0.5 / 0.8) * pose.heading.clamp(max=0.8)
+        # effort: action_cost sum a^2.  energy: energy_cost sum |a x scaled speed| strength
         effort = task.action_cost * state.actions.square().sum(-1)
         energy = task.energy_cost * ((state.actions * pose.speeds).abs() * self.strength).sum(-1)
         limits = self.limit_cost(pose.joints)
         rewards = progress + task.alive_reward + (up + heading) - effort - energy - limits
+        # A fallen robot terminates, and fallen_reward replaces all terms.
         fallen = state.fields["qpos"][:, self.torso + 2] < task.least_height
         memory = {"place": pose.place, "distance": pose.distance}
         raw_terms = {
@@ -231,7 +235,7 @@ _ANT_FEET = tuple(f"{leg}_foot" for leg in _LEGS)
 
 @dataclass(frozen=True, kw_only=True)
 class Ant(Runner):
-    """A ball with four legs of two joints each. It starts at 0.5 m, not 0.44 m, where a bent leg would be in the floor."""
+    """A ball with four legs of two joints each. It starts at 0.5 m: at 0.44 m a bent leg would penetrate the floor."""
 
     description: ClassVar[str] = "a four-legged robot runs to a far target"
     model_file: ClassVar[str] = "models/ant.xml"
@@ -258,7 +262,7 @@ class AntRules(RunnerRules):
     """Ant's functions."""
 
     def limit_cost(self, joints: Tensor) -> Tensor:
-        """Per joint at its upper limit."""
+        """0.1 per joint with u > 0.99."""
         return 0.1 * (joints > 0.99).sum(-1, dtype=joints.dtype)
 
 
@@ -275,7 +279,7 @@ _HUMANOID_FEET = tuple(f"{side}_foot" for side in _SIDES)
 
 @dataclass(frozen=True, kw_only=True)
 class Humanoid(Runner):
-    """A person-like robot of 21 motors, 1.5 m tall."""
+    """A humanoid robot of 21 motors, 1.5 m tall."""
 
     description: ClassVar[str] = "a two-legged robot with 21 motors runs to a far target"
     model_file: ClassVar[str] = "models/humanoid.xml"
@@ -303,12 +307,12 @@ class HumanoidRules(RunnerRules):
     """Humanoid's functions."""
 
     def torques(self, state: State) -> tuple[Tensor, ...]:
-        """Of motors, springs and dampers."""
+        """Torques of motors (qfrc_actuator), springs and dampers (qfrc_passive)."""
         fields, columns = state.fields, self.speeds
         total = fields["qfrc_actuator"][:, columns] + fields["qfrc_passive"][:, columns]
         return (self.task.force_scale * total,)
 
     def limit_cost(self, joints: Tensor) -> Tensor:
-        """Growing within the last hundredth of the range at each end; 0.25 at the limit of the strongest joint."""
+        """(0.25 / 0.02) sum strength x max(|u| - 0.98, 0): 0.25 at the limit of the strongest joint."""
         beyond = (joints.abs() - 0.98).clamp(min=0.0)
         return (0.25 / 0.02) * (beyond * self.strength).sum(-1)

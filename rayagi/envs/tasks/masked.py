@@ -1,6 +1,6 @@
-"""N environments of a task whose steps never wait for the device: masks in place of indices, every tensor where it is.
+"""VecEnv of a task with steps that a CUDA graph can capture: masks instead of indices, tensors updated in place.
 
-What a CUDA graph captures is such a step. On a CPU the same code is the reference that tests compare with ``TaskVecEnv``.
+No step synchronises with the device. On a CPU tests compare the same code with ``TaskVecEnv``.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rayagi.envs.tasks.vec_env import TaskVecEnv, stacked_terms
 
 @runtime_checkable
 class MaskedBatchedSim(BatchedSim, Protocol):
-    """Worlds that restart by a mask."""
+    """Batched simulation that resets worlds by a mask."""
 
     def restart_where(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Reset worlds where ``mask`` (N,) is set to a state of all worlds, (N, nq) and (N, nv)."""
+        """Reset the worlds with ``mask`` (N,) set to their rows of ``qpos`` (N, nq) and ``qvel`` (N, nv)."""
         ...
 
     def captured(self) -> AbstractContextManager[None]:
-        """Within it, torch captures the current stream into a graph, and the engine's work with it."""
+        """Context in which torch captures the current stream into a CUDA graph, the engine's kernels included."""
         ...
 
 
 @dataclass(slots=True)
 class MaskedStepResult:
-    """What a step of N environments led to, on their device.
+    """Result of a step of N environments, on their device.
 
     Attributes:
         rewards: of this step                                                     (N,)
         terminated: the task ended                                                (N,) bool
         truncated: the time limit cut the episode                                 (N,) bool
-        final_obs: what followed, before the reset where an episode ended         (N, obs_dim)
-        reward_terms: of this step; None where the task has none                  (N, terms)
+        final_obs: observation after the step, before any reset                   (N, obs_dim)
+        reward_terms: of this step; None if the task has none                     (N, terms)
     """
 
     rewards: Tensor
@@ -52,9 +52,10 @@ class MaskedStepResult:
 
 
 class MaskedTaskVecEnv(TaskVecEnv):
-    """A TaskVecEnv with ``advance`` beside ``step``: the same course, to the last bit on a CPU. [unverified on GPU]
+    """TaskVecEnv with ``advance``, a capturable ``step``: bit-identical trajectories on a CPU. [unverified on GPU]
 
-    ``advance`` reads and writes the same tensors for ever; so does ``load_state_dict``. Use one of the two kinds of steps.
+    ``advance`` and ``load_state_dict`` update the same tensors in place, so that their addresses stay valid in a captured
+    graph. Do not mix ``advance`` with ``step``.
     """
 
     _worlds: MaskedBatchedSim
@@ -66,12 +67,12 @@ class MaskedTaskVecEnv(TaskVecEnv):
 
     @property
     def device(self) -> torch.device:
-        """Where everything is."""
+        """Device of all tensors."""
         return self._worlds.device
 
     @property
     def current_obs(self) -> Tensor:
-        """What to act on next, (N, obs_dim), in the worlds' real type."""
+        """Observations to act on next, (N, obs_dim), in the worlds' real type."""
         return self._obs
 
     @property
@@ -86,11 +87,12 @@ class MaskedTaskVecEnv(TaskVecEnv):
     def advance(self, actions: Tensor) -> MaskedStepResult:
         """Advance every environment; ``actions`` (N, action_dim) on the device.
 
-        An action that is not finite makes its world unstable, which is counted; the learner sees it as it is.
+        A non-finite action makes its world unstable, which is counted; the learner receives the action unchanged.
         """
         rules, worlds = self._rules, self._worlds
         self._elapsed += 1
         self._actions.copy_(actions.clamp(-1.0, 1.0))
+        # 1. Actions to controls; 2. physics; 3. rewards, as in TaskVecEnv.step.
         controls, changed = rules.control(self._state())
         self._remember(changed)
         broken = worlds.step(controls, self._task.frame_skip)
@@ -98,18 +100,20 @@ class MaskedTaskVecEnv(TaskVecEnv):
         state = self._state()
         outcome = rules.reward_and_done(state)
         self._remember(outcome.memory)
-        seen = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
+        # 4. Broken worlds: terminated, reward 0, the last valid observation.
+        final_obs = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
         rewards = outcome.rewards.masked_fill(broken, 0.0)
         terminated, truncated = outcome.terminated | broken, self._elapsed >= self._limit
+        # 5. Reset by mask. A start is computed for every world and selected where done: no synchronisation.
         done = terminated | truncated
         self._begin_where(done)
-        self._obs.copy_(torch.where(done.unsqueeze(-1), rules.observe(self._state()), seen))
+        self._obs.copy_(torch.where(done.unsqueeze(-1), rules.observe(self._state()), final_obs))
         return MaskedStepResult(
-            rewards, terminated, truncated, seen, stacked_terms(self._task, outcome, broken)
+            rewards, terminated, truncated, final_obs, stacked_terms(self._task, outcome, broken)
         )
 
     def _begin_where(self, done: Tensor) -> None:
-        """New episodes of the worlds of a mask."""
+        """Start new episodes in the worlds with ``done`` set."""
         self._elapsed.masked_fill_(done, 0)
         self._episode += done
         begun = self._rules.start(self._draws(None, self._task.num_start_draws, start=True))
@@ -133,23 +137,23 @@ class MaskedTaskVecEnv(TaskVecEnv):
         return begun
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """As TaskVecEnv's; tensors stay where they are."""
-        homes = self._actions, self._obs, self._elapsed, self._episode, self._memory
+        """As TaskVecEnv's, but copied into the existing tensors."""
+        existing = self._actions, self._obs, self._elapsed, self._episode, self._memory
         obs = super().load_state_dict(state)
         loaded = self._actions, self._obs, self._elapsed, self._episode, self._memory
-        self._actions, self._obs, self._elapsed, self._episode, self._memory = homes
-        for home, values in zip(homes[:4], loaded[:4], strict=True):
-            home.copy_(values)
+        self._actions, self._obs, self._elapsed, self._episode, self._memory = existing
+        for tensor, values in zip(existing[:4], loaded[:4], strict=True):
+            tensor.copy_(values)
         for name, values in loaded[4].items():
             self._memory.setdefault(name, values).copy_(values)
         return obs
 
     def _clone_buffers(self) -> None:
-        """Tensors of this object's own, which nothing else refers to."""
+        """Replace the tensors by copies that no other object refers to."""
         self._actions, self._obs = self._actions.clone(), self._obs.clone()
         self._memory = {name: values.clone() for name, values in self._memory.items()}
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    """(N,) with as many dimensions as ``like`` (N, ...)."""
+    """``mask`` (N,) reshaped to (N, 1, ..., 1), with as many dimensions as ``like``."""
     return mask.view(-1, *(1,) * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""Whether so many worlds fit, said before memory is taken."""
+"""Memory check before worlds are allocated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rayagi.envs.errors import MemoryShortError
 
 
 def check_fits(engine: str, num_worlds: int, bytes_per_world: int, device: torch.device) -> None:
-    """Compare what worlds will take with what is free on their device.
+    """Compare the worlds' memory with the free memory of their device.
 
     Raises:
-        MemoryShortError: it is not enough.
+        MemoryShortError: they do not fit.
     """
     free = free_bytes(device)
     if num_worlds * bytes_per_world > free:
@@ -20,7 +20,7 @@ def check_fits(engine: str, num_worlds: int, bytes_per_world: int, device: torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that may still be taken, on a GPU or on the host. [unverified on GPU]"""
+    """Free memory of a GPU, or available memory of the host. [unverified on GPU]"""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_bytes()

@@ -1,4 +1,4 @@
-"""rayagi's own tasks, each on several engines."""
+"""EnvProvider of tasks: rayagi's six and users' own, on the engines mujoco_cpu and mujoco_warp."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _logger = logging.getLogger("rayagi.envs.tasks")
 
 
 class OwnTaskProvider:
-    """Implements Family."""
+    """Implements EnvProvider."""
 
     engines: tuple[str, ...] = ENGINES
 
     def ids(self) -> Iterable[str]:
-        """Those of the catalogue."""
+        """Ids of the catalogue."""
         return TASKS
 
     def knows(self, env_id: str) -> bool:
-        """Whether the catalogue has it, or it names a Task as ``module:Class``."""
+        """Whether the id is in the catalogue or names a Task as ``module:Class``."""
         return find(env_id) is not None
 
     def description(self, env_id: str) -> str:
-        """The task's own."""
+        """The task class's ``description``."""
         return task_class_of(env_id).description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Make the task; a user's is also tried out, and whether it can be compiled is said here, where a user sees it."""
+        """Construct the task. A user's own is also validated, and a warning is logged if it cannot be compiled."""
         task = make_task(env_id, options_of(env_id, kwargs)[1])
         if env_id in TASKS:
             return
@@ -54,7 +54,7 @@ class OwnTaskProvider:
             _warn_once(f"{RULES.without.format(env_id)}, since they cannot be compiled: {error}")
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration; says what is not installed, and what a user's model lacks, before anything starts."""
+        """From the task's declaration. Raises EnvError for a missing package or an unsuitable ``xml_file``."""
         check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
@@ -63,7 +63,7 @@ class OwnTaskProvider:
         return describe(env_id, engine, task, limit)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> TaskVecEnv:
-        """The task's rules around the engine's worlds."""
+        """VecEnv of the task on an engine: masked on mujoco_warp, compiled on mujoco_cpu, else on torch."""
         check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
@@ -76,7 +76,7 @@ class OwnTaskProvider:
             return MaskedTaskVecEnv(info, rules, worlds, first_env_index=first, seed=seed)
         if isinstance(worlds, CpuBatchedSim):
             compile_them = partial(compile_task, rules, worlds.fields)
-            # Who asked for environments whose rules cannot be compiled was warned by check.
+            # If the functions cannot be compiled, check() has logged a warning.
             program = RULES.made_or_none(compile_them, whose=env_id, unfit=(UntraceableError,))
             if program is not None:
                 return CompiledTaskVecEnv(info, rules, worlds, program, first_env_index=first, seed=seed)
@@ -84,7 +84,7 @@ class OwnTaskProvider:
 
 
 def options_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
-    """The time limit, usual or asked for, and the task's own options."""
+    """The time limit (the option's or the task's default), and the task's own options."""
     return time_limit(env_id, kwargs, task_class_of(env_id).max_episode_steps)
 
 

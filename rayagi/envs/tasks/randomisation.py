@@ -1,6 +1,6 @@
-"""Domain randomisation: worlds whose masses, friction, motors and damping differ (Tobin et al. 2017; Peng et al. 2018).
+"""Domain randomisation of masses, friction, actuator gains and damping (Tobin et al. 2017; Peng et al. 2018).
 
-A world keeps its factors for ever. They come from (seed, global world index) alone, so that the layout does not matter.
+A world's factors are constant. They depend on (seed, global world index) alone, not on the layout of GMIs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "gain": ("actuator_gainprm", "actuator_biasprm"),
     "damping": ("dof_damping",),
 }
-"""What may be varied, and the MjModel fields that are multiplied. New ones go to the end: the place decides the draw."""
+"""MjModel fields that each quantity's factor multiplies. Append new ones: the position selects the random number."""
 _BEFORE_EPISODES = -1
 Factors = Mapping[str, NDArray[np.float64]]
-"""Of each quantity, one factor per world, (N,)."""
+"""One factor per world, (N,), by quantity."""
 
 
 def check_randomize(env_id: str, ranges: object) -> None:
-    """Look at a task's option ``randomize``, such as ``{"mass": [0.8, 1.2]}``: quantities and ranges of their factors.
+    """Validate a task's option ``randomize``, such as ``{"mass": [0.8, 1.2]}``: ranges of the factors by quantity.
 
     Raises:
-        EnvironmentOptionError: it is no such thing; the place is named.
+        EnvironmentOptionError: an unknown quantity or an invalid range; the message names it.
     """
     if not isinstance(ranges, Mapping):
         raise EnvironmentOptionError(
@@ -61,7 +61,7 @@ def _is_range(given: Any) -> bool:
 
 
 def drawn_factors(ranges: Mapping[str, Sequence[float]], seed: int, first: int, num_worlds: int) -> Factors:
-    """Uniform factors of worlds ``first`` and on, of the quantities in ``ranges``."""
+    """Uniform factors of worlds ``first`` to ``first + num_worlds - 1``, for the quantities in ``ranges``."""
     if not ranges:
         return {}
     worlds = torch.arange(first, first + num_worlds)
@@ -71,7 +71,7 @@ def drawn_factors(ranges: Mapping[str, Sequence[float]], seed: int, first: int, 
 
 
 def vary(batch: Batch, factors: Factors) -> None:
-    """Give a batch's simulations their own models, constants that follow from them included."""
+    """Multiply a batch's per-world model fields by the factors, and recompute derived constants (mj_setConst)."""
     for quantity, factor in factors.items():
         for name in QUANTITIES[quantity]:
             values = batch.expand(name)

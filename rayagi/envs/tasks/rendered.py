@@ -1,4 +1,4 @@
-"""One world of a task as a Gymnasium environment that draws itself, for films and pictures of a policy."""
+"""One world of a task as a Gymnasium environment with rgb_array frames, for videos of a policy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WIDTH, _HEIGHT = 640, 480
 
 
 class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """Steps as the batched environments do. Frames are of the model's first camera, else of MuJoCo's free one.
+    """Steps exactly as the batched environments do. Frames show the model's first camera, else MuJoCo's free camera.
 
     Raises:
-        EnvError: as making the batched environments does.
+        EnvError: as the construction of the batched environments.
     """
 
     def __init__(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """A new episode: the first one of a seed, else the next one."""
+        """Start an episode: the first one of ``seed`` if given, else the next one."""
         if seed is not None:
             self._env.close()
             self._env = self._begun(seed)
@@ -61,9 +61,9 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """One step; an episode that ended begins anew by itself, with the last observation returned.
+        """One step. An episode that ended is reset automatically; its final observation is returned.
 
-        The information holds ``reward_NAME`` for each of the task's reward terms, as Gymnasium's MuJoCo tasks have it.
+        ``info`` holds ``reward_NAME`` for each of the task's reward terms, as in Gymnasium's MuJoCo tasks.
         """
         step = self._env.step(torch.as_tensor(action, dtype=torch.float32).unsqueeze(0))
         obs = step.final_obs if len(step.final_ids) else step.obs
@@ -74,7 +74,7 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return obs[0].numpy(), float(step.rewards), bool(step.terminated), bool(step.truncated), info
 
     def render(self) -> NDArray[np.uint8]:
-        """The world as it stands, (height, width, 3)."""
+        """A frame of the current state, (height, width, 3)."""
         for name in ("qpos", "qvel"):
             getattr(self._data, name)[:] = self._env.fields[name][0].numpy()
         mujoco.mj_forward(self._model, self._data)
@@ -82,6 +82,6 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return frame
 
     def close(self) -> None:
-        """Release the world and the drawing context."""
+        """Release the world and the rendering context."""
         self._env.close()
         self.mujoco_renderer.close()

@@ -1,4 +1,7 @@
-"""What a task is: a model, and pure functions over tensors that hold for any number of worlds, on any engine and device."""
+"""Base classes of a task: an MJCF model, and pure functions over tensors whose first dimension is the world.
+
+The same functions run for any number of worlds, on any engine and device.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ from torch import Tensor
 from rayagi.envs.errors import ModelError
 
 MODELS = Path(__file__).parent / "models"
-"""Of the tasks of GMI-DRL Table 4."""
+"""Folder of the models of GMI-DRL Table 4's tasks."""
 
 Columns = slice | Tensor
-"""Columns of a field: a slice where they lie one after the other, which needs no copy, else their indices."""
+"""Columns of a field: a slice where they are contiguous (indexing makes a view), else their indices (a copy)."""
 Memory = dict[str, Tensor]
-"""A task's own tensors by name, (N, ...) each: what it must remember between steps."""
+"""A task's own state between steps: tensors by name, (N, ...) each."""
 
 
 @dataclass(slots=True)
 class State:
-    """What a task's functions see of N worlds: tensors on the engine's device, of its real type.
+    """Input of a task's functions for N worlds: tensors on the engine's device, of its real type.
 
     Attributes:
         fields: qpos (N, nq), qvel (N, nv) and the fields that the task names, (N, ...). As MuJoCo leaves them after its
-            last substep: what derives from the state (sensors, xpos) describes the state before that substep.
+            last substep: derived quantities (sensors, xpos) describe the state before that substep.
         memory: the task's own tensors
-        actions: what the policy did last, clipped to [-1, 1]; zero in a new episode   (N, action_dim)
-        draws: uniform numbers in [0, 1) of this step                                  (N, num_step_draws)
-        seen: what ``TaskFunctions.memoize`` has worked out
+        actions: the policy's latest actions, clipped to [-1, 1]; zero in a new episode   (N, action_dim)
+        draws: uniform random numbers in [0, 1) of this step                              (N, num_step_draws)
+        memo: results cached by ``TaskFunctions.memoize``
     """
 
     fields: Mapping[str, Tensor]
@@ -47,7 +50,7 @@ class State:
 
 @dataclass(slots=True)
 class Start:
-    """How M episodes begin: qpos (M, nq), qvel (M, nv), and every tensor of the memory, (M, ...)."""
+    """Initial state of M episodes: qpos (M, nq), qvel (M, nv), and every tensor of the memory, (M, ...)."""
 
     qpos: Tensor
     qvel: Tensor
@@ -56,13 +59,13 @@ class Start:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step led to.
+    """Rewards and terminations of a step.
 
     Attributes:
         rewards: of the step                                                                     (N,)
         terminated: whether the task ended                                                       (N,) bool
-        memory: the memory's tensors that change, whole
-        terms: what the rewards are made of, for people to read, by ``Task.reward_terms``; (N,) each
+        memory: new values of the memory tensors that change, for all N worlds
+        terms: reward terms by the names of ``Task.reward_terms``, logged only                   (N,) each
     """
 
     rewards: Tensor
@@ -73,31 +76,31 @@ class StepOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A task and its options; small, and picklable, so that it travels to any process. ``rules`` binds it to a device."""
+    """A task's declaration and options. Picklable. ``rules`` binds it to a model and a device."""
 
     xml_file: str = ""
-    """Another model: a file of the user's, with the parts that the task names in ``needs``. Empty: the task's own."""
+    """Path of an MJCF file to use instead of the task's own; it must have the parts that ``needs`` names."""
     frame_skip: int = 1
-    """Substeps of physics for one action."""
+    """Physics substeps per action."""
     randomize: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Quantities that differ between worlds, and the ranges of their factors: see ``randomisation.QUANTITIES``."""
+    """Domain randomisation: ranges of the factors by quantity, see ``randomisation.QUANTITIES``."""
 
     description: ClassVar[str] = ""
     model_file: ClassVar[str] = ""
-    """The task's own model: a path from the folder of the module that says it."""
+    """The task's own model: a path relative to the folder of the module that declares it."""
     max_episode_steps: ClassVar[int] = 1000
     action_dim: ClassVar[int] = 0
     obs_dim: ClassVar[int] = 0
     fields: ClassVar[tuple[str, ...]] = ()
-    """MjData fields that it reads beside qpos and qvel."""
+    """MjData fields that the task reads besides qpos and qvel."""
     num_start_draws: ClassVar[int] = 0
-    """Uniform numbers that a start takes."""
+    """Uniform random numbers that ``TaskFunctions.start`` takes per world."""
     num_step_draws: ClassVar[int] = 0
-    """Uniform numbers that a step takes, such as for a new goal."""
+    """Uniform random numbers that a step takes per world, such as for a new goal."""
     reward_terms: ClassVar[tuple[str, ...]] = ()
-    """Names of ``StepOutcome.terms``. Their sums over each episode are logged; learning takes the rewards alone."""
+    """Names of ``StepOutcome.terms``. Their sums over each episode are logged; learning uses the rewards alone."""
     needs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """What the model must hold, by kind (actuator, sensor, body, joint, site, geom) and name."""
+    """Names that the model must define, by kind (actuator, sensor, body, joint, site, geom)."""
 
     @property
     def path(self) -> Path:
@@ -111,7 +114,7 @@ class Task(ABC):
         """Compile the model.
 
         Raises:
-            ModelError: there is no such file, MuJoCo refuses it, or a part is missing.
+            ModelError: there is no such file, MuJoCo refuses it, or a name of ``needs`` is missing.
         """
         path = self.path
         if not path.is_file():
@@ -154,9 +157,11 @@ _FORMER_NAMES = {"outcome": "reward_and_done"}
 
 
 class TaskFunctions(ABC, Generic[TaskT]):
-    """A task's functions, bound to a model and a device. Pure: the same arguments give the same results, nothing is kept,
-    nothing waits for the device (no ``item``, no ``nonzero``, no indexing by a mask), so that a GPU can capture them. On a
-    CPU they are compiled where ``compiled/tensors.py`` knows all that they do, and else run on torch.
+    """A task's functions, bound to a model and a device.
+
+    They are pure: the result depends on the arguments and on constants alone, and no attribute changes. They do not
+    synchronise with the device (no ``item``, no ``nonzero``, no indexing by a mask), so that a CUDA graph can capture
+    them. On a CPU they are compiled to C if ``compiled/tensors.py`` supports every operation; otherwise torch runs them.
     """
 
     def __init__(
@@ -167,33 +172,33 @@ class TaskFunctions(ABC, Generic[TaskT]):
         """Seconds between two actions."""
 
     def constant(self, values: Any) -> Tensor:
-        """Numbers as a tensor of this device and real type."""
+        """Numbers as a tensor on this device, of this real type."""
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)
 
     def sensor(self, *names: str) -> Columns:
-        """Where the named sensors' values are in ``sensordata``, one after the other."""
+        """Columns of the named sensors' values in ``sensordata``, in the order of the names."""
         sensors = [self.model.sensor(name) for name in names]
         return self._columns([(int(sensor.adr[0]), int(sensor.dim[0])) for sensor in sensors])
 
     def joint(self, *names: str) -> tuple[Columns, Columns]:
-        """Where the named joints, of one degree of freedom each, are in ``qpos`` and in ``qvel``."""
+        """Columns of the named joints in ``qpos`` and in ``qvel``; each joint has one degree of freedom."""
         joints = [self.model.joint(name) for name in names]
         positions = [(int(joint.qposadr[0]), 1) for joint in joints]
         return self._columns(positions), self._columns([(int(joint.dofadr[0]), 1) for joint in joints])
 
     def actuator(self, *names: str) -> Columns:
-        """Where the named actuators are among the controls."""
+        """Columns of the named actuators in ``ctrl``."""
         return self._columns([(int(self.model.actuator(name).id), 1) for name in names])
 
     def _columns(self, runs: Sequence[tuple[int, int]]) -> Columns:
-        """Columns from (first, number) each."""
-        places = [first + k for first, number in runs for k in range(number)]
-        if places == list(range(places[0], places[0] + len(places))):
-            return slice(places[0], places[0] + len(places))
-        return torch.tensor(places, device=self.device)
+        """Columns of ranges (first, number): a slice if together they are contiguous."""
+        indices = [first + k for first, number in runs for k in range(number)]
+        if indices == list(range(indices[0], indices[0] + len(indices))):
+            return slice(indices[0], indices[0] + len(indices))
+        return torch.tensor(indices, device=self.device)
 
     def scatter_controls(self, columns: Columns, values: Tensor) -> Tensor:
-        """Controls (N, nu): ``values`` (N, size) in these columns, zero in others that a user's model may have."""
+        """Controls (N, nu): ``values`` (N, size) in these columns, zero for a user's model's further actuators."""
         if isinstance(columns, slice) and columns == slice(0, self.model.nu):
             return values
         controls = values.new_zeros((len(values), self.model.nu))
@@ -201,7 +206,7 @@ class TaskFunctions(ABC, Generic[TaskT]):
         return controls
 
     def memoize(self, state: State, what: Callable[[State], Memoized]) -> Memoized:
-        """``what(state)``, worked out once for outcome and observation; it must not read the memory."""
+        """``what(state)``, computed once per step for reward and observation; it must not read the memory."""
         if what.__name__ not in state.memo:
             state.memo[what.__name__] = what(state)
         return cast("Memoized", state.memo[what.__name__])
@@ -210,7 +215,7 @@ class TaskFunctions(ABC, Generic[TaskT]):
     once = memoize
 
     def __init_subclass__(cls) -> None:
-        """A method under the name that it had before counts as well."""
+        """Accept methods of a subclass under their former names."""
         super().__init_subclass__()
         for old, new in _FORMER_NAMES.items():
             if old in vars(cls) and new not in vars(cls):
@@ -218,19 +223,20 @@ class TaskFunctions(ABC, Generic[TaskT]):
 
     @abstractmethod
     def start(self, draws: Tensor) -> Start:
-        """Random starts of M episodes from uniform numbers, (M, num_start_draws)."""
+        """Initial states of M episodes from uniform random numbers, (M, num_start_draws)."""
 
     @abstractmethod
     def control(self, state: State) -> tuple[Tensor, Memory]:
-        """What the actuators are told, (N, nu), and the memory's tensors that change.
+        """Actuator controls (N, nu), and new values of the memory tensors that change.
 
-        ``state.actions`` are the new ones. Of the fields only qpos and qvel may be read: a resumed run has no others yet.
+        ``state.actions`` are the new actions. Only the fields qpos and qvel may be read: after resuming from a
+        checkpoint, derived fields are not computed yet.
         """
 
     @abstractmethod
     def reward_and_done(self, state: State) -> StepOutcome:
-        """Rewards and ends of the step that led here."""
+        """Rewards and terminations of the step that led to ``state``."""
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
-        """What the policy sees, (N, obs_dim). ``state.memory`` is as ``reward_and_done`` or ``start`` left it."""
+        """Observations (N, obs_dim). ``state.memory`` is as ``reward_and_done`` or ``start`` left it."""

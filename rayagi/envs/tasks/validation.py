@@ -1,4 +1,4 @@
-"""Checks a user's task before anything starts: its declaration, its model, and one step of three worlds."""
+"""Validation of a user's task before a run: its declaration, its model, and one step of three worlds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
 _N = 3
-"""Worlds of the trial: a number that few models have of anything else, so that swapped dimensions show."""
+"""Worlds of the validation: unlikely to equal another dimension of the model, so that swapped dimensions are detected."""
 _HERE = Path(__file__).parent
 
 Result = TypeVar("Result")
 
 
 def validate_task(env_id: str, task: Task) -> tuple[TaskFunctions[Any], Mapping[str, Tensor]]:
-    """Bind a task to its model and step three worlds once, on torch. Returns its rules and the worlds' fields.
+    """Bind a task to its model and step three worlds once, on torch. Returns its functions and the worlds' fields.
 
     Raises:
-        ModelError: there is no model file, MuJoCo refuses it, or a part that the task names is missing.
-        TaskError: a method is missing, raises, or returns another kind or shape than its declaration says.
+        ModelError: there is no model file, MuJoCo refuses it, or a name of ``needs`` is missing.
+        TaskError: a method is missing, raises, or returns another type or shape than declared.
     """
     name = type(task).__name__
     for attribute in ("obs_dim", "action_dim"):
@@ -37,13 +37,13 @@ def validate_task(env_id: str, task: Task) -> tuple[TaskFunctions[Any], Mapping[
         raise TaskError(env_id, f"{name}.model_file is empty; it must name an MJCF file beside the module")
     if not all(str(term).isidentifier() for term in task.reward_terms) or isinstance(task.reward_terms, str):
         raise TaskError(env_id, f"{name}.reward_terms is {task.reward_terms!r}; it must be a tuple of names")
-    trial = _Trial(env_id, task)
-    trial.run()
-    return trial.rules, trial.worlds.fields
+    validation = _TaskValidation(env_id, task)
+    validation.step_once()
+    return validation.rules, validation.worlds.fields
 
 
-class _Trial:
-    """One step of a task's worlds, each result checked before it is used."""
+class _TaskValidation:
+    """One step of a task's worlds; each result is checked before it is used."""
 
     def __init__(self, env_id: str, task: Task) -> None:
         self.env_id, self.task = env_id, task
@@ -60,8 +60,8 @@ class _Trial:
             raise TaskError(env_id, f"{type(task).__name__}.fields: {error}") from error
         self.memory: Memory = {}
 
-    def run(self) -> None:
-        """Start, control, physics, outcome, observation."""
+    def step_once(self) -> None:
+        """Call start, control, physics, reward_and_done and observe."""
         task, rules, model = self.task, self.rules, self.model
         generator = torch.Generator().manual_seed(0)
         draws = torch.rand((_N, task.num_start_draws), generator=generator, dtype=torch.float64)
@@ -105,7 +105,7 @@ class _Trial:
         return type(self.rules).__name__
 
     def call(self, function: Callable[..., Result], name: str, *args: Any, **kwargs: Any) -> Result:
-        """Call the user's code; what it raises is told with its line."""
+        """Call the user's code; an exception becomes a TaskError with file and line."""
         try:
             return function(*args, **kwargs)
         except EnvError:
@@ -113,8 +113,8 @@ class _Trial:
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if not _inside(frame.filename)] or list(frames)
-            place = f"{own[-1].filename}:{own[-1].lineno}"
-            reason = f"{name}, {place}: {type(error).__name__}: {error}"
+            location = f"{own[-1].filename}:{own[-1].lineno}"
+            reason = f"{name}, {location}: {type(error).__name__}: {error}"
             raise TaskError(self.env_id, reason) from error
 
     def check(self, holds: bool, reason: str) -> None:
@@ -123,7 +123,7 @@ class _Trial:
             raise TaskError(self.env_id, reason)
 
     def kind(self, name: str, given: object, wanted: type) -> None:
-        """Of what a rule returned."""
+        """Check the type of a function's result."""
         self.check(
             isinstance(given, wanted),
             f"{self.where}.{name} returns a {type(given).__name__}; it must return {wanted.__name__}(...)",
@@ -132,7 +132,7 @@ class _Trial:
     def shape(
         self, name: str, given: object, wanted: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> None:
-        """Of a tensor; N stands for the number of worlds in messages."""
+        """Check a tensor's shape and dtype; messages write N for the number of worlds."""
         self.check(
             isinstance(given, Tensor),
             f"{self.where}: {name} is a {type(given).__name__}; it must be a tensor",
@@ -146,7 +146,7 @@ class _Trial:
         self.check(right, f"{self.where}: {name} is {given.dtype}; it must be {dtype or 'of floating point'}")
 
     def remember(self, name: str, changed: Mapping[str, Tensor], known: Memory) -> None:
-        """Take over a part of the memory: a step may only change what a start sets, in its shape."""
+        """Update the memory; a step may only change tensors that ``start`` sets, and keeps their shapes."""
         self.check(isinstance(changed, dict), f"{self.where}.{name}: its memory is not a dictionary")
         for key, values in changed.items():
             self.check(
@@ -161,7 +161,7 @@ class _Trial:
 
 
 def _inside(path: str) -> bool:
-    """Whether a file is of this package or of torch's, and not the user's."""
+    """Whether a file belongs to this package or to torch, and not to the user."""
     return Path(path).parent == _HERE or path.startswith(str(Path(torch.__file__).parent))
 
 

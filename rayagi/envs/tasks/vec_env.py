@@ -1,4 +1,4 @@
-"""N environments of a task on an engine: what the simulator role steps."""
+"""VecEnv of a task: N environments whose physics any engine runs and whose task functions run on torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayagi.envs.tasks.task import Memory, State, StepOutcome, Task, TaskFunctio
 
 
 def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
-    """What policy and report need to know."""
+    """Sizes and limits of a task's environments."""
     low, high = (-1.0,) * task.action_dim, (1.0,) * task.action_dim
     action = ActionSpec(kind="continuous", dim=task.action_dim, low=low, high=high)
     return EnvInfo(
@@ -31,7 +31,7 @@ def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None
 
 
 def stacked_terms(task: Task, outcome: StepOutcome, broken: Tensor | None) -> Tensor | None:
-    """A step's reward terms as columns, (N, terms), 0 in worlds with a fault; None where the task has none."""
+    """A step's reward terms as columns, (N, terms), 0 in worlds with a simulation error; None if the task has none."""
     if not task.reward_terms:
         return None
     terms = torch.stack([outcome.terms[name].to(outcome.rewards.dtype) for name in task.reward_terms], -1)
@@ -39,9 +39,10 @@ def stacked_terms(task: Task, outcome: StepOutcome, broken: Tensor | None) -> Te
 
 
 class TaskVecEnv:
-    """Implements VecEnv for a task, whatever runs its physics. Actions are clipped to [-1, 1].
+    """Implements VecEnv for a task on any engine. Actions are clipped to [-1, 1].
 
-    A world that leaves the finite numbers is counted in ``sim_errors``, ends its episode without a reward, and begins anew.
+    A world with a simulation error (such as a non-finite state) is counted in ``sim_errors``, terminates with a reward
+    of 0, and is reset.
     """
 
     resumes_episodes = True
@@ -69,12 +70,12 @@ class TaskVecEnv:
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """How many times what went wrong, since the beginning: see Worlds."""
+        """Counts of simulation errors by kind, since construction: see BatchedSim."""
         return self._worlds.sim_errors
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
-        """The worlds' state, live: see Worlds."""
+        """MjData fields of the worlds, live: see BatchedSim."""
         return self._worlds.fields
 
     def reset(self) -> Tensor:
@@ -94,20 +95,25 @@ class TaskVecEnv:
         self._elapsed += 1
         self._actions = actions.detach().to(worlds.device, worlds.dtype).clamp(-1.0, 1.0)
         self._check_finite(actions)
+        # 1. Actions to actuator controls.
         state = self._state()
         controls, changed = rules.control(state)
         self._memory |= changed
+        # 2. Physics, frame_skip substeps. broken: worlds with a simulation error.
         broken = worlds.step(controls, self._task.frame_skip)
+        # 3. Rewards, terminations and observations of the state reached.
         state = self._state(draws=state.draws)
         outcome = rules.reward_and_done(state)
         self._memory |= outcome.memory
         obs = rules.observe(state)
         rewards, terminated = outcome.rewards, outcome.terminated
         terms = stacked_terms(self._task, outcome, broken)
+        # 4. Broken worlds: terminated, reward 0, the last valid observation.
         if broken is not None:
             rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
             obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
         truncated = self._elapsed >= self._limit
+        # 5. Reset the worlds whose episode ended; obs is then the new episode's first observation.
         ids = (terminated | truncated).nonzero().squeeze(-1)
         final_obs = obs[ids]
         if len(ids):
@@ -125,9 +131,10 @@ class TaskVecEnv:
         )
 
     def _state(self, ids: Tensor | None = None, draws: Tensor | None = None) -> State:
-        """What the task sees, of all worlds or of some; of all, changes of the memory show in it.
+        """Input of the task's functions, for all worlds or for ``ids``.
 
-        ``draws``: the step's, where they are known already; they are costly.
+        For all worlds ``State.memory`` is this object's dictionary itself, so later updates show in it. ``draws``: the
+        step's random numbers if they are computed already, since that is costly.
         """
         fields, memory, actions = self._worlds.fields, self._memory, self._actions
         if ids is not None:
@@ -147,7 +154,7 @@ class TaskVecEnv:
         return draws.to(self._worlds.dtype)
 
     def _begin(self, ids: Tensor) -> None:
-        """New episodes of some worlds."""
+        """Start new episodes in worlds ``ids``."""
         self._elapsed[ids] = 0
         self._episode[ids] += 1
         begun = self._rules.start(self._draws(ids, self._task.num_start_draws, start=True))
@@ -166,7 +173,7 @@ class TaskVecEnv:
                 raise SimulationError(int(self._indices[row]), int(self._elapsed[row]), "action")
 
     def state_dict(self) -> StateDict:
-        """Physics, memory, elapsed steps and episode counters: on the CPU the continuation is equal to the last bit."""
+        """Physics, memory, elapsed steps and episode counters: on the CPU the continuation is bit-identical."""
         return {
             "worlds": self._worlds.state_dict(),
             "memory": {name: values.cpu().clone() for name, values in self._memory.items()},
@@ -177,7 +184,7 @@ class TaskVecEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Go on from a saved state of as many environments. Returns the observation to act on next."""
+        """Restore a saved state of as many environments. Returns the observation to act on next."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         device = self._worlds.device
         self._worlds.load_state_dict(state["worlds"])
@@ -190,6 +197,6 @@ class TaskVecEnv:
         return self._obs.to("cpu", torch.float32)
 
     def close(self) -> None:
-        """Release the worlds; says what went wrong in them, for those who have no metrics to look at."""
+        """Release the worlds, and log their simulation errors for users without metrics."""
         log_sim_errors(self.info.env_id, self.sim_errors)
         self._worlds.close()
