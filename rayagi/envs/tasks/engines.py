@@ -35,10 +35,10 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
     from rayagi.envs.mujoco_warp import capacity, memory
     from rayagi.envs.mujoco_warp.batched_sim import WarpBatchedSim
 
-    device, room = warp_device(), capacity.measured(task, model)
-    check_fits(engine, num_worlds, memory.bytes_per_world(model, room), device)
+    device, limits = warp_device(), capacity.measured(task, model)
+    check_fits(engine, num_worlds, memory.bytes_per_world(model, limits), device)
     factors = drawn_factors(task.randomize, env_args.seed, env_args.first_env_index, num_worlds)
-    return WarpBatchedSim(model, num_worlds, names, device, room, varied_fields(model, factors))
+    return WarpBatchedSim(model, num_worlds, names, device, limits, varied_fields(model, factors))
 
 
 def check_installed(env_id: str, engine: str) -> None:

@@ -1,1 +1,5 @@
-"""A task's rules as a C program: on a CPU, one pass over the worlds in place of a hundred small tensor operations."""
+"""Compiler of task functions to C: on a CPU, one pass over the worlds replaces a hundred small tensor operations.
+
+``tensors`` records torch operations, ``trace`` makes functions of one world of them, ``source`` prints C, ``program``
+compiles and loads it.
+"""

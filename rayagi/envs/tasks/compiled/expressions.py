@@ -1,6 +1,6 @@
-"""The expressions of a task's rules: the fused dialect's graph with more of C's functions, and what follows from them.
+"""Expression graph of task functions: the fused simulators' graph with more functions of C's math.h.
 
-An operation of constants is worked out by numpy at once, with IEEE's results for infinities and NaN.
+Operations on constants are folded with numpy, with IEEE 754 results for infinities and NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ C_FUNCTIONS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "round": ("rint({0})", np.rint), "sinh": ("sinh({0})", np.sinh), "trunc": ("trunc({0})", np.trunc),
     "single": ("single({0})", np.float32), "whole": ("(double)(int64_t){0}", np.trunc),
 }  # fmt: skip
-"""Functions of reals beside the dialect's: in C, and in numpy. ``single`` rounds to float32, ``whole`` towards zero."""
+"""Further functions of reals: C format and numpy function. ``single`` rounds to float32, ``whole`` towards zero."""
 _NUMPY: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs,
     "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh,
@@ -37,10 +37,10 @@ assert {*REAL_OPS, *COMPARISONS, *LOGIC, "where"} <= {*_NUMPY}
 
 
 class TaskGraph(Graph):
-    """The dialect's graph and what rules need beside it."""
+    """The fused simulators' graph, extended by ``C_FUNCTIONS`` and conversions between reals and truth values."""
 
     def apply(self, op: str, *given: Any) -> Expr:
-        """An operation's value, of the dialect or of ``C_FUNCTIONS``."""
+        """The value of an operation of the base graph or of ``C_FUNCTIONS``."""
         args = [self.value(one) for one in given]
         nodes = [arg.node for arg in args]
         if all(node.op == "constant" for node in nodes):
@@ -54,16 +54,16 @@ class TaskGraph(Graph):
         return super().apply(op, *args)
 
     def add(self, node: Node) -> int:
-        """A node's index; equal ones are one."""
+        """Index of a node; equal nodes are shared."""
         return self._add(node).index
 
     def real(self, value: Any) -> Expr:
-        """A truth value as 0 or 1, a real as it is."""
+        """A truth value as 0 or 1; a real unchanged."""
         value = self.value(value)
         return self.apply("where", value, 1.0, 0.0) if value.node.kind == "truth" else value
 
     def truth(self, value: Any) -> Expr:
-        """Whether a real is not 0; a truth value as it is."""
+        """Whether a real is not 0; a truth value unchanged."""
         value = self.value(value)
         return value if value.node.kind == "truth" else self.apply("ne", value, 0.0)
 
@@ -73,12 +73,12 @@ def _number(value: Any) -> Any:
 
 
 def exclusive_or(x: Expr, y: Expr) -> Expr:
-    """Of truth values."""
+    """Exclusive or of truth values."""
     return (x & ~y) | (~x & y)
 
 
 def power(x: Expr, exponent: Any) -> Expr:
-    """x ** exponent. Small whole exponents and roots as torch computes them: by products and square roots."""
+    """x ** exponent. Small integer exponents and roots are products and square roots, as in torch."""
     apply = x.graph.apply
     if not isinstance(exponent, Expr):
         by_number: Mapping[float, Callable[[], Expr]] = {
@@ -96,13 +96,13 @@ def power(x: Expr, exponent: Any) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
-    """-1, 0 or 1; 0 for NaN, as torch has it."""
+    """-1, 0 or 1; 0 for NaN, as in torch."""
     apply = x.graph.apply
     return apply("where", x > 0.0, 1.0, apply("where", x < 0.0, -1.0, 0.0))
 
 
 def _wraps(a: Expr, b: Any) -> tuple[Expr, Expr]:
-    """fmod(a, b), and whether it has another sign than b."""
+    """fmod(a, b), and whether it is nonzero with the sign opposite to b's."""
     apply = a.graph.apply
     rest = apply("fmod", a, b)
     negative, other = apply("lt", b, 0.0), rest < 0.0
@@ -110,13 +110,13 @@ def _wraps(a: Expr, b: Any) -> tuple[Expr, Expr]:
 
 
 def remainder(a: Expr, b: Any) -> Expr:
-    """a modulo b, of b's sign."""
+    """a modulo b, with b's sign: fmod(a, b), plus b if the signs differ."""
     rest, wraps = _wraps(a, b)
     return a.graph.apply("where", wraps, rest + b, rest)
 
 
 def floor_divide(a: Expr, b: Any) -> Expr:
-    """The quotient rounded down, as torch computes it: from the exact remainder."""
+    """floor(a / b), computed from the exact remainder as in torch: (a - fmod(a, b)) / b, minus 1 if the signs differ."""
     apply = a.graph.apply
     rest, wraps = _wraps(a, b)
     quotient = (a - rest) / b

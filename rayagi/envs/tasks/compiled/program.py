@@ -1,4 +1,4 @@
-"""A task's compiled rules, and where they find worlds."""
+"""Compilation and loading of a traced task; ctypes structs that point the program at the worlds' tensors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ RULES = Kernel(
     module=__name__,
     reference="rayagi.envs.tasks.vec_env:TaskVecEnv",
     without="{}: on mujoco_cpu its rules run on torch, and steps are slower",
-    flags=("-ffp-contract=off",),  # rounds as torch does: a product before it is added to
+    flags=("-ffp-contract=off",),  # no fused multiply-add: products are rounded before additions, as in torch
 )
 
 
 class _Rows(ctypes.Structure):
-    """Rows of worlds.h."""
+    """Mirror of worlds.h's Rows."""
 
     _fields_ = (("at", ctypes.c_void_p), ("stride", ctypes.c_int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Attributes: the rules' graphs, and the library's functions, which steps.h describes."""
+    """A compiled task.
+
+    Attributes:
+        traced: the traced functions
+        library: the loaded shared library; steps.h documents its functions
+        structure: ctypes type of ``TaskWorlds``
+    """
 
     traced: TracedTask
     library: Any
@@ -40,13 +46,13 @@ class Program:
     def worlds(
         self, seed: int, limit: int, counters: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> Any:
-        """The structure that the functions take: pointers into these tensors, which must stay alive.
+        """A ``TaskWorlds`` struct with pointers into these tensors, which the caller keeps alive.
 
         Args:
             seed: of the random numbers
-            limit: steps of an episode
+            limit: maximum steps of an episode
             counters: indices, elapsed and episode, (N,) int64
-            rows: of the names of ``rows_of``, (N, ...) float64, each world's values one after the other
+            rows: tensors by the names of ``rows_of``, (N, ...) float64, each world's values contiguous
         """
         named = {name: _Rows(rows[name].data_ptr(), rows[name].stride(0)) for name in rows_of(self.traced)}
         numbers = {"n": len(counters["indices"]), "seed": seed % 2**64, "limit": limit}
@@ -55,11 +61,11 @@ class Program:
 
 
 def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Program:
-    """Trace and compile a task's rules for worlds with these fields, unless that was done before.
+    """Trace and compile a task's functions for worlds with these fields; the compiled library is cached on disk.
 
     Raises:
-        UntraceableError: a rule does something that cannot be compiled.
-        CompilerError: there is no compiler here, or it refuses the program.
+        UntraceableError: a function uses something that cannot be compiled.
+        CompilerError: no C compiler is found, or compilation fails.
     """
     task = rules.task
     traced = trace_task(rules, fields)
@@ -77,7 +83,7 @@ def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Pro
 
 
 def _structure(traced: TracedTask) -> Any:
-    """``TaskWorlds`` of worlds.h for this task."""
+    """Mirror of worlds.h's ``TaskWorlds`` for this task."""
     fields = [
         ("n", ctypes.c_int64),
         ("seed", ctypes.c_uint64),

@@ -1,4 +1,4 @@
-"""A task's traced rules as a C program: a function of one world for each rule, between what all tasks share."""
+"""C printer of a traced task: one C function of one world per task function, between worlds.h and steps.h."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ C = Language(
 
 
 def rows_of(traced: TracedTask) -> tuple[str, ...]:
-    """Names of what the program finds in ``TaskWorlds``, (N, size) each, in the structure's order."""
+    """Names of the ``Rows`` members of ``TaskWorlds``, (N, size) each, in the struct's order."""
     return (*traced.fields, *map(memory_name, traced.memory), "actions", "controls")
 
 
 def source(traced: TracedTask, sizes: dict[str, int]) -> str:
-    """The whole program. ``sizes``: numbers of ACTIONS, OBS and TERMS."""
+    """The complete C program. ``sizes``: values of the macros ACTIONS, OBS and TERMS."""
     draws = {"START_DRAWS": traced.num_start_draws, "STEP_DRAWS": traced.num_step_draws}
     rows = rows_of(traced)
     functions = (
@@ -55,7 +55,7 @@ def source(traced: TracedTask, sizes: dict[str, int]) -> str:
 
 
 def _function(name: str, rule: Assignments, rows: tuple[str, ...], results: str) -> str:
-    """A rule of world ``i``: everything is computed before anything is stored."""
+    """A task function of world ``i``. All values are computed before any is stored, since targets may also be inputs."""
     body = print_function(rule.function, C, {text: text for text in rule.function.inputs})
     stores = [f"{target} = {value};" for target, value in zip(rule.targets, body.outputs, strict=True)]
     return "\n".join(

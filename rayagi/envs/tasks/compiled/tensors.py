@@ -1,15 +1,13 @@
-"""Tensors of a few worlds' values as expressions: given to a task's rules in place of tensors, they become a graph.
+"""Symbolic torch tensors: arrays of scalar expressions that record a task function's operations into a graph.
 
-torch itself does the tracing: its dispatcher hands every operation to ``Tracing`` after it has resolved overloads, methods,
-operators and composite functions; what is not in the table below, torch's decompositions take apart into what is.
+torch does the tracing. Its dispatcher calls ``Tracing`` with every operation, after it has resolved overloads, methods,
+operators and composite functions. An operation that is not in the table ``OPERATIONS`` is decomposed by torch into others.
+A tensor is a numpy array of expressions, so that views share memory as a tensor's do.
 
-Why not make_fx or torch.export: they record the same operations into a graph, for which this table would be needed all the
-same; they would save some 60 lines here, and every GMI traces when it starts. ShadowHand's four functions are traced here in
-0.2-0.5 s. For its outcome and observation alone make_fx took 1.1-4.4 s in a fresh process and 0.1-0.5 s again, export
-4.3-4.6 s and 0.5-1.6 s (torch 2.13, two busy cores of an AMD EPYC, November 2026). torch.fx.symbolic_trace sees the names of
-methods only: each would need a rule of its own.
-
-Shapes and indices are numpy's: a tensor is an array of expressions, whose views share memory as a tensor's do.
+Why not make_fx or torch.export: they record the same operations into a graph, which would need the same table. They would
+save some 60 lines, but every GMI traces at startup. ShadowHand's four functions are traced here in 0.2-0.5 s. For
+reward_and_done and observe alone make_fx took 1.1-4.4 s in a fresh process and 0.1-0.5 s again; export 4.3-4.6 s and
+0.5-1.6 s (torch 2.13, two busy cores of an AMD EPYC, November 2026). torch.fx.symbolic_trace records names of methods only.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(
 
 
 class UntraceableError(SimulatorError):
-    """Rules do what cannot be compiled. ``place``: the user's file and line; ``reason`` names the operation."""
+    """A task function uses an operation that cannot be compiled. ``place``: file and line; ``reason``: the operation."""
 
 
 def untraceable(reason: str) -> UntraceableError:
-    """What to raise; it finds the line: the innermost that is neither torch's nor of this package."""
+    """An UntraceableError at the user's line: the innermost frame outside torch and this package."""
     frame: Any = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -54,7 +52,7 @@ def untraceable(reason: str) -> UntraceableError:
 
 
 def users_line(error: BaseException) -> str:
-    """Where an error comes from: the innermost line that is neither torch's nor of this package."""
+    """File and line of an error: the innermost frame outside torch and this package."""
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its rules"
 
@@ -64,12 +62,12 @@ def _is_library(path: str) -> bool:
 
 
 class TracedTensor(Tensor):
-    """What a rule sees.
+    """Symbolic argument of a task function.
 
     Attributes:
-        exprs: one for each value, read-only where the rules must not write
-        twin: a tensor of torch's own that went through the same operations from zeros and constants: by it torch tells
-            shapes, types and mistakes. Its values mean nothing unless those here are constants.
+        exprs: one expression per value; read-only for inputs and the task's own tensors
+        twin: an ordinary tensor that went through the same operations, starting from zeros and constants. torch infers
+            shapes and dtypes from it and reports errors. Its values are meaningful only if all ``exprs`` are constants.
     """
 
     exprs: Values
@@ -77,7 +75,7 @@ class TracedTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[TracedTensor], exprs: Values, twin: Tensor) -> TracedTensor:
-        """``exprs`` has the shape of ``twin``."""
+        """``exprs`` must have the shape of ``twin``."""
         made: Any = Tensor._make_wrapper_subclass(
             cls, twin.shape, strides=twin.stride(), dtype=twin.dtype, device=twin.device
         )
@@ -87,25 +85,25 @@ class TracedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """For errors, and for rules that print."""
+        """For error messages, and for task functions that print."""
         return f"traced tensor of shape {tuple(self.shape)}"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Only ``Tracing`` knows what to do with it."""
+        """Called only outside ``Tracing``, where a traced tensor has no meaning."""
         raise untraceable("a tensor is used after its function has returned; keep none in attributes")
 
 
 class Tracing(TorchDispatchMode):
-    """Within it, what torch does becomes expressions of ``graph``.
+    """Context in which torch operations are recorded as expressions of ``graph``.
 
     Raises:
-        UntraceableError: an operation that is not known, or one whose result has to be known now.
+        UntraceableError: an unsupported operation, or one whose result Python needs at trace time.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes 2 s, to keep it away from here
+        return False  # otherwise torch imports its compiler, which takes 2 s, only to disable it here
 
     def __init__(self, graph: TaskGraph) -> None:
         super().__init__()
@@ -113,24 +111,24 @@ class Tracing(TorchDispatchMode):
         self._lifted: dict[int, tuple[Tensor, TracedTensor]] = {}
 
     def inputs(self, names: Sequence[str], shape: tuple[int, ...]) -> TracedTensor:
-        """Named inputs of float64 in the order of memory, not to be written."""
+        """A read-only float64 tensor of named inputs, in row-major order."""
         values = np.empty(len(names), dtype=object)
         values[:] = [self.graph.input(name) for name in names]
         values.flags.writeable = False
         return TracedTensor(values.reshape(shape), torch.zeros(shape, dtype=torch.float64))
 
     def lifted(self, given: Any) -> Any:
-        """A tensor of the rules' own as constants, not to be written; what is no tensor as it is."""
+        """A tensor of the task's own as a read-only tensor of constants; a non-tensor unchanged."""
         if not isinstance(given, Tensor) or isinstance(given, TracedTensor):
             return given
         if id(given) not in self._lifted:
             made = self.constant(given)
             made.exprs.flags.writeable = False
-            self._lifted[id(given)] = given, made  # kept alive, so that its id stays its own
+            self._lifted[id(given)] = given, made  # kept alive, so that its id stays unique
         return self._lifted[id(given)][1]
 
     def constant(self, tensor: Tensor) -> TracedTensor:
-        """Numbers that are known now."""
+        """An ordinary tensor as constants."""
         values = np.empty(tensor.numel(), dtype=object)
         values[:] = [self.graph.constant(number) for number in tensor.flatten().tolist()]
         return _made(values.reshape(tensor.shape), tensor.detach())
@@ -138,24 +136,30 @@ class Tracing(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """One operation of torch's."""
+        """Record one torch operation."""
         name = func._schema.name.rpartition("::")[2]
+        # 1. Random numbers would differ from the draws.
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise untraceable(f"torch's {name} (random numbers are the function's draws)")
         given = _mapped(self.lifted, args)
         named = {key: self.lifted(value) for key, value in (kwargs or {}).items()}
         constant = all(map(_is_constant, _tensors((*given, *named.values()))))
+        # 2. A value that Python needs now is known only if it is constant.
         if name in ("_local_scalar_dense", "is_nonzero", "item"):
             if not constant:
                 raise untraceable("a value that Python asks for (if, and, or, not, float(), item())")
             return func(_known(given[0]))
+        # 3. In-place operations.
         if func._schema.is_mutable:
             return self._write(func, name, given, named)
+        # 4. Constant folding by torch itself. Views are recorded, since they share memory with their base.
         if constant and not func.is_view:
             result = func(*_mapped(_known, given), **{key: _known(value) for key, value in named.items()})
             return self.constant(result) if isinstance(result, Tensor) else _mapped(self.constant, result)
+        # 5. The table.
         if name in OPERATIONS:
             return self._apply(func, name, given, named)
+        # 6. Decomposition into other operations, each of which is dispatched here.
         decomposition = _decompositions().get(func, func.decompose)
         with self:
             result = decomposition(*given, **named)
@@ -164,13 +168,13 @@ class Tracing(TorchDispatchMode):
         return result
 
     def _apply(self, func: Any, name: str, given: Any, named: Any) -> Any:
-        """Torch says shape and type of the result, and what is wrong with the arguments; the table its values."""
+        """torch computes the result's shape and dtype on the twins, and checks the arguments; the table makes the values."""
         out = func(*_mapped(_twin, given), **{key: _twin(value) for key, value in named.items()})
         values = OPERATIONS[name](self.graph, out, *given, **named)
         return _made(values, out) if isinstance(out, Tensor) else list(map(_made, values, out))
 
     def _write(self, func: Any, name: str, given: Any, named: Any) -> Any:
-        """x.add_(y) as x[...] = x.add(y)."""
+        """An in-place operation: x.add_(y) as x[...] = x.add(y)."""
         packet = getattr(torch.ops.aten, name[:-1], None)
         if not name.endswith("_") or packet is None:
             raise untraceable(f"torch's {name}")
@@ -193,7 +197,7 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _mapped(function: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
-    """Of each argument, and of each part of one that is a list of tensors."""
+    """Apply ``function`` to each argument, and to each element of lists and tuples."""
     return [_mapped(function, one) if isinstance(one, list | tuple) else function(one) for one in given]
 
 
@@ -219,7 +223,7 @@ def _is_constant(tensor: TracedTensor) -> bool:
 
 
 def _known(given: Any) -> Any:
-    """A tensor of constants as one of torch's; what is no tensor as it is."""
+    """A traced tensor of constants as an ordinary tensor; a non-tensor unchanged."""
     if not isinstance(given, TracedTensor):
         return given
     numbers = [value.node.value for value in given.exprs.flat]
@@ -227,15 +231,13 @@ def _known(given: Any) -> Any:
 
 
 def _each(function: Callable[..., Any], *arrays: Any) -> Values:
-    """``function`` of each value, broadcast. A single one stays an array."""
-    with np.errstate(
-        all="ignore"
-    ):  # numpy asks the processor whether something was invalid, which constants may be
+    """``function`` of each value, with broadcasting. The result is an array even for a single value."""
+    with np.errstate(all="ignore"):  # folding constants may set the processor's floating-point flags
         return np.asarray(np.frompyfunc(function, len(arrays), 1)(*arrays), dtype=object)
 
 
 def _cast(given: Any, dtype: torch.dtype) -> Any:
-    """Values of a tensor, or a number, converted as torch does."""
+    """Values of a tensor, or a number, converted to ``dtype`` as torch does."""
     if not isinstance(given, TracedTensor):
         if dtype == torch.bool:
             return bool(given)
@@ -251,21 +253,21 @@ def _cast(given: Any, dtype: torch.dtype) -> Any:
 
 
 def _rounded(values: Values, dtype: torch.dtype) -> Values:
-    """To float32, where the type is that."""
+    """Round to float32 if that is the dtype; the graph itself is float64."""
     if dtype != torch.float32:
         return values
     return _each(lambda value: value.graph.apply("single", value), values)
 
 
-# The table: what an operation makes of values. Each function takes the graph, the twin of its result, and torch's arguments.
+# The operations: each function takes the graph, the twin of its result and torch's arguments, and returns the values.
 
 Operation = Callable[..., Any]
 
 
 def _elementwise(name: str, function: Callable[..., Expr], *, integers: bool = False) -> Operation:
-    """A function of expressions; arguments are converted to the result's type first.
+    """An elementwise operation; arguments are first converted to the result's dtype.
 
-    ``integers``: of integers below 2^53 the result is below it too, so that float64 holds it.
+    ``integers``: also supported for integers, since results of integers below 2^53 stay exact in float64.
     """
 
     def operation(graph: TaskGraph, out: Tensor, *given: Any, **options: Any) -> Values:
@@ -296,7 +298,7 @@ def _logical(name: str, function: Callable[..., Any]) -> Operation:
 
 
 def _tested(function: Callable[[Expr], Expr]) -> Operation:
-    """Of reals, a truth value."""
+    """A predicate of reals."""
     return lambda graph, out, x: _each(lambda value: function(graph.real(value)), x.exprs)
 
 
@@ -337,7 +339,7 @@ def _power(graph: TaskGraph, out: Tensor, x: Any, exponent: Any) -> Values:
 
 
 def _folded(values: Values, dims: Any, keepdim: bool, fold: Callable[[Any, Any], Any], empty: Any) -> Values:
-    """Values along dimensions (None: all) as one, from the first to the last; ``empty`` where there are none."""
+    """Reduce dimensions (None: all) by ``fold``, from the first value to the last; ``empty`` if there are no values."""
     if dims is None or (isinstance(dims, Sequence) and not dims):
         dims = range(values.ndim)
     axes = [dim % values.ndim for dim in ([dims] if isinstance(dims, int) else dims)] if values.ndim else []
@@ -349,7 +351,7 @@ def _folded(values: Values, dims: Any, keepdim: bool, fold: Callable[[Any, Any],
 
 
 def _reduced(fold: Callable[[Any, Any], Any], empty: float | None) -> Operation:
-    """To reals: the sum, the product, the least, the most."""
+    """A reduction to reals: sum, product, minimum, maximum."""
 
     def operation(
         graph: TaskGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False, **_: Any
@@ -361,7 +363,7 @@ def _reduced(fold: Callable[[Any, Any], Any], empty: float | None) -> Operation:
 
 
 def _quantified(fold: Callable[[Any, Any], Any], empty: bool) -> Operation:
-    """Any and all."""
+    """A reduction to truth values: any and all."""
 
     def operation(
         graph: TaskGraph, out: Tensor, x: TracedTensor, dim: Any = None, keepdim: bool = False
@@ -414,7 +416,7 @@ def _norm(
 def _extreme(
     graph: TaskGraph, op: str, values: Values, dim: int | None, keepdim: bool
 ) -> tuple[Values, Values]:
-    """The most or the least, and the first place of it; NaN is both."""
+    """Maximum or minimum along a dimension, and the first index of it; NaN wins over any number."""
     if dim is None:
         found = _extreme(graph, op, values.reshape(-1), 0, False)
         return found if not keepdim else tuple(one.reshape((1,) * values.ndim) for one in found)  # type: ignore[return-value]
@@ -432,7 +434,7 @@ def _extreme(
 
 
 def _most(op: str, fold: Callable[[Any, Any], Any]) -> Operation:
-    """Of all values; or of a dimension, with its place."""
+    """max and min: of all values, or along a dimension with the index."""
 
     def operation(
         graph: TaskGraph, out: Any, x: TracedTensor, dim: int | None = None, keepdim: bool = False
@@ -460,7 +462,7 @@ def _running_sum(graph: TaskGraph, out: Tensor, x: TracedTensor, dim: int, **_: 
 
 
 def _product(graph: TaskGraph, out: Tensor, *given: TracedTensor) -> Values:
-    """Of matrices and vectors."""
+    """Matrix and vector products."""
     if out.dtype not in _FLOATS:
         raise untraceable(f"a matrix product of {out.dtype}")
     return _rounded(np.asarray(np.matmul(*(_cast(one, out.dtype) for one in given)), dtype=object), out.dtype)
@@ -475,7 +477,7 @@ def _cross(graph: TaskGraph, out: Tensor, x: TracedTensor, y: TracedTensor, *, d
 def _reshaped(graph: TaskGraph, out: Tensor, x: TracedTensor, *_: Any, **__: Any) -> Values:
     values = x.exprs.reshape(tuple(out.shape))
     if not np.shares_memory(values, x.exprs):
-        values.flags.writeable = False  # torch's would be a view
+        values.flags.writeable = False  # torch would return a view: a write would have to reach the base
     return values
 
 
@@ -492,7 +494,7 @@ def _sliced(
 
 
 def _at(values: Values, dim: int, place: int) -> Values:
-    """A part along a dimension: a view, of a single value too."""
+    """One index along a dimension; a view, even of a single value."""
     return np.moveaxis(values, dim, 0)[place, ...]
 
 
@@ -502,7 +504,7 @@ def _split(graph: TaskGraph, out: Any, x: TracedTensor, sizes: Any, dim: int = 0
 
 
 def _places(indices: Sequence[TracedTensor | None]) -> tuple[Any, ...]:
-    """Indices as numpy has them."""
+    """torch's indices as numpy's; they must be constants."""
     for index in indices:
         if index is not None and not _is_constant(index):
             raise untraceable("an index that depends on values (a mask or a traced integer); use torch.where")
@@ -525,7 +527,7 @@ def _index_put(
 
 
 def _filled(number: float | None) -> Operation:
-    """``number``, or the last argument."""
+    """A tensor filled with ``number``, or with the last argument if None."""
 
     def operation(graph: TaskGraph, out: Tensor, *given: Any, **_: Any) -> Values:
         value = given[-1] if number is None else number
@@ -541,12 +543,12 @@ def _copied(graph: TaskGraph, out: Tensor, x: TracedTensor, source: Any, *_: Any
 
 
 def _moved(function: Callable[..., Any]) -> Operation:
-    """Of an array and torch's own further arguments."""
+    """A numpy function of the values with torch's further arguments."""
     return lambda graph, out, x, *rest, **named: function(x.exprs, *rest, **named)
 
 
 def _joined(function: Callable[..., Values]) -> Operation:
-    """Of several tensors, of which torch leaves out empty ones."""
+    """Concatenation; like torch, it skips empty one-dimensional tensors."""
     return lambda graph, out, parts, dim=0: function(
         [_cast(part, out.dtype) for part in parts if part.shape != (0,) or out.shape == (0,)], dim
     )
@@ -652,4 +654,4 @@ OPERATIONS: Mapping[str, Operation] = {
     **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
     **dict.fromkeys(("full_like", "new_full"), _filled(None)),
 }  # fmt: skip
-"""By torch's name of the operation, for all of its overloads."""
+"""Operations by torch's name, for all of its overloads."""

@@ -1,4 +1,8 @@
-"""A task's rules as functions of one world's reals: each is called with expressions of a few worlds instead of tensors."""
+"""Tracer of task functions: from torch tensors over worlds to scalar functions of one world.
+
+Each function is called with symbolic tensors of a few worlds (``tensors.TracedTensor``). The expressions of every world must
+be the same function of that world's inputs; this function is what gets compiled.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Assignments:
-    """What a rule makes of a world: ``targets[k]``, such as ``obs[3]``, becomes the function's output k."""
+    """A traced task function of one world, as assignments: ``targets[k]``, such as ``obs[3]``, = output k."""
 
     function: Function
     targets: tuple[str, ...]
@@ -31,16 +35,16 @@ class Assignments:
 
 @dataclass(frozen=True, slots=True)
 class TracedTask:
-    """A task's functions. Inputs: ``qpos[0]``, ..., other fields, the memory's parts, actions and draws alike.
+    """The traced functions of a task. Inputs are named ``qpos[0]``, ...; likewise other fields, memory, actions and draws.
 
     Attributes:
-        fields: sizes of the fields' rows by name, qpos and qvel included
-        memory: shapes of the memory's parts by name, less the batch
+        fields: values per world of each field, qpos and qvel included
+        memory: shape per world of each memory tensor
         num_start_draws, num_step_draws: the task's
-        control: actions and memory to ``controls`` and memory
-        arrive: what followed to ``reward``, ``terminated``, memory, ``terms`` and ``obs``
-        observe: to ``obs`` alone, of a world that begins anew
-        start: draws to qpos, qvel and memory
+        control: actions and memory -> ``controls`` and memory
+        after_physics: state reached -> ``reward``, ``terminated``, memory, ``terms`` and ``obs``
+        observe: state -> ``obs`` alone, for a world that was reset
+        start: draws -> qpos, qvel and memory
     """
 
     fields: Mapping[str, int]
@@ -54,13 +58,13 @@ class TracedTask:
 
 
 def trace_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> TracedTask:
-    """Trace a task's rules, and make sure that what holds for the traced worlds holds for any number of them.
+    """Trace a task's functions with 2 and with 3 worlds; equal results mean that N does not matter.
 
     Args:
         fields: the worlds' fields by name, (N, ...)
 
     Raises:
-        UntraceableError: a rule does something that cannot be compiled; it is named, with its line.
+        UntraceableError: a function uses something that cannot be compiled; the message names it and its line.
     """
     few, more = (_traced(rules, fields, num_worlds) for num_worlds in (2, 3))
     if few != more:
@@ -69,11 +73,12 @@ def trace_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Trace
 
 
 def _traced(rules: TaskFunctions[Any], fields: Mapping[str, Tensor], num_worlds: int) -> TracedTask:
-    """From so many worlds."""
+    """Trace the four functions with this number of worlds."""
     task, given = rules.task, rules
-    rules = copy.copy(given)
+    rules = copy.copy(given)  # detects attributes that the functions change
     shapes = {name: _shape_of_field(name, values) for name, values in fields.items()}
 
+    # start: it also declares names and shapes of the memory.
     starting = _Tracing(rules, num_worlds)
     start = starting.call(rules.start, starting.inputs("draws", (task.num_start_draws,)))
     memory = {name: _shape_of_memory(name, value) for name, value in start.memory.items()}
@@ -83,6 +88,7 @@ def _traced(rules: TaskFunctions[Any], fields: Mapping[str, Tensor], num_worlds:
     controls, changed = controlling.call(rules.control, controlling.state(shapes, memory))
     controlled = controlling.assignments({"controls": controls}, changed)
 
+    # after_physics: reward_and_done, then observe with the memory that it returned.
     arriving = _Tracing(rules, num_worlds)
     state = arriving.state(shapes, memory)
     outcome = arriving.call(rules.reward_and_done, state)
@@ -94,13 +100,14 @@ def _traced(rules: TaskFunctions[Any], fields: Mapping[str, Tensor], num_worlds:
     obs = arriving.call(rules.observe, state)
     arrived = arriving.assignments({**results, "obs": obs}, outcome.memory)
 
+    # observe alone: after a reset.
     observing = _Tracing(rules, num_worlds)
     obs = observing.call(rules.observe, observing.state(shapes, memory))
     observed = observing.assignments({"obs": obs}, {})
 
     kept = [name for name, value in vars(rules).items() if vars(given).get(name) is not value]
     if kept:
-        reason = f"its functions change its attribute {kept[0]}; what is to be remembered is memory"
+        reason = f"its functions change its attribute {kept[0]}; keep state in the memory instead"
         raise UntraceableError(type(rules).__name__, reason)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return TracedTask(
@@ -124,7 +131,7 @@ def _shape_of_memory(name: str, values: Tensor) -> tuple[int, ...]:
 
 
 class _Tracing:
-    """A graph, and what is given to a rule in it: some worlds, each with inputs of its own."""
+    """An expression graph, and the symbolic arguments of a task function: each world has its own inputs."""
 
     def __init__(self, rules: TaskFunctions[Any], num_worlds: int) -> None:
         self.task, self.num_worlds = rules.task, num_worlds
@@ -132,13 +139,13 @@ class _Tracing:
         self.mode = Tracing(self.graph)
 
     def inputs(self, name: str, shape: tuple[int, ...]) -> TracedTensor:
-        """A row of each world, (num_worlds, *shape)."""
+        """Symbolic inputs of every world, (num_worlds, *shape), named ``WORLD NAME[K]``."""
         size = math.prod(shape)
         names = [f"{world} {name}[{k}]" for world in range(self.num_worlds) for k in range(size)]
         return self.mode.inputs(names, (self.num_worlds, *shape))
 
     def state(self, fields: Mapping[str, tuple[int, ...]], memory: Mapping[str, tuple[int, ...]]) -> State:
-        """What a step's rules see."""
+        """A symbolic ``State``."""
         return State(
             {name: self.inputs(name, shape) for name, shape in fields.items()},
             {name: self.inputs(memory_name(name), shape) for name, shape in memory.items()},
@@ -147,7 +154,7 @@ class _Tracing:
         )
 
     def call(self, function: Callable[[Any], Result], given: Any) -> Result:
-        """Call a rule; whatever it raises on traced tensors is a reason not to compile it."""
+        """Call a task function; any exception on traced tensors makes it untraceable."""
         try:
             with torch.no_grad(), self.mode:
                 return function(given)
@@ -157,7 +164,7 @@ class _Tracing:
             raise UntraceableError(users_line(error), f"{type(error).__name__}: {error}") from error
 
     def assignments(self, results: Mapping[str, Tensor], memory: Memory) -> Assignments:
-        """The results and the memory's parts as targets and their values, of any world."""
+        """Results and memory as assignments of one world. All worlds must have the same function."""
         named = {**results, **{memory_name(name): value for name, value in memory.items()}}
         arrays = {name: self.mode.lifted(tensor).exprs for name, tensor in named.items()}
         rows = {name: values.reshape(self.num_worlds, -1) for name, values in arrays.items()}
@@ -167,26 +174,30 @@ class _Tracing:
         ]
         functions = [self._function_of(world, values) for world, values in enumerate(flat)]
         if any(function != functions[0] for function in functions):
-            raise UntraceableError(self.graph.place, "results that depend on a world's number")
+            raise UntraceableError(self.graph.place, "results that depend on a world's index")
         return Assignments(functions[0], targets)
 
     def _function_of(self, world: int, outputs: Sequence[int]) -> Function:
-        """What one world's outputs need, in an order that is the same for all worlds."""
+        """The subgraph of one world's outputs, with the world's index removed from the inputs' names.
+
+        Nodes are copied in depth-first postorder from the outputs, which is the same order for every world. So two worlds
+        compute the same function exactly if their Functions are equal.
+        """
         nodes, own = self.graph.nodes, TaskGraph(self.graph.place)
-        copies: dict[int, int] = {}
-        waiting = list(reversed(outputs))
-        while waiting:
-            index = waiting[-1]
+        copies: dict[int, int] = {}  # index in the shared graph -> index in this world's own
+        stack = list(reversed(outputs))
+        while stack:
+            index = stack[-1]
             node = nodes[index]
             missing = [arg for arg in reversed(node.args) if arg not in copies]
-            if missing:
-                waiting += missing
+            if missing:  # arguments first
+                stack += missing
                 continue
-            waiting.pop()
+            stack.pop()
             value = node.value
             if node.op == "input":
-                whose, _, value = str(value).partition(" ")
-                if int(whose) != world:
+                owner, _, value = str(value).partition(" ")
+                if int(owner) != world:
                     raise UntraceableError(
                         self.graph.place, f"results that depend on {value} of other worlds"
                     )
@@ -199,5 +210,5 @@ class _Tracing:
 
 
 def memory_name(name: str) -> str:
-    """Of a part of the memory in the program; fields and memory may have the same names."""
+    """Name of a memory tensor in the program; the prefix avoids clashes with fields."""
     return f"memory_{name}"

@@ -1,4 +1,4 @@
-"""N environments of a task on a CPU whose rules are compiled."""
+"""VecEnv of a task on mujoco_cpu with compiled task functions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 
 class CompiledTaskVecEnv(TaskVecEnv):
-    """A TaskVecEnv with the same course up to rounding (sums are taken in another order), and states that go from one to the
-    other. What it returns is its own until the next step: not to be written.
+    """TaskVecEnv with compiled functions. Results agree up to rounding, since sums are in another order.
+
+    State dictionaries are interchangeable with TaskVecEnv's. Callers must not write into returned tensors.
     """
 
     _worlds: CpuBatchedSim
@@ -38,12 +39,12 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._memory = {name: self._actions.new_zeros((self.num_envs, *shapes[name])) for name in shapes}
         self._obs = torch.zeros((self.num_envs, info.obs_dim))
         self._ended = torch.zeros(self.num_envs, dtype=torch.int64)
-        self._nobody = torch.empty(0, dtype=torch.int64), torch.empty((0, info.obs_dim))
+        self._no_finals = torch.empty(0, dtype=torch.int64), torch.empty((0, info.obs_dim))
         self._bind()
 
     def _bind(self) -> None:
-        """Tell the program where everything is, which is there for ever, but for what is loaded."""
-        # Saved by rules on torch, they may lie otherwise.
+        """Pass the tensors' addresses to the program. Repeated only after a state is loaded."""
+        # A state saved by TaskVecEnv may have another dtype or layout.
         self._actions = self._actions.double().contiguous()
         self._memory = {name: values.double().contiguous() for name, values in self._memory.items()}
         memory = {memory_name(name): values for name, values in self._memory.items()}
@@ -65,12 +66,15 @@ class CompiledTaskVecEnv(TaskVecEnv):
         Raises:
             SimulationError: an action is not finite.
         """
+        # 1. Clip actions, compute controls.
         self._actions.copy_(actions.detach())
-        unfit = self._library.rayagi_control(self._at)
-        if unfit >= 0:
-            step = int(self._elapsed[unfit]) + 1
-            raise SimulationError(int(self._indices[unfit]), step, "action")
+        nonfinite = self._library.rayagi_control(self._at)
+        if nonfinite >= 0:
+            step = int(self._elapsed[nonfinite]) + 1
+            raise SimulationError(int(self._indices[nonfinite]), step, "action")
+        # 2. Physics.
         broken = self._worlds.step(self._worlds.controls, self._task.frame_skip)
+        # 3. Rewards, terminations, observations.
         n = self.num_envs
         obs, rewards = torch.empty((n, self.info.obs_dim)), torch.empty(n)
         terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
@@ -83,7 +87,8 @@ class CompiledTaskVecEnv(TaskVecEnv):
                 for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended, terms)
             ),
         )
-        ids, final_obs = self._nobody
+        # 4. Reset the worlds whose episode ended.
+        ids, final_obs = self._no_finals
         if count:
             ids = self._ended[:count].clone()
             final_obs = self._begin_and_observe(ids, obs)
@@ -92,7 +97,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         return StepResult(obs, rewards, terminated, truncated, ids, final_obs, reward_terms)
 
     def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> Tensor:
-        """New episodes of some worlds, and what they show, into their rows of ``obs``. Returns what was there."""
+        """Start new episodes in worlds ``ids`` and write their first observations to ``obs``. Returns the previous rows."""
         library, worlds, given = self._library, self._worlds, (self._at, ids.data_ptr(), len(ids))
         last = torch.empty((len(ids), self.info.obs_dim))
         worlds.clear(ids)
@@ -102,7 +107,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         return last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """As TaskVecEnv's."""
+        """As ``TaskVecEnv.load_state_dict``."""
         self._obs = super().load_state_dict(state)
         self._bind()
         return self._obs

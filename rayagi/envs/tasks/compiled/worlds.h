@@ -1,33 +1,38 @@
-/* What all tasks' programs share: where worlds are, random numbers, and least and most. Float64, as MuJoCo on a CPU. */
+/* Shared by all compiled tasks: pointers to the worlds' data, random numbers, and torch's minimum and maximum. Float64, as in
+   MuJoCo on a CPU. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+/* A tensor (n, ...) of doubles; world i's values are contiguous at at + i * stride. */
 typedef struct {
     double *at;
-    int64_t stride; /* from one world to the next */
+    int64_t stride; /* doubles from one world to the next */
 } Rows;
 
+/* The worlds of one VecEnv. Python (program.py) fills the struct; the pointers are into its tensors. One thread calls the
+   library, and never during physics, so nothing here is atomic. */
 typedef struct {
-    int64_t n;
-    uint64_t seed;
-    int64_t limit;    /* steps of an episode */
-    int64_t *indices; /* of worlds, over all GMIs (n,) */
-    int64_t *elapsed; /* steps (n,) */
-    int64_t *episode; /* (n,) */
-    ROWS
+    int64_t n;        /* number of worlds */
+    uint64_t seed;    /* of the random numbers */
+    int64_t limit;    /* maximum steps of an episode */
+    int64_t *indices; /* global indices of the worlds, over all GMIs (n,); read only */
+    int64_t *elapsed; /* steps of the running episode (n,): rayagi_control adds 1, rayagi_start sets 0 */
+    int64_t *episode; /* number of the running episode (n,): rayagi_start adds 1 */
+    ROWS              /* a Rows for each MjData field, each memory tensor, actions and controls */
 } TaskWorlds;
 
+/* Minimum and maximum that propagate NaN, as torch's do. */
 static inline double least(double a, double b) { return a < b || a != a ? a : b; }
 static inline double most(double a, double b) { return a > b || a != a ? a : b; }
 
-/* The nearest float32. Volatile, since gcc 12 with -fno-trapping-math makes a plain copy of four conversions there and back. */
+/* Round to float32. Volatile: gcc 12 with -fno-trapping-math drops the conversion when it vectorises four of them. */
 static inline double single(double a) {
     volatile float rounded = (float)a;
     return rounded;
 }
 
-/* random_uniforms.py's SplitMix64. */
+/* Counter-based random numbers: SplitMix64, as in tasks/random_uniforms.py. */
 #define WEYL 0x9E3779B97F4A7C15ull
 
 static inline uint64_t mixed(uint64_t z) {
@@ -36,6 +41,8 @@ static inline uint64_t mixed(uint64_t z) {
     return z ^ (z >> 31);
 }
 
+/* count uniform numbers in [0, 1) of world i at a step (-1: an episode's start):
+   s = mix(mix(mix(index W + seed) + (episode + 1) W) + (step + 2) W); number k = 1, 2, ...: (mix(s + k W) >> 40) / 2^24. */
 static inline void draw(const TaskWorlds *w, int64_t i, int64_t step, int count, double *draws) {
     uint64_t state = mixed((uint64_t)w->indices[i] * WEYL + w->seed);
     state = mixed(state + (uint64_t)(w->episode[i] + 1) * WEYL);
