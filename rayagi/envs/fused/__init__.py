@@ -1,8 +1,8 @@
-"""Simulators written in a small dialect, of which fused kernels are made: see docs/simulation.md."""
+"""Fused simulators: scalar functions in a small dialect of Python, compiled to kernels. See docs/fused.md."""
 
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator
 
 Choices = Discrete
-"""The name of Discrete before."""
+"""Former name of Discrete, still importable."""
 
 __all__ = ["Box", "Choices", "Discrete", "Simulator"]

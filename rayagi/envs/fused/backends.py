@@ -1,6 +1,6 @@
-"""What every form of a simulator (torch, C, Warp, JAX, CUDA) takes and gives: N environments, K steps.
+"""Interface of fused backends (torch, C, Warp, JAX, CUDA): K steps of N environments per call.
 
-Reals are of one type throughout: ``EnvConfig.real``.
+All reals have one type, ``EnvConfig.real``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from rayagi.envs.fused.draws import MAX_STEPS
 from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim
 
 NO_LIMIT = MAX_STEPS - 1
-"""In place of a time limit: the longest episode that there is."""
+"""Time limit of simulators without one: the longest possible episode."""
 
 
 @dataclass(slots=True)
 class BatchedEnvState:
-    """Everything that N environments are.
+    """Complete state of N environments.
 
     Attributes:
-        state: reals, in the order of the simulator's names          (S, N)
+        state: reals, in the order of ``Simulator.state``            (S, N)
         elapsed: steps of the running episode                        (N,) int32
         episode: number of the running episode, from 0               (N,) int32
     """
@@ -40,7 +40,7 @@ class BatchedEnvState:
         device: torch.device | str = "cpu",
         real: torch.dtype = torch.float32,
     ) -> BatchedEnvState:
-        """Before the first episode."""
+        """Storage before the first episode."""
         return cls(
             torch.zeros((len(simulator.state), num_envs), dtype=real, device=device),
             torch.zeros(num_envs, dtype=torch.int32, device=device),
@@ -48,21 +48,21 @@ class BatchedEnvState:
         )
 
     def copy_(self, other: BatchedEnvState) -> None:
-        """Take over another's numbers."""
+        """Copy another's values."""
         for name in ("state", "elapsed", "episode"):
             getattr(self, name).copy_(getattr(other, name))
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """What K steps of N environments gave. D is the size of an observation; environments are innermost.
+    """Results of K steps of N environments. D is the size of an observation; the environment is the last dimension.
 
     Attributes:
-        obs: after the step; of the new episode where one ended                              (K, D, N)
+        obs: after the step; if an episode ended, the new episode's first                    (K, D, N)
         rewards: of the step                                                                 (K, N)
         terminated: the task ended                                                           (K, N) bool
-        truncated: the time limit cut the episode, which had not ended                       (K, N) bool
-        final_obs: after the step, before the reset; told only where an episode ended        (K, D, N)
+        truncated: the time limit ended an episode that did not terminate                    (K, N) bool
+        final_obs: after the step, before the reset; written only where an episode ended     (K, D, N)
     """
 
     obs: Tensor
@@ -80,7 +80,7 @@ class StepBatch:
         device: torch.device | str = "cpu",
         real: torch.dtype = torch.float32,
     ) -> StepBatch:
-        """Empty storage."""
+        """Zeroed storage."""
         shape = (num_steps, num_envs)
         return cls(
             torch.zeros((num_steps, obs_dim, num_envs), dtype=real, device=device),
@@ -93,7 +93,7 @@ class StepBatch:
 
 @dataclass(slots=True)
 class Totals:
-    """What is left of K steps where only the environments' state goes on (the kernels of the MLBench'22 paper, §3.2).
+    """Sums over K steps, for kernels that keep only the environments' state (the MLBench'22 paper, §3.2).
 
     Attributes:
         rewards: sum over the steps     (N,)
@@ -107,7 +107,7 @@ class Totals:
     def allocate(
         cls, num_envs: int, device: torch.device | str = "cpu", real: torch.dtype = torch.float32
     ) -> Totals:
-        """Empty storage."""
+        """Zeroed storage."""
         return cls(
             torch.zeros(num_envs, dtype=real, device=device),
             torch.zeros(num_envs, dtype=torch.int32, device=device),
@@ -116,15 +116,15 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class EnvConfig:
-    """What a form is made for.
+    """Configuration of a backend.
 
     Attributes:
-        simulator: whose functions run
+        simulator: the simulator
         num_envs: N
-        first_env_index: the first one's number among all GMIs' environments
-        seed: with the index, what all random numbers come from
+        first_env_index: global index of the first environment, over all GMIs
+        seed: seed of all random numbers
         max_episode_steps: time limit; None: none
-        real: what reals are kept and computed in. In float64 rounding hides no difference between programs (parity.py)
+        real: dtype of all reals. parity.py uses float64, where rounding hides no mistake in a program
     """
 
     simulator: Simulator
@@ -141,35 +141,35 @@ class EnvConfig:
 
 
 class FusedBackend(Protocol):
-    """One way to run N environments. The first call is ``start``."""
+    """Runs N environments. The first call must be ``start``."""
 
     env_state: BatchedEnvState
-    """Where the environments are; on the form's device. May be written between calls."""
+    """State of the environments, on the backend's device. May be written between calls."""
 
     def start(self) -> None:
-        """A new episode everywhere."""
+        """Start a new episode in every environment."""
         ...
 
     def observe(self) -> Tensor:
-        """Observations of the states as they are, (D, N)."""
+        """Observations of the current states, (D, N)."""
         ...
 
     def run(self, actions: Tensor, out: StepBatch) -> None:
-        """K steps with auto-reset: what K calls with one step each do.
+        """K steps with auto-reset; equal to K calls of one step.
 
         Args:
             actions: (K, N, dim) reals, clipped to the box here; or choices, (K, N) int64
-            out: what is filled; of K steps
+            out: results, filled in place
         """
         ...
 
     def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps with uniformly random actions, drawn in the kernel for EXPLORE at ``iteration`` (draws.random_actions)."""
+        """K steps with uniform random actions, drawn in the kernel (``draws.random_actions`` of ``iteration``)."""
         ...
 
 
 def check_actions(env_config: EnvConfig, actions: Tensor, num_steps: int) -> None:
-    """Raise ValueError where actions have another shape or type than they should."""
+    """Raise ValueError if actions have the wrong shape or dtype."""
     discrete = isinstance(env_config.simulator.actions, Discrete)
     shape: tuple[int, ...] = (num_steps, env_config.num_envs)
     shape = shape if discrete else (*shape, action_dim(env_config.simulator))

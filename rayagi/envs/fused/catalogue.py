@@ -1,4 +1,4 @@
-"""The simulators by id, and a user's own: ``module:Class``."""
+"""Registered fused simulators by id, and users' own by ``module:Class``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIMULATORS: Mapping[str, type[Simulator]] = {
 
 
 def find(env_id: str) -> type[Simulator] | None:
-    """The class of an id; None: it is none of a simulator.
+    """The simulator class of an id; None if it names no simulator.
 
     Raises:
         EnvironmentOptionError: it names a module that cannot be imported.
@@ -32,10 +32,10 @@ def find(env_id: str) -> type[Simulator] | None:
 
 
 def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:
-    """The simulator with its options.
+    """Construct a simulator with its options.
 
     Raises:
-        EnvironmentOptionError: there is no such option, or it is refused.
+        EnvironmentOptionError: an unknown option or an invalid value.
     """
     found = find(env_id)
     assert found is not None

@@ -1,12 +1,12 @@
-"""Random numbers of fused simulators: the same integers in torch and in every printed language.
+"""Counter-based random numbers of fused simulators: the same integers in torch and in every generated language.
 
-PCG-4D (Jarzynski, Olano: Hash Functions for GPU Rendering, JCGT 9(3), 2020): four 32-bit words to four, in 32-bit arithmetic
-that every language and vector unit has. The words are the counter: a number depends on seed, global environment index,
-position (episode, or iteration) and step alone, so the layout does not matter and nothing is stored.
+PCG-4D (Jarzynski, Olano: Hash Functions for GPU Rendering, JCGT 9(3), 2020) maps four 32-bit words to four, in 32-bit
+arithmetic that every language and vector unit has. The words are the counter: a number depends on seed, global environment
+index, position (episode, or iteration) and step alone. There is no generator state, and the layout does not matter.
 
     x = global environment index    y = position    z = 4 * step + purpose    w = word of the seed + block * 0x9E3779B9
 
-Four numbers of 24 bits come of a block.
+A block gives four numbers of 24 bits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim
 
 START: Final = 0
-"""Purpose of the numbers that begin an episode; positioned by episode, at step 0."""
+"""Purpose: initial states. Position: the episode; step 0."""
 EXPLORE: Final = 1
-"""Purpose of the numbers that a policy samples with; positioned by iteration and step of the rollout."""
+"""Purpose: exploration noise of a policy. Position: the iteration; step of the rollout."""
 MULTIPLIER: Final = 1664525
 INCREMENT: Final = 1013904223
 BLOCK: Final = 0x9E3779B9
@@ -33,32 +33,32 @@ _MASK = 0xFFFFFFFF
 
 @cache
 def seed_word(seed: int) -> int:
-    """The 32-bit word that a seed of any size becomes."""
+    """Hash of a seed of any size to a 32-bit word."""
     x, y, z, w = (seed & _MASK, (seed >> 32) & _MASK, 0x2545F491, 0x6C078965)
     words = tuple(torch.tensor(one, dtype=torch.int64) for one in (x, y, z, w))
     return int(pcg4d(*words)[0])
 
 
 def pcg4d(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four words to four; int64 tensors that hold 32-bit unsigned numbers."""
-    x, y, z, w = ((one * MULTIPLIER + INCREMENT) & _MASK for one in (x, y, z, w))
+    """PCG-4D: four words to four; int64 tensors that hold 32-bit unsigned numbers."""
+    x, y, z, w = ((one * MULTIPLIER + INCREMENT) & _MASK for one in (x, y, z, w))  # a step of an LCG
     x, y, z, w = _round(x, y, z, w)
-    x, y, z, w = (one ^ (one >> 16) for one in (x, y, z, w))
+    x, y, z, w = (one ^ (one >> 16) for one in (x, y, z, w))  # xorshift
     return _round(x, y, z, w)
 
 
 def uniform(
     word: int, indices: Tensor, position: Tensor | int, step: Tensor | int, purpose: int, count: int
 ) -> Tensor:
-    """Uniform numbers in [0, 1) with 24 bits.
+    """Uniform random numbers in [0, 1) of 24 bits.
 
     Args:
-        word: of the seed
+        word: ``seed_word`` of the seed
         indices: global environment indices           int64, broadcast against the next two
         position: episode or iteration                int64
         step: below MAX_STEPS                         int64
         purpose: START or EXPLORE
-        count: numbers of each
+        count: numbers per environment
 
     Returns:
         (..., count) float32.
@@ -79,6 +79,7 @@ def uniform(
 
 
 def _round(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A mixing round: each word gets a product of two others added, in sequence."""
     x = (x + y * w) & _MASK
     y = (y + z * x) & _MASK
     z = (z + x * y) & _MASK
@@ -87,7 +88,7 @@ def _round(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: int, step: int) -> Tensor:
-    """Uniformly random choices (N,) int64, or reals of the box (N, dim) float32."""
+    """Uniform random actions: choices (N,) int64, or reals in the box (N, dim) float32."""
     drawn = uniform(word, indices, iteration, step, EXPLORE, action_dim(simulator))
     actions = simulator.actions
     if isinstance(actions, Discrete):
@@ -99,7 +100,10 @@ def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: 
 def open_uniform(
     word: int, indices: Tensor, position: Tensor | int, step: Tensor | int, count: int
 ) -> Tensor:
-    """Uniform numbers in (0, 1) with 23 bits, for purpose EXPLORE: neither 0 nor 1, so that logarithms are finite."""
+    """Uniform random numbers in (0, 1) of 23 bits, for purpose EXPLORE: neither 0 nor 1, so that logarithms are finite.
+
+    (floor(2^23 u) + 1/2) / 2^23
+    """
     closed = uniform(word, indices, position, step, EXPLORE, count)
     return torch.floor(closed * 2.0**23) * 2.0**-23 + 2.0**-24
 
@@ -115,13 +119,17 @@ def exploration_noise(
     gumbel: bool,
     real: torch.dtype = torch.float32,
 ) -> Tensor:
-    """What a fused kernel samples with: Gumbel or normal noise (Box and Muller), (num_steps, num_envs, dim)."""
+    """Exploration noise of a fused kernel: Gumbel or standard normal (Box-Muller), (num_steps, num_envs, dim).
+
+    Gumbel-max trick: argmax(logits + noise) is a sample of softmax(logits).
+    """
     count = dim if gumbel else 2 * math.ceil(dim / 2)
     indices = torch.arange(first_env_index, first_env_index + num_envs)
     steps = torch.arange(num_steps).unsqueeze(1)
     drawn = open_uniform(seed_word(seed), indices, iteration, steps, count).to(real)
     if gumbel:
-        return -torch.log(-torch.log(drawn))
+        return -torch.log(-torch.log(drawn))  # -log(-log u)
+    # Box-Muller: r = sqrt(-2 log u1), phi = 2 pi u2; r cos phi and r sin phi are independent normal numbers.
     radius = torch.sqrt(-2.0 * torch.log(drawn[..., 0::2]))
     angle = drawn[..., 1::2] * (2.0 * math.pi)
     pairs = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), -1)

@@ -1,4 +1,4 @@
-"""What can go wrong with a fused simulator, each with the place and the way out."""
+"""Exceptions of fused simulators; each message names the location and a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rayagi.envs.errors import EnvError
 
 
 class SimulatorError(EnvError):
-    """A simulator that cannot be traced. ``place``: its name and function, file and line where these are known."""
+    """A simulator cannot be traced. ``place``: its name and function, with file and line if known."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(place, reason)
@@ -17,7 +17,7 @@ class SimulatorError(EnvError):
 
 
 class KernelError(EnvError):
-    """A kernel that cannot be made here. ``kernel``: what it is of and in which form."""
+    """A kernel cannot be built here. ``kernel``: the simulator and the backend."""
 
     def __init__(self, kernel: str, reason: str) -> None:
         super().__init__(kernel, reason)

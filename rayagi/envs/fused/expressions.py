@@ -1,4 +1,4 @@
-"""Traced values: a graph in static single assignment form, in which equal subexpressions are one node."""
+"""Expression graph of traced functions: static single assignment with common subexpressions shared."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REAL_OPS: dict[str, int] = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "sqrt": 1, "exp": 1, "log": 1, "sin": 1, "cos": 1, "tan": 1,
     "tanh": 1, "floor": 1, "minimum": 2, "maximum": 2,
 }  # fmt: skip
-"""Operations of reals that give a real, and how many they take."""
+"""Operations from reals to a real, and their numbers of arguments."""
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-"""Of two reals; they give a truth value."""
+"""Operations from two reals to a truth value."""
 LOGIC: dict[str, int] = {"and": 2, "or": 2, "not": 1}
-"""Of truth values."""
-# And ``where`` (a truth value, then two of a kind), ``input`` and ``constant``.
+"""Operations from truth values to a truth value, and their numbers of arguments."""
+# Further operations: ``where`` (a truth value, then two arguments of one kind), ``input`` and ``constant``.
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value. ``args`` are indices of earlier nodes; ``value`` is a constant's, or an input's name."""
+    """One value. ``args``: indices of earlier nodes; ``value``: a constant's value, or an input's name."""
 
     op: str
     args: tuple[int, ...] = ()
@@ -37,10 +37,10 @@ class Node:
 
 
 class Graph:
-    """Nodes in the order in which they were made."""
+    """Nodes in order of creation, which is a topological order."""
 
     def __init__(self, place: str) -> None:
-        """``place``: what is traced, for messages."""
+        """``place``: name of the traced function, for error messages."""
         self.place = place
         self.nodes: list[Node] = []
         self._index: dict[tuple[object, ...], int] = {}
@@ -50,13 +50,13 @@ class Graph:
         return self._add(Node("input", (), name))
 
     def constant(self, value: float) -> Expr:
-        """A number or a truth value that is known now."""
+        """A number or a truth value that is known at trace time."""
         if isinstance(value, bool):
             return self._add(Node("constant", (), value, "truth"))
         return self._add(Node("constant", (), float(value)))
 
     def value(self, given: Any) -> Expr:
-        """A given number or expression as an expression of this graph. Raises SimulatorError for anything else."""
+        """A number or expression as an expression of this graph. Raises SimulatorError for anything else."""
         if isinstance(given, Expr):
             if given.graph is not self:
                 raise self.error("it uses a value of another function's tracing; keep none in attributes")
@@ -71,7 +71,7 @@ class Graph:
         )
 
     def apply(self, op: str, *given: Any) -> Expr:
-        """An operation's value. Operations of constants are worked out now. Raises SimulatorError for a wrong kind."""
+        """The value of an operation. Constants are folded. Raises SimulatorError for an argument of the wrong kind."""
         args = [self.value(one) for one in given]
         kind = self._checked_kind(op, args)
         nodes = [arg.node for arg in args]
@@ -82,7 +82,7 @@ class Graph:
         return self._add(Node(op, tuple(arg.index for arg in args), kind=kind))
 
     def error(self, reason: str) -> SimulatorError:
-        """What to raise: it names the user's line."""
+        """A SimulatorError that names the user's line."""
         return SimulatorError(f"{self.place}{_users_line()}", reason)
 
     def _checked_kind(self, op: str, args: list[Expr]) -> Kind:
@@ -104,7 +104,8 @@ class Graph:
         return "real" if op in REAL_OPS else "truth"
 
     def _add(self, node: Node) -> Expr:
-        # 1.0, True and 0.0, -0.0 are equal to Python.
+        """Hash-consing: an equal node is reused (common subexpression elimination)."""
+        # repr, since in Python 1.0 == True and 0.0 == -0.0.
         value = repr(node.value)
         key = (node.op, node.args, value)
         index = self._index.get(key)
@@ -115,17 +116,17 @@ class Graph:
 
 
 class Expr:
-    """A value of a traced function: what Python's operators do to it becomes a node."""
+    """A symbolic value: Python's operators on it add nodes to its graph."""
 
     __slots__ = ("graph", "index")
-    __array_ufunc__ = None  # numpy's scalars leave their operators to this class
+    __array_ufunc__ = None  # numpy's scalars defer their operators to this class
 
     def __init__(self, graph: Graph, index: int) -> None:
         self.graph, self.index = graph, index
 
     @property
     def node(self) -> Node:
-        """What it is."""
+        """Its node."""
         return self.graph.nodes[self.index]
 
     def __add__(self, other: Any) -> Expr:
@@ -153,7 +154,7 @@ class Expr:
         return self.graph.apply("div", other, self)
 
     def __mod__(self, other: Any) -> Expr:
-        """As Python's: of the divisor's sign."""
+        """a - floor(a / b) b: as in Python, the result has the divisor's sign."""
         quotient = self.graph.apply("floor", self / other)
         return self - quotient * other
 
@@ -164,7 +165,7 @@ class Expr:
             raise self.graph.error(
                 f"** {power!r}: powers are whole numbers up to 16, or 0.5; else write exp(p * log(x))"
             )
-        result = self
+        result = self  # binary exponentiation
         for bit in bin(abs(int(power)))[3:]:
             result = result * result
             result = result * self if bit == "1" else result
@@ -251,7 +252,7 @@ FOLD: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: a and b, "or": lambda a, b: a or b,
     "not": operator.not_, "where": lambda c, a, b: a if c else b,
 }  # fmt: skip
-"""What each operation does to Python's numbers."""
+"""Each operation on Python's numbers, for constant folding."""
 
 _OWN_FILES = {
     str(Path(__file__).with_name(name)) for name in ("expressions.py", "ops.py", "trace.py", "simulator.py")
@@ -259,7 +260,7 @@ _OWN_FILES = {
 
 
 def _users_line() -> str:
-    """Where in the user's file the tracing is: the innermost frame that is not of the dialect itself."""
+    """File and line of the user's code being traced: the innermost frame outside the dialect's own files."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename not in _OWN_FILES:

@@ -1,4 +1,4 @@
-"""Functions of the dialect: of Python's numbers, torch tensors and traced expressions alike."""
+"""Functions of the dialect, for Python numbers, torch tensors and traced expressions."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """x, but at least ``low`` and at most ``high``."""
+    """x limited to [low, high]."""
     return minimum(maximum(x, low), high)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """``a`` where the condition holds, else ``b``. Both are computed."""
+    """``a`` if the condition holds, else ``b``. Both are computed."""
     if any(isinstance(one, Tensor) for one in (condition, a, b)):
         if not isinstance(condition, Tensor):
             return a if condition else b

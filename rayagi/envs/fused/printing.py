@@ -1,4 +1,4 @@
-"""From a traced function to the statements of a language: one table of operations per language.
+"""Code printer: from a traced function to the statements of a language, by one table of operations per language.
 
 body = print_function(traced.step, C, {"x": "x[j]", ..., "action0": "a[j]"})
 body.lines      one declaration per operation, in order
@@ -16,15 +16,15 @@ from rayagi.envs.fused.trace import Function
 
 @dataclass(frozen=True)
 class Language:
-    """How a language writes what a traced function does.
+    """Syntax of a target language.
 
     Attributes:
-        name: for messages
+        name: for error messages
         operations: a format per operation of expressions.py and for ``where``; arguments are {0}, {1}, {2}
-        declare: a format per kind, with {name} and {value}
-        infinity, not_a_number: constants
-        truths: False and True
-        number: a format of a number's literal, which makes it one of the reals' type
+        declare: format of a declaration per kind, with {name} and {value}
+        infinity, not_a_number: literals
+        truths: literals of False and True
+        number: format of a number's literal of the reals' type
     """
 
     name: str
@@ -57,16 +57,16 @@ INFIX: Mapping[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
 }  # fmt: skip
-"""What all languages at hand write alike."""
+"""Operators that all target languages share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A function's statements.
+    """Printed body of a function.
 
     Attributes:
         lines: declarations, in order
-        outputs: an expression of what is declared, of inputs or of constants, per output
+        outputs: one expression per output: a declared name, an input or a constant
     """
 
     lines: tuple[str, ...]
@@ -76,13 +76,13 @@ class Body:
 def print_function(
     function: Function, language: Language, inputs: Mapping[str, str], prefix: str = "t"
 ) -> Body:
-    """A function in a language.
+    """Print a traced function: one declaration per operation.
 
     Args:
-        function: what is printed
-        language: its table
+        function: the function to print
+        language: the target language
         inputs: an expression for every input
-        prefix: of the names that are declared, so that several functions can stand in one scope
+        prefix: prefix of declared names, so that several functions can share a scope
     """
     texts: list[str] = []
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Fused simulators as a family of environments: rayagi's, and any class of the user's."""
+"""EnvProvider of fused simulators: rayagi's own, and users' classes named ``module:Class``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
 from rayagi.envs.providers import VecEnvArgs, time_limit
 
 COMPILED, TORCH = "fused", "fused_torch"
-"""A compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
+"""Engines: a compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
 
 
 class FusedProvider:
-    """Implements Family."""
+    """Implements EnvProvider."""
 
     engines: tuple[str, ...] = (COMPILED, TORCH)
 
     def ids(self) -> Iterable[str]:
-        """Those of the catalogue."""
+        """Ids of the catalogue."""
         return SIMULATORS
 
     def knows(self, env_id: str) -> bool:
@@ -34,16 +34,16 @@ class FusedProvider:
         return find(env_id) is not None
 
     def description(self, env_id: str) -> str:
-        """The class's own."""
+        """The class's ``description``."""
         found = find(env_id)
         return "" if found is None else found.description
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Trace it."""
+        """Trace the simulator. Raises SimulatorError or EnvironmentOptionError."""
         trace(self._simulator(env_id, kwargs)[0])
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the trace."""
+        """Sizes from the trace."""
         simulator, limit = self._simulator(env_id, kwargs)
         return EnvInfo(
             env_id=env_id,
@@ -54,11 +54,11 @@ class FusedProvider:
         )
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
-        """Compiles the kernel, unless that was done before."""
+        """Compile the kernel (cached on disk) and allocate the environments."""
         simulator, limit = self._simulator(env_id, kwargs)
         env_config = EnvConfig(simulator, env_args.num_envs, env_args.first_env_index, env_args.seed, limit)
         info = self.info(env_id, engine, kwargs)
-        _check_room(env_config, info)
+        _check_memory(env_config, info)
         if engine == TORCH:
             return BackendVecEnv(info, env_config, TorchBackend(env_config))
         return FusedVecEnv(info, env_config, env_args.num_threads)
@@ -71,13 +71,13 @@ class FusedProvider:
         return make_simulator(env_id, options), limit
 
 
-def _check_room(env_config: EnvConfig, info: EnvInfo) -> None:
-    """Before anything is allocated. Raises EnvironmentOptionError where the environments need more than there is."""
+def _check_memory(env_config: EnvConfig, info: EnvInfo) -> None:
+    """Raise EnvironmentOptionError if the environments exceed this process's memory limit."""
     numbers = len(env_config.simulator.state) + 2 * info.obs_dim + action_dim(env_config.simulator) + 6
-    needed, there_is = 4 * numbers * env_config.num_envs, memory_bytes()
-    if needed > there_is:
+    needed, limit = 4 * numbers * env_config.num_envs, memory_bytes()
+    if needed > limit:
         raise EnvironmentOptionError(
             info.env_id,
-            f"{env_config.num_envs} environments take {needed / 2**30:.1f} GiB, and this process may have "
-            f"{there_is / 2**30:.1f} GiB; lower num_envs",
+            f"{env_config.num_envs} environments need {needed / 2**30:.1f} GiB, and the memory limit of this process is "
+            f"{limit / 2**30:.1f} GiB; lower num_envs",
         )

@@ -1,7 +1,7 @@
-"""The reference form: the simulator's functions on torch tensors over environments, one operation after another.
+"""Reference backend (engine fused_torch): a simulator's functions on torch tensors over environments.
 
-Nothing is traced: what every other form is tested against is what the user wrote. ``compiled=True`` gives the same function
-to ``torch.compile``.
+Nothing is traced: tests compare every other backend with the functions as the user wrote them. ``compiled=True`` passes
+them to ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rayagi.envs.fused.simulator import Box, Simulator, named
 
 
 class TorchStepResult(NamedTuple):
-    """One step of N environments: what BatchedEnvState and StepBatch hold, without the first dimension of the latter."""
+    """One step of N environments: the fields of BatchedEnvState and of StepBatch without its dimension K."""
 
     state: Tensor
     elapsed: Tensor
@@ -32,12 +32,12 @@ class TorchStepResult(NamedTuple):
 
 
 class TorchBackend:
-    """Implements Form."""
+    """Implements FusedBackend."""
 
     def __init__(
         self, env_config: EnvConfig, device: torch.device | str = "cpu", *, compiled: bool = False
     ) -> None:
-        """``compiled``: one call of what torch.compile makes of a step, instead of an operation at a time."""
+        """``compiled``: run each step through torch.compile instead of eagerly."""
         self.env_config = env_config
         self.env_state = BatchedEnvState.allocate(
             env_config.simulator, env_config.num_envs, device, env_config.real
@@ -48,7 +48,7 @@ class TorchBackend:
         self._advance: Callable[..., TorchStepResult] = torch.compile(advance) if compiled else advance
 
     def start(self) -> None:
-        """A new episode everywhere."""
+        """Start a new episode in every environment."""
         self.env_state.episode += 1
         self.env_state.elapsed.zero_()
         env_config, env_state = self.env_config, self.env_state
@@ -66,7 +66,7 @@ class TorchBackend:
         return observations(self.env_config.simulator, self.env_state.state)
 
     def run(self, actions: Tensor, out: StepBatch) -> None:
-        """K steps, each a chain of operations."""
+        """K steps, one after another."""
         check_actions(self.env_config, actions, len(out.rewards))
         for t in range(len(out.rewards)):
             after = self._step(actions[t])
@@ -74,7 +74,7 @@ class TorchBackend:
                 getattr(out, name)[t].copy_(getattr(after, name))
 
     def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps, each a chain of operations."""
+        """K steps, one after another."""
         out.rewards.zero_()
         out.ended.zero_()
         word = seed_word(self.env_config.seed)
@@ -110,19 +110,22 @@ def advance(
     episode: Tensor,
     actions: Tensor,
 ) -> TorchStepResult:
-    """One step of every environment, those that end it begun anew."""
+    """One step of every environment, with auto-reset."""
     shape = elapsed.shape
+    # 1. Dynamics, reward and termination.
     result = simulator.step(
         named(simulator, state.unbind(0)), clipped_actions(simulator, actions, state.dtype)
     )
     after = _stacked(result[0], shape, state)
     rewards = _column(result[1], shape, state)
     terminated = torch.as_tensor(result[2], dtype=torch.bool, device=state.device).expand(shape)
+    # 2. Time limit.
     elapsed = elapsed + 1
     truncated = (elapsed >= limit) & ~terminated
     ended = terminated | truncated
     episode = episode + ended.to(torch.int32)
     final_obs = observations(simulator, after)
+    # 3. Reset: first states of every environment's next episode, selected where one ended.
     begun = started_states(simulator, word, indices, episode, state.dtype)
     after = torch.where(ended, begun, after)
     elapsed = torch.where(ended, 0, elapsed)
@@ -131,7 +134,7 @@ def advance(
 
 
 def clipped_actions(simulator: Simulator, actions: Tensor, real: torch.dtype) -> Any:
-    """Actions as ``step`` sees them: a choice as a real, or the box's reals, clipped."""
+    """Arguments of ``Simulator.step``: a discrete action as a real, or a tuple of reals clipped to the box."""
     if not isinstance(simulator.actions, Box):
         return actions.to(real)
     box = simulator.actions
@@ -142,16 +145,16 @@ def clipped_actions(simulator: Simulator, actions: Tensor, real: torch.dtype) ->
 def started_states(
     simulator: Simulator, word: int, indices: Tensor, episode: Tensor, real: torch.dtype
 ) -> Tensor:
-    """First states of episodes, (S, N)."""
+    """Initial states of episodes, (S, N)."""
     drawn = uniform(word, indices, episode.to(torch.int64), 0, START, simulator.num_draws).to(real)
     like = torch.empty(0, dtype=real, device=indices.device)
     return _stacked(simulator.start(drawn.unbind(-1)), indices.shape, like)
 
 
 def observations(simulator: Simulator, state: Tensor) -> Tensor:
-    """(S, N) to (D, N)."""
-    seen = simulator.observe(named(simulator, state.unbind(0)))
-    return _stacked(seen, state.shape[1:], state)
+    """Observations (D, N) of states (S, N)."""
+    obs = simulator.observe(named(simulator, state.unbind(0)))
+    return _stacked(obs, state.shape[1:], state)
 
 
 def _stacked(values: Sequence[Any], shape: torch.Size, like: Tensor) -> Tensor:
@@ -159,5 +162,5 @@ def _stacked(values: Sequence[Any], shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def _column(value: Any, shape: torch.Size, like: Tensor) -> Tensor:
-    """A value that may be a constant, for every environment."""
+    """A value, possibly a constant, expanded to every environment."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(shape)

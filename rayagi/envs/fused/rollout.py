@@ -1,7 +1,7 @@
-"""FusedRollout: T steps of N environments, the policy included, in one call of a compiled kernel.
+"""FusedRollout: T steps of N environments, including policy inference, in one call of a compiled kernel.
 
-What the MLBench'22 paper left to future work (§7): simulation, inference, sampling, reset and storage fused. A tile of
-environments goes through all T steps while its state, its activations and the weights are in the cache.
+The MLBench'22 paper leaves this to future work (§7): simulation, inference, sampling, reset and storage are fused. A tile of
+environments runs all T steps while its state, its activations and the weights are in the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayagi.native.pointers import pointer
 
 
 class FusedRollout:
-    """Fills rollouts from the environments of a C form."""
+    """Fills rollouts from the environments of a C backend."""
 
     def __init__(self, backend: CBackend) -> None:
         self.backend = backend
@@ -33,17 +33,17 @@ class FusedRollout:
         """T steps of every environment. Actions are sampled with ``draws.exploration_noise`` of ``iteration``.
 
         Args:
-            rollout: every field but ``log_probs`` and ``running_returns`` is filled; on the host
+            rollout: every field except ``log_probs`` and ``running_returns`` is filled; on the host
             policy: on the host
-            iteration: position of the noise
-            running: return of each running episode, taken from and left for the neighbouring rollouts   (N,) float64
+            iteration: counter of the exploration noise
+            running: return of each running episode, updated in place and carried to the next rollout   (N,) float64
 
         Returns:
-            the episodes that ended, in the order of steps and then environments.
+            the episodes that ended, ordered by step, then by environment.
 
         Raises:
-            ValueError: rollout or policy are not of these environments.
-            MemoryError: no room for the activations.
+            ValueError: rollout or policy do not match these environments.
+            MemoryError: the activations cannot be allocated.
         """
         backend = self.backend
         num_steps = rollout.num_steps
@@ -73,7 +73,7 @@ class FusedRollout:
         return Episodes(final_returns[steps, ids].tolist(), final_lengths[steps, ids].tolist())
 
     def _final_storage(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Touched only where episodes end, so that most of it stays without pages."""
+        """Buffers of final observations, returns and lengths. Uninitialised: pages are written only where episodes end."""
         shape = rollout.rewards.shape
         if self._finals is None or self._finals[1].shape != shape:
             self._finals = (

@@ -1,7 +1,7 @@
-"""What a simulator is: a few functions of scalars, from which every form of it is made.
+"""Base class of fused simulators: a few scalar functions of one environment, from which every backend is generated.
 
-The functions see one environment. Their numbers are reals; they may be torch tensors over environments, Python floats, or
-traced expressions, so they are written with arithmetic, comparisons, ``&``, ``|``, ``~`` and ``ops``, and never branch.
+The functions are called with Python floats, torch tensors over environments, or traced expressions. So they use arithmetic,
+comparisons, ``&``, ``|``, ``~`` and ``ops``, and never branch on a value.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, ClassVar, NamedTuple
 from actors.protocols import ActionSpec
 
 Scalar = Any
-"""A real (or the outcome of a comparison) of one environment, in whatever form the function is run."""
+"""A real or a truth value of one environment: a number, a tensor over environments, or an expression."""
 
 ENGINE = "fused"
 
 
 @dataclass(frozen=True, slots=True)
 class Discrete:
-    """One of ``count`` choices. ``step`` sees its number as a real: 0.0, 1.0, ..."""
+    """One of ``count`` choices. ``step`` gets its index as a real: 0.0, 1.0, ..."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One real per dimension. ``step`` sees a tuple, clipped to the box."""
+    """One real per dimension. ``step`` gets a tuple, clipped to the box."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
 
 
 class Transition(NamedTuple):
-    """What ``step`` returns."""
+    """Result of ``step``."""
 
     state: Sequence[Scalar]
     reward: Scalar
@@ -45,25 +45,25 @@ class Transition(NamedTuple):
 
 
 class Simulator(ABC):
-    """Base of simulators. Options are constructor arguments, kept as attributes; the functions are pure."""
+    """Base class. Options are constructor arguments, kept as attributes; the functions are pure."""
 
     description: ClassVar[str] = ""
-    """What it is, in a few words."""
+    """Description for ``rayagi envs``, in a few words."""
     state: ClassVar[tuple[str, ...]]
     """Names of the state's reals."""
     actions: Discrete | Box
     max_episode_steps: int | None = None
-    """After which a time limit cuts the episode."""
+    """Time limit: after this many steps an episode is truncated."""
     num_draws: ClassVar[int]
-    """Uniform numbers that ``start`` takes."""
+    """Uniform random numbers that ``start`` takes."""
 
     @abstractmethod
     def start(self, draws: Sequence[Scalar]) -> Sequence[Scalar]:
-        """First state of an episode from uniform numbers in [0, 1)."""
+        """Initial state of an episode from uniform random numbers in [0, 1)."""
 
     @abstractmethod
     def step(self, s: Any, action: Any) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        """Next state, reward, whether the task ended. ``s`` has the state's names, in order: ``s.x``, or ``x, y = s``."""
+        """Next state, reward, terminated. ``s`` has the state's names, in order: ``s.x``, or ``x, y = s``."""
 
     def observe(self, s: Any) -> Sequence[Scalar]:
         """Observation of a state; by default the state itself."""
@@ -71,7 +71,7 @@ class Simulator(ABC):
 
     @property
     def name(self) -> str:
-        """For messages and kernels."""
+        """Name in error messages and generated code."""
         return type(self).__name__
 
 
@@ -81,12 +81,12 @@ def _state_type(names: tuple[str, ...]) -> Any:
 
 
 def named(simulator: Simulator, values: Sequence[Scalar]) -> Any:
-    """A state's reals under their names."""
+    """The state's reals as a named tuple."""
     return _state_type(tuple(simulator.state))(*values)
 
 
 def action_spec(simulator: Simulator) -> ActionSpec:
-    """The actions as policies know them."""
+    """The simulator's actions as an ActionSpec."""
     actions = simulator.actions
     if isinstance(actions, Discrete):
         return ActionSpec(kind="discrete", dim=1, num_choices=actions.count)
@@ -94,10 +94,10 @@ def action_spec(simulator: Simulator) -> ActionSpec:
 
 
 def action_dim(simulator: Simulator) -> int:
-    """Reals of one action."""
+    """Number of reals of one action."""
     return 1 if isinstance(simulator.actions, Discrete) else len(simulator.actions.low)
 
 
 def between(draw: Scalar, low: float, high: float) -> Scalar:
-    """A uniform number in [0, 1) stretched to [low, high)."""
+    """A uniform number in [0, 1) scaled to [low, high)."""
     return low + (high - low) * draw

@@ -1,4 +1,4 @@
-"""A simulator's functions as graphs: each is called once with expressions instead of numbers."""
+"""Tracer of simulators: each function is called once with symbolic expressions, which record a graph."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rayagi.envs.fused.expressions import Expr, Graph, Kind, Node
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator, action_dim, named
 
 MAX_NODES = 100_000
-"""More than that, and no compiler comes to an end in time."""
+"""Largest traced function: C compilers take too long for larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Operations in an order in which each comes after what it needs; only what the outputs need is there.
+    """A traced function: nodes in topological order, without those that no output needs.
 
     Attributes:
-        inputs: names, in the caller's order; each is a real. Those that no output needs have no node.
+        inputs: names of the arguments, all reals, in the caller's order. Unused ones have no node
         nodes: inputs, constants and operations
         outputs: index of each output's node
     """
@@ -32,13 +32,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A simulator's three functions.
+    """A simulator's three traced functions.
 
     Attributes:
-        start: draws to state. Inputs ``draw0``, ...; outputs in the order of the simulator's ``state``
-        step: inputs: the state's names, then ``action0``, ... (in the box already; a choice as 0.0, 1.0, ...);
+        start: inputs ``draw0``, ...; outputs: the state's reals, in the order of ``Simulator.state``
+        step: inputs: the state's names, then ``action0``, ... (clipped already; a choice as 0.0, 1.0, ...);
             outputs: the next state, reward, terminated (a truth value)
-        observe: state to observation
+        observe: inputs: the state's names; outputs: the observation
     """
 
     simulator: Simulator
@@ -48,7 +48,7 @@ class Traced:
 
     @property
     def obs_dim(self) -> int:
-        """Reals of one observation."""
+        """Number of reals of one observation."""
         return len(self.observe.outputs)
 
 
@@ -56,8 +56,8 @@ def trace(simulator: Simulator) -> Traced:
     """Trace a simulator's functions.
 
     Raises:
-        SimulatorError: one cannot be traced (it branches on a value, say), or returns something else than it should; with
-            the simulator, the function, and the line where that is known.
+        SimulatorError: a function cannot be traced (for example it branches on a value), or has a wrong result. The message
+            names the simulator, the function and, if known, the line.
     """
     check_declaration(simulator)
     names = tuple(simulator.state)
@@ -93,7 +93,7 @@ def trace_function(
     """Trace a function of reals. The last ``truths`` of its outputs are truth values, the others reals.
 
     Raises:
-        SimulatorError: it cannot be traced, or an output is not what it should be.
+        SimulatorError: it cannot be traced, or an output has the wrong kind.
     """
     graph = Graph(place)
     given = [graph.input(name) for name in inputs]
@@ -108,27 +108,29 @@ def trace_function(
 
 
 def check_declaration(simulator: Simulator) -> None:
-    """Raise SimulatorError where a simulator's declarations contradict each other."""
+    """Raise SimulatorError if a simulator's declarations are invalid."""
     place = simulator.name
     names = getattr(simulator, "state", ())
     if isinstance(names, str) or not names or len(set(names)) != len(names):
         raise SimulatorError(place, f"state is {names!r}; it must be a tuple of different names")
     wrong = [name for name in names if not str(name).isidentifier() or str(name).startswith("_")]
     if wrong:
-        raise SimulatorError(place, f"{wrong[0]!r} in state is not a name that Python takes")
+        raise SimulatorError(place, f"{wrong[0]!r} in state is not a valid public Python identifier")
     actions = getattr(simulator, "actions", None)
     if isinstance(actions, Discrete):
         if actions.count < 2:
-            raise SimulatorError(place, f"actions are Choices({actions.count}); there must be at least 2")
+            raise SimulatorError(place, f"actions are Discrete({actions.count}); there must be at least 2")
     elif not isinstance(actions, Box):
-        raise SimulatorError(place, f"actions is {actions!r}; it must be Choices(n) or Box(low, high)")
+        raise SimulatorError(place, f"actions is {actions!r}; it must be Discrete(n) or Box(low, high)")
     elif not actions.low or len(actions.low) != len(actions.high) or not _ordered(actions):
         raise SimulatorError(
-            place, f"{actions} is no box; low and high are tuples of one size, low below high"
+            place, f"{actions} is invalid: low and high must be tuples of one size, low below high"
         )
     draws = getattr(simulator, "num_draws", None)
     if not isinstance(draws, int) or draws < 0:
-        raise SimulatorError(place, f"num_draws is {draws!r}; it is how many uniform numbers start takes")
+        raise SimulatorError(
+            place, f"num_draws is {draws!r}; it must be the number of random numbers of start"
+        )
 
 
 def _ordered(box: Box) -> bool:
@@ -147,7 +149,7 @@ def _traced(
         return trace_function(place, function, inputs, truths)
     except SimulatorError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # any exception of the user's code
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise SimulatorError(
             f"{place}, {last.filename}:{last.lineno}", f"{type(error).__name__}: {error}"
@@ -157,7 +159,9 @@ def _traced(
 def _sized(simulator: Simulator, function: str, what: str, given: Any, size: int | None) -> Sequence[Any]:
     place = f"{simulator.name}.{function}"
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise SimulatorError(place, f"it returns a {type(given).__name__}, and not its {what} as a tuple")
+        raise SimulatorError(
+            place, f"it returns a {type(given).__name__}; it must return its {what} as a tuple"
+        )
     if size is None and not given:
         raise SimulatorError(place, f"its {what} is empty")
     if size is not None and len(given) != size:
@@ -166,7 +170,7 @@ def _sized(simulator: Simulator, function: str, what: str, given: Any, size: int
 
 
 def needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Function:
-    """The graph without what no output needs."""
+    """Dead code elimination: the graph without nodes that no output needs."""
     live = set(_reached(graph, outputs))
     kept = [index for index in range(len(graph.nodes)) if index in live]
     number = {index: new for new, index in enumerate(kept)}
@@ -178,10 +182,11 @@ def needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Functio
 
 
 def _reached(graph: Graph, outputs: list[int]) -> Iterator[int]:
-    waiting, seen = list(outputs), set(outputs)
-    while waiting:
-        index = waiting.pop()
+    """Indices of the nodes from which outputs are computed."""
+    stack, visited = list(outputs), set(outputs)
+    while stack:
+        index = stack.pop()
         yield index
-        fresh = set(graph.nodes[index].args) - seen
-        seen |= fresh
-        waiting += fresh
+        fresh = set(graph.nodes[index].args) - visited
+        visited |= fresh
+        stack += fresh

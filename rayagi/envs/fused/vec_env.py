@@ -1,4 +1,4 @@
-"""Fused environments one step at a time, and whole rollouts at once: what the simulator role owns."""
+"""VecEnv and RolloutEnv of fused simulators: one step at a time, or whole rollouts in one call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayagi.envs.providers import check_num_envs
 
 
 class BackendVecEnv:
-    """Implements VecEnv for any form on the host. Actions are clipped to the box."""
+    """Implements VecEnv for any backend on the host. Actions are clipped to the box."""
 
     resumes_episodes = True
 
@@ -60,7 +60,7 @@ class BackendVecEnv:
         )
 
     def state_dict(self) -> StateDict:
-        """State, steps and number of every running episode."""
+        """State, elapsed steps and number of every running episode."""
         env_state = self._backend.env_state
         return {
             "state": env_state.state.clone(),
@@ -69,13 +69,13 @@ class BackendVecEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Go on within the saved episodes of as many environments."""
+        """Continue the saved episodes of as many environments."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._backend.env_state.copy_(BatchedEnvState(state["state"], state["elapsed"], state["episode"]))
         return self._rows(self._backend.observe())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     @staticmethod
     def _rows(columns: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class BackendVecEnv:
 
 
 class FusedVecEnv(BackendVecEnv):
-    """Implements RolloutEnv: the C form, which also acts."""
+    """Implements RolloutEnv: the C backend, whose kernel also runs the policy."""
 
     _backend: CBackend
 

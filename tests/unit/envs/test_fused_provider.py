@@ -79,7 +79,7 @@ def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
 def test_too_many_environments_are_refused_before_anything_is_allocated():
     # 4 of state, twice 4 of observation, 1 of action, 6 more: 19 numbers of 4 bytes
     with pytest.raises(
-        EnvironmentOptionError, match=r"take 70780\.5 GiB, and this process may have .*lower num_envs"
+        EnvironmentOptionError, match=r"need 70780\.5 GiB, and the memory limit .*lower num_envs"
     ):
         made("fused/CartPole-v1", num_envs=10**12)
 
