@@ -1,12 +1,11 @@
-"""Whether a simulator's kernels do what its functions say: any form against the reference, from the middle of episodes.
+"""Parity check: compares any backend of a simulator with the reference, from the middle of episodes.
 
 from rayagi.envs.fused import parity
 parity.check(MySimulator())
 
-Twice, for two things may differ. In float64 a form goes its own way for all steps and must arrive where the reference does:
-what is left of rounding hides no mistake in a program. In float32, where rounding alone may carry a simulator further than
-1e-6 in 20 steps (docs/fused.md), every step begins where the reference stands. Differences are relative to a field's scale:
-its largest value anywhere, or 1 where that is more.
+It runs twice. In float64 both take all steps independently: rounding is too small to hide a mistake in a program. In float32
+rounding alone may exceed 1e-6 in 20 steps (docs/fused.md), so every step starts from the reference's state. Differences are
+relative to a field's scale: its largest absolute value in any environment, or 1 if that is more.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ from rayagi.envs.fused.simulator import Simulator
 EXACT = 1e-9
 """Tolerance in float64."""
 _SPLIT_SHARE = 0.01
-"""Of environments that may end at another step, or choose otherwise: a threshold that lies within the tolerance."""
+"""Largest fraction of environments that may terminate or choose differently, because a value is close to a threshold."""
 Fields = Mapping[str, Tensor]
-"""What K steps gave, by name: (K, N), or (K, rows, N). What is no real must be equal; ``final_obs`` where episodes ended."""
+"""Results of K steps by name: (K, N), or (K, rows, N). Integers and booleans must be equal; ``final_obs`` counts only where
+episodes ended."""
 
 
 class ParityError(EnvError):
-    """A form does not do what the reference does."""
+    """A backend differs from the reference."""
 
     def __init__(self, simulator: str, difference: str) -> None:
         super().__init__(simulator, difference)
@@ -45,12 +45,12 @@ class ParityError(EnvError):
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The largest differences that were found, of a field's scale.
+    """Largest differences found, relative to a field's scale.
 
     Attributes:
-        exact: in float64, after any number of steps
-        single: in float32, after one step
-        split: environments that ended at another step, or chose otherwise, at a threshold
+        exact: in float64, over all steps
+        single: in float32, over one step
+        split: environments that ended at another step or chose another action, at a threshold
     """
 
     exact: float
@@ -68,24 +68,24 @@ def check(
     tolerance: float = 1e-6,
     seed: int = 0,
 ) -> Parity:
-    """Run a form and the reference side by side with the same random actions, from states that the reference wandered to.
+    """Run a backend and the reference with the same random actions, from states after ``warm_up`` random steps.
 
     Args:
-        simulator: whose forms are compared
-        make_backend: what makes the form, of the setting's type of reals; by default the C form
-        num_envs: environments, the last tile not full
-        num_steps: steps side by side
-        warm_up: steps of the reference before
-        tolerance: of one step in float32; what a stiff simulator cannot keep. In float64 it is EXACT
-        seed: of everything
+        simulator: the simulator to check
+        make_backend: constructor of the backend; by default the C backend
+        num_envs: environments; by default the last tile is partial
+        num_steps: compared steps
+        warm_up: random steps of the reference before
+        tolerance: of one step in float32; raise it for a stiff simulator. In float64 it is EXACT
+        seed: of all random numbers
 
     Raises:
-        ParityError: they differ; with the step, the environment and the values.
+        ParityError: they differ; the message names the step, the environment and the values.
         SimulatorError: the simulator cannot be traced.
-        KernelError: the form cannot be made here.
+        KernelError: the backend cannot be built on this machine.
     """
 
-    def course(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
+    def compare(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
         env_config = EnvConfig(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
         reference, backend = TorchBackend(env_config), make_backend(env_config)
         wandered(reference, warm_up)
@@ -93,12 +93,12 @@ def check(
         wanted, given = zip(*_steps(reference, backend, num_steps, block), strict=True)
         return compared(simulator, joined(wanted), joined(given), tolerance, free=block > 1)
 
-    exact, single = course(torch.float64, num_steps, EXACT), course(torch.float32, 1, tolerance)
+    exact, single = compare(torch.float64, num_steps, EXACT), compare(torch.float32, 1, tolerance)
     return Parity(exact[0], single[0], exact[1] + single[1])
 
 
 def wandered(reference: TorchBackend, num_steps: int) -> None:
-    """Begin, and take some steps at random."""
+    """Start, and take some random steps."""
     env_config = reference.env_config
     reference.start()
     reference.run_random_actions(0, num_steps, Totals.allocate(env_config.num_envs, real=env_config.real))
@@ -107,7 +107,7 @@ def wandered(reference: TorchBackend, num_steps: int) -> None:
 def _steps(
     reference: TorchBackend, backend: FusedBackend, num_steps: int, block: int
 ) -> Iterator[tuple[Fields, Fields]]:
-    """What both give, ``block`` steps at a time, each block from where the reference stands."""
+    """Results of both, ``block`` steps at a time; each block starts from the reference's state."""
     env_config, obs_dim = reference.env_config, len(reference.observe())
     indices = torch.arange(env_config.num_envs)
     for begin in range(0, num_steps, block):
@@ -127,40 +127,42 @@ def _steps(
 
 
 def joined(parts: Sequence[Fields]) -> Fields:
-    """Of all blocks."""
+    """Concatenate the blocks' results."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def compared(
     simulator: Simulator, wanted: Fields, given: Fields, tolerance: float, *, free: bool
 ) -> tuple[float, int]:
-    """The largest difference of a field's scale, and how many environments went another way at a threshold.
+    """The largest difference relative to a field's scale, and the number of environments that diverged at a threshold.
 
     Args:
-        simulator: for messages
-        wanted: ``terminated`` and ``truncated`` among them
-        given: of the same names
+        simulator: for error messages
+        wanted: the reference's results, including ``terminated`` and ``truncated``
+        given: the backend's, of the same names
         tolerance: of the differences
-        free: each step begins where the one before ended, so that after another end it is another episode
+        free: steps continue from each other, so that after a different termination the episodes no longer correspond
 
     Raises:
         ParityError: they differ.
     """
-    whole = [name for name, values in wanted.items() if not values.is_floating_point()]
-    differs = torch.stack([wanted[name] != given[name] for name in whole]).any(0)
-    gone = differs.cummax(0).values if free else differs
-    split = int(gone.any(0).sum())
-    if split > _SPLIT_SHARE * gone.shape[1]:
+    # 1. Integers and booleans: equal, except in a few environments at a threshold.
+    discrete = [name for name, values in wanted.items() if not values.is_floating_point()]
+    differs = torch.stack([wanted[name] != given[name] for name in discrete]).any(0)
+    diverged = differs.cummax(0).values if free else differs
+    split = int(diverged.any(0).sum())
+    if split > _SPLIT_SHARE * diverged.shape[1]:
         step, env = (int(i) for i in differs.nonzero()[0])
         raise ParityError(
             simulator.name,
-            f"environment {env} ends at step {step} in one form alone, as do {split - 1} others",
+            f"environment {env} ends at step {step} in one backend only, as do {split - 1} others",
         )
+    # 2. Reals, in all other environments.
     ended = wanted["terminated"] | wanted["truncated"]
-    reals = wanted.keys() - set(whole)
+    reals = wanted.keys() - set(discrete)
     worst = 0.0
     for name in sorted(reals):
-        mask = ~gone & ended if name == "final_obs" else ~gone
+        mask = ~diverged & ended if name == "final_obs" else ~diverged
         mask = mask if wanted[name].ndim == 2 else mask.unsqueeze(1)
         difference = _same(simulator, name, given[name] * mask, wanted[name] * mask, tolerance)
         worst = max(worst, difference)
@@ -168,7 +170,7 @@ def compared(
 
 
 def _same(simulator: Simulator, what: str, given: Tensor, wanted: Tensor, tolerance: float) -> float:
-    """The largest difference."""
+    """The largest difference relative to the field's scale. Raises ParityError above the tolerance."""
     scale = wanted.abs().amax((0, -1), keepdim=True).clamp(min=1.0)
     difference = (given - wanted).abs() / scale
     wrong = ~(difference <= tolerance)

@@ -1,4 +1,4 @@
-"""Whether a rollout of one kernel is what the loop of simulator and policy in torch gives, as parity.py does it for steps.
+"""Parity check of rollouts: compares the fused rollout kernel with a torch loop of simulator and policy, like parity.py.
 
 from rayagi.envs.fused import rollout_parity
 rollout_parity.check(MySimulator())
@@ -44,37 +44,37 @@ def check(
     tolerance: float = 1e-6,
     seed: int = 0,
 ) -> Parity:
-    """Act with a random policy in the kernel and in torch, with the same random numbers.
+    """Run a random policy in the kernel and in torch, with the same random numbers.
 
     Args:
-        simulator: whose rollouts are compared
-        hidden: units of the policy's layers
-        activation: between them
-        num_envs: environments, the last tile not full
+        simulator: the simulator to check
+        hidden: sizes of the policy's hidden layers
+        activation: of the hidden layers
+        num_envs: environments; by default the last tile is partial
         num_steps: T in float64; as many rollouts of one step in float32
-        warm_up: steps of the reference before
+        warm_up: random steps of the reference before
         tolerance: of one step in float32. In float64 it is EXACT
-        seed: of everything
+        seed: of all random numbers
 
     Raises:
-        ParityError: they differ; with the step, the environment and the values.
+        ParityError: they differ; the message names the step, the environment and the values.
         SimulatorError: the simulator cannot be traced.
-        KernelError: there is no kernel here.
+        KernelError: the kernel cannot be built on this machine.
     """
 
-    def course(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
+    def compare(real: torch.dtype, block: int, tolerance: float) -> tuple[float, int]:
         env_config = EnvConfig(simulator, num_envs, 7, seed, warm_up + num_steps // 2, real)
-        loop = _Loop(env_config, hidden, activation)
+        loop = _TorchLoop(env_config, hidden, activation)
         wandered(loop.backend, warm_up)
         wanted, given = zip(*loop.beside(CBackend(env_config), num_steps, block), strict=True)
         return compared(simulator, joined(wanted), joined(given), tolerance, free=block > 1)
 
-    exact, single = course(torch.float64, num_steps, EXACT), course(torch.float32, 1, tolerance)
+    exact, single = compare(torch.float64, num_steps, EXACT), compare(torch.float32, 1, tolerance)
     return Parity(exact[0], single[0], exact[1] + single[1])
 
 
-class _Loop:
-    """Observe, infer, sample and step, an operation at a time."""
+class _TorchLoop:
+    """Unfused loop: observe, infer, sample and step in eager torch."""
 
     def __init__(self, env_config: EnvConfig, hidden: tuple[int, ...], activation: ActivationName) -> None:
         self.env_config, self.backend = env_config, TorchBackend(env_config)
@@ -86,7 +86,7 @@ class _Loop:
         self.policy = _random_policy(sizes, activation, env_config.real, drawn_reals=not self._discrete)
 
     def beside(self, backend: CBackend, num_steps: int, block: int) -> Iterator[tuple[Fields, Fields]]:
-        """What both give, ``block`` steps at a time, each block from where this loop stands."""
+        """Results of both, ``block`` steps at a time; each block starts from this loop's state."""
         kernel = FusedRollout(backend)
         for number in range(num_steps // block):
             backend.env_state.copy_(self.backend.env_state)
@@ -94,18 +94,18 @@ class _Loop:
             kernel.collect_rollout(
                 rollout, self.policy, number, torch.zeros(self.env_config.num_envs, dtype=torch.float64)
             )
-            yield joined([self._step(noise) for noise in self._noise(number, block)]), _told(rollout)
+            yield joined([self._step(noise) for noise in self._noise(number, block)]), _fields_of(rollout)
 
     def _step(self, noise: Tensor) -> Fields:
         raw, policy = self.backend.observe(), self.policy
-        seen = raw.t()
+        obs = raw.t()
         if policy.shift is not None and policy.scale is not None:
-            seen = ((seen - policy.shift) * policy.scale).clamp(-policy.clip, policy.clip)
-        outputs = _inferred(policy, seen)
+            obs = ((obs - policy.shift) * policy.scale).clamp(-policy.clip, policy.clip)
+        outputs = _inferred(policy, obs)
         actions = (outputs + noise).argmax(-1) if policy.std is None else outputs + policy.std * noise
         out = StepBatch.allocate(1, self.env_config.num_envs, self._obs_dim, real=self.env_config.real)
         self.backend.run(actions.unsqueeze(0), out)
-        acted = {"raw_obs": raw, "obs": seen.t(), "outputs": outputs.t(), "actions": actions.t()}
+        acted = {"raw_obs": raw, "obs": obs.t(), "outputs": outputs.t(), "actions": actions.t()}
         after = {"rewards": out.rewards, "terminated": out.terminated, "truncated": out.truncated}
         after |= {"next_obs": out.obs, "final_obs": out.final_obs}
         return {name: values.unsqueeze(0) for name, values in acted.items()} | after
@@ -124,7 +124,7 @@ class _Loop:
         )
 
     def _storage(self, num_steps: int) -> Rollout:
-        """A rollout of the setting's reals."""
+        """An empty rollout with reals of ``env_config.real``."""
         env_config = self.env_config
         info = EnvInfo(
             env_id=env_config.simulator.name,
@@ -139,8 +139,8 @@ class _Loop:
         return replace(empty, **{name: values.to(env_config.real) for name, values in reals.items()})
 
 
-def _told(rollout: Rollout) -> Fields:
-    """A rollout's fields as the loop gives them: environments innermost."""
+def _fields_of(rollout: Rollout) -> Fields:
+    """A rollout's fields in the loop's layout: the environment is the last dimension."""
     final_obs = torch.zeros_like(rollout.raw_obs)
     for step, ids, obs in rollout.finals:
         final_obs[step, ids] = obs
@@ -151,18 +151,19 @@ def _told(rollout: Rollout) -> Fields:
     return columns | {name: getattr(rollout, name) for name in ("rewards", "terminated", "truncated")}
 
 
-def _inferred(policy: PolicyTensors, seen: Tensor) -> Tensor:
+def _inferred(policy: PolicyTensors, obs: Tensor) -> Tensor:
     """Distribution parameters (N, outputs)."""
     *inner, (weight, bias) = zip(policy.weights, policy.biases, strict=True)
+    hidden = obs
     for hidden_weight, hidden_bias in inner:
-        seen = _ACTIVATIONS[policy.activation](functional.linear(seen, hidden_weight, hidden_bias))
-    return functional.linear(seen, weight, bias)
+        hidden = _ACTIVATIONS[policy.activation](functional.linear(hidden, hidden_weight, hidden_bias))
+    return functional.linear(hidden, weight, bias)
 
 
 def _random_policy(
     sizes: list[int], activation: ActivationName, real: torch.dtype, *, drawn_reals: bool
 ) -> PolicyTensors:
-    """Weights of the usual size, drawn in float32, so that both types have the same."""
+    """Random weights of variance 1 / fan_in, drawn in float32, so that float32 and float64 get the same."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

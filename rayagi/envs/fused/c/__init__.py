@@ -1,1 +1,1 @@
-"""The C form: what a simulator becomes on a CPU."""
+"""C backend (engine fused): a simulator compiled to vectorised C for the CPU."""

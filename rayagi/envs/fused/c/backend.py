@@ -1,4 +1,4 @@
-"""Environments in a compiled program: K steps of all of them in one call, on threads of this process."""
+"""C backend: K steps of N environments per call of a compiled library, on threads of this process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ FUSED = Kernel(
     without="engine fused_torch needs no compiler",
 )
 _STEPS_PER_THREAD = 1 << 14
-"""Environment steps that are worth waking a thread for."""
+"""Minimum environment steps per thread."""
 
 
 class BatchedEnvStatePointers(ctypes.Structure):
-    """BatchedEnvState of worlds.h."""
+    """Mirror of worlds.h's BatchedEnvState."""
 
     _fields_ = (
         ("n", ctypes.c_int64),
@@ -48,7 +48,7 @@ class BatchedEnvStatePointers(ctypes.Structure):
 
 
 class StepBatchPointers(ctypes.Structure):
-    """StepBatch of worlds.h."""
+    """Mirror of worlds.h's StepBatch."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("obs", "rewards", "terminated", "truncated", "final_obs")
@@ -56,7 +56,7 @@ class StepBatchPointers(ctypes.Structure):
 
 
 class RolloutPointers(ctypes.Structure):
-    """Rollout of rollout.h."""
+    """Mirror of rollout.h's Rollout."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p)
@@ -76,14 +76,14 @@ MIRRORS: Mirrors = {
 
 
 class CBackend:
-    """Implements Form. Numbers depend on neither the number of threads nor where an environment stands."""
+    """Implements FusedBackend. Results do not depend on the number of threads or an environment's position."""
 
     def __init__(self, env_config: EnvConfig, num_threads: int = 1) -> None:
-        """Compile and load, unless this was done before.
+        """Compile and load the library (cached on disk) and allocate the environments.
 
         Raises:
             SimulatorError: the simulator cannot be traced.
-            KernelError: it cannot be compiled here.
+            KernelError: it cannot be compiled on this machine.
         """
         self.env_config = env_config
         self.traced, self.library = compiled(env_config.simulator, env_config.real)
@@ -94,12 +94,12 @@ class CBackend:
         self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
 
     def start(self) -> None:
-        """A new episode everywhere."""
+        """Start a new episode in every environment."""
         env_state = self.env_state_pointers()
         self.on_threads(1, lambda begin, end: self.library.rayagi_start(env_state, begin, end))
 
     def observe(self) -> Tensor:
-        """(D, N)."""
+        """Observations (D, N)."""
         obs = torch.empty((self.traced.obs_dim, self.env_config.num_envs), dtype=self.env_config.real)
         env_state = self.env_state_pointers()
         self.on_threads(
@@ -108,7 +108,7 @@ class CBackend:
         return obs
 
     def run(self, actions: Tensor, out: StepBatch) -> None:
-        """K steps in one call of each thread."""
+        """K steps in one library call per thread."""
         num_steps = len(out.rewards)
         check_actions(self.env_config, actions, num_steps)
         given = actions.contiguous()
@@ -123,7 +123,7 @@ class CBackend:
         )
 
     def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps in one call of each thread."""
+        """K steps in one library call per thread."""
         env_state, rewards, ended = self.env_state_pointers(), pointer(out.rewards), pointer(out.ended)
         self.on_threads(
             num_steps,
@@ -133,7 +133,7 @@ class CBackend:
         )
 
     def env_state_pointers(self) -> Any:
-        """Where the environments are, for a call."""
+        """Pointer to a BatchedEnvState struct for a library call."""
         env_config, env_state = self.env_config, self.env_state
         return ctypes.byref(
             BatchedEnvStatePointers(
@@ -146,23 +146,23 @@ class CBackend:
         )
 
     def on_threads(self, num_steps: int, call: Callable[[int, int], Any]) -> list[Any]:
-        """Call with (begin, end) of environments, each part on a thread of its own. Returns what the calls returned."""
+        """Split the environments into ranges of whole tiles; ``call(begin, end)`` on a thread each. Returns the results."""
         n = self.env_config.num_envs
         tiles = -(-n // LANES)
         parts = max(1, min(self.num_threads, tiles, n * num_steps // _STEPS_PER_THREAD))
-        borders = [min(n, tiles * part // parts * LANES) for part in range(parts + 1)]
-        first, *others = pairwise(borders)
-        waiting = [self._pool.submit(call, *span) for span in others] if self._pool is not None else []
-        return [call(*first), *(one.result() for one in waiting)]
+        bounds = [min(n, tiles * part // parts * LANES) for part in range(parts + 1)]
+        first, *others = pairwise(bounds)
+        futures = [self._pool.submit(call, *span) for span in others] if self._pool is not None else []
+        return [call(*first), *(future.result() for future in futures)]
 
     def close(self) -> None:
-        """End the threads. Safe to call twice."""
+        """Stop the threads. Safe to call twice."""
         if self._pool is not None:
             self._pool.shutdown()
 
 
 def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CDLL]:
-    """A simulator's trace and its program, loaded."""
+    """Trace a simulator, and compile and load its library."""
     traced = trace(simulator)
     library = load_kernel(FUSED, f"{simulator.name} in C", source(traced, real))
     i64, u32, address = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
@@ -178,12 +178,12 @@ def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CD
 
 
 def load_kernel(kernel: Kernel, what: str, program: str) -> ctypes.CDLL:
-    """A program of these structs, compiled and loaded; ``what`` says what it is.
+    """Compile and load a program that uses these structs; ``what`` names it in error messages.
 
-    Its reference is an engine of its own, which users ask for by name: it is never used unasked.
+    There is no automatic fallback: the reference is an engine of its own, fused_torch.
 
     Raises:
-        KernelError: it cannot be compiled here.
+        KernelError: it cannot be compiled on this machine.
     """
     try:
         return kernel.load(program, mirrors=MIRRORS)
@@ -192,5 +192,5 @@ def load_kernel(kernel: Kernel, what: str, program: str) -> ctypes.CDLL:
 
 
 def pointers(structure: Any, holder: Any) -> Any:
-    """A structure filled with the pointers of an object's tensors of the same names."""
+    """A struct filled with the addresses of an object's tensors of the same names."""
     return ctypes.byref(structure(*(pointer(getattr(holder, name)) for name, _ in structure._fields_)))

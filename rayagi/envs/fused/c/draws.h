@@ -1,10 +1,12 @@
-/* Random numbers: PCG-4D (Jarzynski, Olano 2020), as rayagi/envs/fused/draws.py has it. */
+/* Counter-based random numbers: PCG-4D (Jarzynski, Olano 2020), the same as rayagi/envs/fused/draws.py. */
 
 enum { START = 0, EXPLORE = 1 };
 
+/* The upper 24 bits as a real in [0, 1). */
 ALWAYS real unit(uint32_t word) { return (real)(int32_t)(word >> 8) * (real)0x1p-24; }
 
-/* ``count`` numbers of 24 bits per lane, in [0, 1); four come of a block. out: (count, L), with room for whole blocks. */
+/* ``count`` uniform numbers in [0, 1) per lane; a block gives four. out: (count, L), allocated for whole blocks.
+   Counter words: x = environment index, y = position, z = 4 * step + purpose, w = word + block * 0x9E3779B9. */
 static inline void uniform(uint32_t word, const uint32_t *restrict index, const uint32_t *restrict position, uint32_t step,
                            uint32_t purpose, int count, real *restrict out) {
     uint32_t z0 = (step * 4u + purpose) * 1664525u + 1013904223u;
@@ -12,6 +14,7 @@ static inline void uniform(uint32_t word, const uint32_t *restrict index, const 
         uint32_t w0 = word * 1664525u + 1013904223u;
 #pragma omp simd
         for (int j = 0; j < L; j++) {
+            /* an LCG step of each word, a mixing round, a xorshift, a second mixing round */
             uint32_t x = index[j] * 1664525u + 1013904223u, y = position[j] * 1664525u + 1013904223u, z = z0, w = w0;
             x += y * w; y += z * x; z += x * y; w += y * z;
             x ^= x >> 16; y ^= y >> 16; z ^= z >> 16; w ^= w >> 16;

@@ -1,31 +1,34 @@
 /* A rollout in one kernel: observation, inference, sampling, simulation, reset and storage, tile by tile. */
 
-#define NOISE (CHOICES ? CHOICES : A)               /* numbers per step: also the policy's outputs */
-#define NOISE_DRAWS (CHOICES ? CHOICES : (A + 1) / 2 * 2) /* normal numbers come in pairs */
+#define NOISE (CHOICES ? CHOICES : A)               /* noise numbers per step = outputs of the policy */
+#define NOISE_DRAWS (CHOICES ? CHOICES : (A + 1) / 2 * 2) /* uniform numbers per step: Box-Muller makes pairs */
 
+/* Output tensors of a rollout, allocated by Python (rollout.py). Each thread writes only the rows of its own environments, so
+   nothing is shared and nothing is atomic. */
 typedef struct {
-    real *raw_obs;          /* (T, n, D) */
-    real *obs;              /* (T, n, D): what the network saw */
-    real *outputs;          /* (T, n, NOISE) */
-    int64_t *choices;        /* (T, n) */
-    real *reals;            /* (T, n, A) */
+    real *raw_obs;          /* (T, n, D): observations before normalisation */
+    real *obs;              /* (T, n, D): input of the network */
+    real *outputs;          /* (T, n, NOISE): logits, or means */
+    int64_t *choices;        /* (T, n): discrete actions, or null */
+    real *reals;            /* (T, n, A): real actions, not clipped, or null */
     real *rewards;          /* (T, n) */
     uint8_t *terminated;     /* (T, n) */
     uint8_t *truncated;      /* (T, n) */
-    real *last_obs;         /* (n, D) */
-    real *final_obs;        /* (T, n, D), told where an episode ended */
-    double *running;         /* (n): return of the running episode, before and after */
-    double *final_returns;   /* (T, n), told where an episode ended */
-    int32_t *final_lengths;  /* (T, n), told where an episode ended */
+    real *last_obs;         /* (n, D): observation after the last step */
+    real *final_obs;        /* (T, n, D): last observation, written only where an episode ended */
+    double *running;         /* (n): return of the running episode, read and written */
+    double *final_returns;   /* (T, n): written only where an episode ended */
+    int32_t *final_lengths;  /* (T, n): written only where an episode ended */
 } Rollout;
 
-/* A tile's rows (width, L) to environments' rows (n, width). */
+/* Transpose a tile's rows (width, L) to environments' rows (n, width). */
 static void put(real *restrict to, const real *restrict from, int width, int count) {
     for (int j = 0; j < count; j++)
         for (int d = 0; d < width; d++) to[j * width + d] = from[d * L + j];
 }
 
-/* Uniform numbers in (0, 1) of 23 bits to Gumbel or normal noise (Box and Muller), in place; (NOISE, L). */
+/* Uniform numbers to exploration noise, in place; (NOISE, L). v = (floor(2^23 u) + 1/2) / 2^23 is in (0, 1), so that log v is
+   finite. Discrete: Gumbel noise -log(-log v). Real: Box-Muller, sqrt(-2 log v1) cos(2 pi v2) and ... sin(2 pi v2). */
 static void noise(real *restrict u) {
 #if CHOICES
     for (int i = 0; i < CHOICES; i++, u += L)
@@ -43,10 +46,10 @@ static void noise(real *restrict u) {
 #endif
 }
 
-/* Sampled actions into the tile, as the simulator sees them, and into ``action`` as the policy took them. */
+/* Sample actions: into ``action`` as the policy chose them, and into the tile as the simulator's input (clipped). */
 static void sample(Tile *t, const Policy *p, const real *restrict outputs, const real *restrict drawn, real *restrict action) {
 #if CHOICES
-    (void)p;
+    (void)p; /* Gumbel-max: argmax(logits + Gumbel noise) is a sample of softmax(logits) */
     real best[L] __attribute__((aligned(64)));
     for (int j = 0; j < L; j++) best[j] = outputs[j] + drawn[j], action[j] = 0.0f;
     for (int i = 1; i < CHOICES; i++)
@@ -61,13 +64,14 @@ static void sample(Tile *t, const Policy *p, const real *restrict outputs, const
     for (int i = 0; i < A; i++)
 #pragma omp simd
         for (int j = 0; j < L; j++) {
-            action[i * L + j] = real_fma(drawn[i * L + j], p->std[i], outputs[i * L + j]);
+            action[i * L + j] = real_fma(drawn[i * L + j], p->std[i], outputs[i * L + j]); /* mean + std * noise */
             t->x[S + i][j] = real_min(real_max(action[i * L + j], low[i]), high[i]);
         }
 #endif
 }
 
-static void tell_ends(Tile *t, const Rollout *out, int64_t at, int64_t begin, int count) {
+/* Add the rewards to the running returns; store return, length and last observation of ended episodes. Before tile_renew. */
+static void record_finals(Tile *t, const Rollout *out, int64_t at, int64_t begin, int count) {
     for (int j = 0; j < count; j++) {
         double sum = out->running[begin + j] + t->y[S][j];
         out->running[begin + j] = t->ended[j] ? 0.0 : sum;
@@ -79,7 +83,7 @@ static void tell_ends(Tile *t, const Rollout *out, int64_t at, int64_t begin, in
     }
 }
 
-/* T steps of environments begin..end. Returns 0, or 1 where there is no memory. */
+/* T steps of environments begin..end (begin is a multiple of L). Returns 0, or 1 if the scratch memory cannot be allocated. */
 int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
                        const Rollout *out) {
     Tile t;
@@ -97,18 +101,18 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
         simulator_observe(t.x[0], t.obs[0]);
         for (int64_t k = 0; k < steps; k++) {
             int64_t at = k * f->n + begin;
-            { /* the policy's part; the simulator computes in the caller's mode */
+            { /* 1. normalise, infer, sample: with denormals flushed here only, not in the simulator */
                 FLUSH_DENORMALS;
-                real *seen = scratch, *other = scratch + size / sizeof(real);
+                real *input = scratch, *other = scratch + size / sizeof(real);
                 for (int d = 0; d < D; d++)
 #pragma omp simd
                     for (int j = 0; j < L; j++) {
                         real x = (t.obs[d][j] - (p->normalise ? p->shift[d] : 0.0f)) * (p->normalise ? p->scale[d] : 1.0f);
-                        seen[d * L + j] = p->normalise ? real_min(real_max(x, -p->clip), p->clip) : t.obs[d][j];
+                        input[d * L + j] = p->normalise ? real_min(real_max(x, -p->clip), p->clip) : t.obs[d][j];
                     }
                 put(out->raw_obs + at * D, t.obs[0], D, count);
-                put(out->obs + at * D, seen, D, count);
-                real *outputs = infer(p, count, seen, other);
+                put(out->obs + at * D, input, D, count);
+                real *outputs = infer(p, count, input, other);
                 put(out->outputs + at * NOISE, outputs, NOISE, count);
                 uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, NOISE_DRAWS, drawn[0]);
                 noise(drawn[0]);
@@ -119,6 +123,7 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
 #else
             put(out->reals + at * A, action[0], A, count);
 #endif
+            /* 2. simulate, store; 3. reset the lanes whose episode ended */
             int any = tile_step(&t, f->limit, count);
             memcpy(out->rewards + at, t.y[S], count * sizeof(real));
             for (int j = 0; j < count; j++) {
@@ -126,7 +131,7 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
                 out->truncated[at + j] = t.ended[j] == 2;
             }
             simulator_observe(t.x[0], t.obs[0]);
-            tell_ends(&t, out, at, begin, count);
+            record_finals(&t, out, at, begin, count);
             if (any) {
                 tile_renew(&t, f->word);
                 simulator_observe(t.x[0], t.obs[0]);

@@ -1,32 +1,36 @@
-/* N environments, L at a time: a tile goes through all its steps while it is in the cache. What the compiled program gives:
-S reals of state, A of an action (CHOICES > 0: it is a choice), D of an observation, DRAWS numbers that begin an episode, low
-and high of the actions, and simulator_start, simulator_step, simulator_observe, each (inputs, L) to (outputs, L).
+/* N environments in tiles of L: a tile runs all its steps while it is in the cache. The generated program (source.py) defines:
+S, A, D: reals of state, action (CHOICES > 0: one discrete action) and observation; DRAWS: random numbers of a start;
+low and high: bounds of the actions; simulator_start, simulator_step, simulator_observe: each (inputs, L) -> (outputs, L).
 
-Every tile computes L environments, the last one too, so that an environment's numbers do not depend on where it stands. */
+Every tile computes L lanes, even a partial last one, so that an environment's results do not depend on its position. */
 
 #define DRAW_BLOCKS ((DRAWS + 3) / 4)
 #define ACTION_BLOCKS ((A + 3) / 4)
 
+/* State of all environments, in Python's tensors (backends.py's BatchedEnvState). Threads get disjoint ranges begin..end of
+   environments, so nothing is atomic. */
 typedef struct {
-    int64_t n;           /* environments in all: the rows' length */
-    uint32_t first;      /* global index of the first */
-    uint32_t word;       /* of the seed */
-    int32_t limit;       /* of an episode, in steps */
+    int64_t n;           /* number of environments: length of the rows */
+    uint32_t first;      /* global index of the first environment */
+    uint32_t word;       /* draws.seed_word of the seed */
+    int32_t limit;       /* time limit of an episode, steps */
     real *state;        /* (S, n) */
-    int32_t *elapsed;    /* (n) */
-    int32_t *episode;    /* (n) */
+    int32_t *elapsed;    /* (n): steps of the running episode */
+    int32_t *episode;    /* (n): number of the running episode */
 } BatchedEnvState;
 
+/* Working copy of L environments on a thread's stack: one lane each, a structure of arrays for the vector unit. */
 typedef struct {
-    real x[S + A][L] __attribute__((aligned(64)));       /* state, then action */
-    real y[S + 2][L] __attribute__((aligned(64)));       /* next state, reward, terminated */
+    real x[S + A][L] __attribute__((aligned(64)));       /* inputs of simulator_step: state, then action */
+    real y[S + 2][L] __attribute__((aligned(64)));       /* its outputs: next state, reward, terminated */
     real obs[D][L] __attribute__((aligned(64)));
     int32_t elapsed[L] __attribute__((aligned(64)));
     uint32_t episode[L] __attribute__((aligned(64)));
-    uint32_t index[L] __attribute__((aligned(64)));
-    int32_t ended[L] __attribute__((aligned(64)));        /* after a step: 0, or 1 terminated, 2 truncated */
+    uint32_t index[L] __attribute__((aligned(64)));       /* global index: counter word x of the random numbers */
+    int32_t ended[L] __attribute__((aligned(64)));        /* after a step: 0 running, 1 terminated, 2 truncated */
 } Tile;
 
+/* Copy ``count`` environments into the tile; further lanes are zero. */
 static void tile_load(Tile *t, const BatchedEnvState *f, int64_t begin, int count) {
     memset(t, 0, sizeof *t);
     for (int i = 0; i < S; i++) memcpy(t->x[i], f->state + i * f->n + begin, count * sizeof(real));
@@ -41,7 +45,7 @@ static void tile_store(const Tile *t, const BatchedEnvState *f, int64_t begin, i
     memcpy(f->episode + begin, t->episode, count * sizeof(int32_t));
 }
 
-/* Begin an episode in every lane: its number is in t->episode already. */
+/* Write initial states into the lanes with ``where`` set; t->episode already holds the new episodes' numbers. */
 static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
     real draws[4 * DRAW_BLOCKS + 1][L] __attribute__((aligned(64)));
     real fresh[S][L] __attribute__((aligned(64)));
@@ -53,7 +57,8 @@ static void tile_begin(Tile *t, uint32_t word, const int32_t *restrict where) {
     }
 }
 
-/* One step of every lane with the action in x. Returns whether any of the first ``count`` ended; those are not begun anew yet. */
+/* One step of every lane with the action in x. Returns nonzero if an episode of the first ``count`` lanes ended; tile_renew then
+   resets them. */
 static int tile_step(Tile *t, int32_t limit, int count) {
     simulator_step(t->x[0], t->y[0]);
     memcpy(t->x[0], t->y[0], S * L * sizeof(real));
@@ -69,6 +74,7 @@ static int tile_step(Tile *t, int32_t limit, int count) {
     return any;
 }
 
+/* Reset the lanes whose episode ended: elapsed = 0, the next episode's number, an initial state. */
 static void tile_renew(Tile *t, uint32_t word) {
 #pragma omp simd
     for (int j = 0; j < L; j++) {
@@ -80,7 +86,7 @@ static void tile_renew(Tile *t, uint32_t word) {
 
 static int tile_count(const BatchedEnvState *f, int64_t begin) { return f->n - begin < L ? (int)(f->n - begin) : L; }
 
-/* A new episode in environments begin..end; begin is a multiple of L. */
+/* Start a new episode in environments begin..end; begin is a multiple of L. */
 void rayagi_start(const BatchedEnvState *f, int64_t begin, int64_t end) {
     Tile t;
     int32_t everywhere[L];
@@ -94,7 +100,7 @@ void rayagi_start(const BatchedEnvState *f, int64_t begin, int64_t end) {
     }
 }
 
-/* obs: (D, n) */
+/* Observations of environments begin..end into obs (D, n). */
 void rayagi_observe(const BatchedEnvState *f, int64_t begin, int64_t end, real *obs) {
     Tile t;
     for (; begin < end; begin += L) {
@@ -105,7 +111,7 @@ void rayagi_observe(const BatchedEnvState *f, int64_t begin, int64_t end, real *
     }
 }
 
-/* Actions of one step into the tile. choices: (n) or reals: (n, A), of the step. */
+/* One step's actions into the tile: choices (n), or reals (n, A) clipped to low and high. */
 static void tile_act(Tile *t, const int64_t *choices, const real *reals, int64_t begin, int count) {
 #if CHOICES
     (void)reals;
@@ -118,12 +124,13 @@ static void tile_act(Tile *t, const int64_t *choices, const real *reals, int64_t
 #endif
 }
 
+/* Output tensors of rayagi_run (backends.py's StepBatch); each thread writes its own environments' columns. */
 typedef struct {
-    real *obs;           /* (K, D, n) */
+    real *obs;           /* (K, D, n): after the step; of the new episode if one ended */
     real *rewards;       /* (K, n) */
     uint8_t *terminated;  /* (K, n) */
     uint8_t *truncated;   /* (K, n) */
-    real *final_obs;     /* (K, D, n) */
+    real *final_obs;     /* (K, D, n): before the reset, written only where an episode ended */
 } StepBatch;
 
 /* ``steps`` steps of environments begin..end. Actions: (K, n) choices, or (K, n, A) reals. */
@@ -156,7 +163,7 @@ void rayagi_run(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t st
     }
 }
 
-/* ``steps`` steps with random actions, of which only sums are kept: rewards (n), ended (n). */
+/* ``steps`` steps with random actions drawn here; only sums are kept: rewards (n), ended episodes (n). */
 void rayagi_run_random_actions(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, real *rewards,
                    int32_t *ended) {
     Tile t;

@@ -1,1 +1,1 @@
-"""The simulators that come with rayagi."""
+"""Fused simulators that ship with rayagi."""

@@ -1,4 +1,4 @@
-"""CartPole-v1 of Gymnasium."""
+"""CartPole: Gymnasium's CartPole-v1 as a fused simulator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rayagi.envs.fused.simulator import Discrete, Scalar, Simulator, between
 
 @dataclass(frozen=True)
 class CartPole(Simulator):
-    """A pole on a cart that is pushed left or right (Barto, Sutton, Anderson 1983), as in Gymnasium: m, rad, s, N.
+    """Balance a pole on a cart that is pushed left or right (Barto, Sutton, Anderson 1983), as in Gymnasium: m, rad, s, N.
 
-    Reward 1 for every step, the last one included; it ends when the cart leaves +-2.4 m or the pole +-12 degrees.
+    Reward 1 per step, including the last; terminates when the cart leaves +-2.4 m or the pole +-12 degrees.
     """
 
     gravity: float = 9.8
@@ -36,14 +36,17 @@ class CartPole(Simulator):
         return [between(draw, -0.05, 0.05) for draw in draws]
 
     def step(self, s: Any, action: Any) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        """Explicit Euler."""
+        """Explicit Euler step of the cart-pole equations (M total mass, m pole mass, l half length, F force)."""
         total_mass = self.cart_mass + self.pole_mass
         pole_moment = self.pole_mass * self.half_length
         force = where(action == 1, self.force, -self.force)
         cosine, sine = cos(s.theta), sin(s.theta)
+        # push = (F + m l theta'^2 sin theta) / M
         push = (force + pole_moment * s.theta_dot**2 * sine) / total_mass
+        # theta'' = (g sin theta - cos theta push) / (l (4/3 - m cos^2 theta / M))
         inertia = self.half_length * (4.0 / 3.0 - self.pole_mass * cosine**2 / total_mass)
         theta_acc = (self.gravity * sine - cosine * push) / inertia
+        # x'' = push - m l theta'' cos theta / M
         x_acc = push - pole_moment * theta_acc * cosine / total_mass
         x, theta = s.x + self.dt * s.x_dot, s.theta + self.dt * s.theta_dot
         after = (x, s.x_dot + self.dt * x_acc, theta, s.theta_dot + self.dt * theta_acc)

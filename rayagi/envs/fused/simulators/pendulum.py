@@ -1,4 +1,4 @@
-"""Pendulum-v1 of Gymnasium."""
+"""Pendulum: Gymnasium's Pendulum-v1 as a fused simulator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rayagi.envs.fused.simulator import Box, Scalar, Simulator, between
 
 @dataclass(frozen=True)
 class Pendulum(Simulator):
-    """A rod swung up by a motor too weak to lift it at once, as Gymnasium's Pendulum-v1: rad, s, N m.
+    """Swing up a rod with a torque-limited motor, as Gymnasium's Pendulum-v1: rad, s, N m; angle 0 is upright.
 
-    Reward -(angle^2 + 0.1 speed^2 + 0.001 torque^2) of the state acted in; it never ends but by its time limit.
+    Reward -(angle^2 + 0.1 speed^2 + 0.001 torque^2) of the state before the step; never terminates, only truncates.
     """
 
     gravity: float = 10.0
@@ -35,7 +35,7 @@ class Pendulum(Simulator):
         return between(draws[0], -math.pi, math.pi), between(draws[1], -1.0, 1.0)
 
     def step(self, s: Any, action: Any) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        """Semi-implicit Euler."""
+        """Semi-implicit Euler step of theta'' = 3 g / (2 l) sin theta + 3 / (m l^2) torque."""
         (torque,) = action
         angle = (s.theta + math.pi) % (2 * math.pi) - math.pi
         cost = angle**2 + 0.1 * s.theta_dot**2 + 0.001 * torque**2

@@ -1,4 +1,4 @@
-"""A quadrotor in a vertical plane, which flies to the origin and hovers there."""
+"""Planar quadrotor: fly to the origin and hover there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rayagi.envs.fused.simulator import Box, Scalar, Simulator, between
 
 @dataclass(frozen=True)
 class Quadrotor(Simulator):
-    """Two rotors on a beam, in a plane (the model of Tedrake: Underactuated Robotics, chapter 3): m, rad, s, N.
+    """Two rotors on a beam, in a vertical plane (Tedrake: Underactuated Robotics, chapter 3): m, rad, s, N.
 
-    Each action sets a rotor's thrust, from none at -1 to twice what hovering takes at 1. Reward: exp(-distance^2) of the
-    origin, up to 1, less 0.1 tilt^2, 0.01 of the squared speeds and 0.01 of the squared actions; it ends (reward -5 more)
-    3 m away from the origin or upside down.
+    An action sets a rotor's thrust: 0 at -1, the hovering thrust m g / 2 at 0, twice that at 1. With d the distance from the
+    origin, the reward is exp(-d^2) - 0.1 tilt^2 - 0.01 (x'^2 + z'^2 + 0.1 tilt'^2) - 0.01 sum a^2. Terminates with a further
+    -5 when d > 3 m or |tilt| > pi / 2.
     """
 
     mass: float = 0.5
@@ -38,8 +38,11 @@ class Quadrotor(Simulator):
         return [between(draw, -most, most) for draw, most in zip(draws, ranges, strict=True)]
 
     def step(self, s: Any, action: Any) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        """Semi-implicit Euler."""
-        left, right = (0.5 * self.mass * self.gravity * (1.0 + one) for one in action)
+        """Semi-implicit Euler step.
+
+        m x'' = -(u1 + u2) sin tilt,  m z'' = (u1 + u2) cos tilt - m g,  I tilt'' = arm (u2 - u1)
+        """
+        left, right = (0.5 * self.mass * self.gravity * (1.0 + one) for one in action)  # u1, u2
         lift = (left + right) / self.mass
         x_dot = s.x_dot - self.dt * lift * sin(s.tilt)
         z_dot = s.z_dot + self.dt * (lift * cos(s.tilt) - self.gravity)
