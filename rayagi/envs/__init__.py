@@ -1,4 +1,4 @@
-"""Environments, batched: rayagi's own engines, and any other Gymnasium environment through an adapter."""
+"""Batched environments: rayagi's own engines, and any other Gymnasium environment through an adapter."""
 
 from rayagi.envs.errors import (
     EnvError,

@@ -1,4 +1,4 @@
-"""EnvPool's environments as a VecEnv."""
+"""VecEnv adapter of EnvPool."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rayagi.envs.providers import VecEnvArgs, check_num_envs, log_sim_errors
 class EnvPoolVecEnv:
     """Implements VecEnv on a synchronous pool.
 
-    EnvPool resets an environment that ended in the next step, whose action and reward then mean nothing. Here it is reset at
-    once, by a second call for those that ended, so that every step is one of the task and both observations are true.
+    EnvPool resets an ended environment in the next step, which ignores the action and returns no reward of the task. Here a
+    second call resets it in the same step, so that every step is one of the task. ``obs`` and ``final_obs`` are exact.
 
-    Each environment has a generator of its own, seeded once from (seed, global index, episode) as those of Gymnasium are;
-    the layout makes no difference. Where an episode ends by itself in its last possible step, EnvPool says only that the
-    time limit cut it.
+    Each environment has its own generator, seeded once from (seed, global index, episode) like Gymnasium's environments; the
+    layout makes no difference. If an episode terminates in the last step before its time limit, EnvPool reports only
+    truncation.
 
-    An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
-    finite observation. It is counted in ``sim_errors`` and begins anew.
+    An environment with a non-finite reward or observation terminates with a reward of 0 and the last finite observation. It
+    is counted in ``sim_errors`` and reset.
     """
 
     resumes_episodes = False
@@ -50,11 +50,11 @@ class EnvPoolVecEnv:
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """Times that an environment left the finite numbers, since the beginning."""
+        """Count of environments that became non-finite, since construction."""
         return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
-        """Start a new episode everywhere, in a new pool: seeds are given when one is made."""
+        """Start a new episode everywhere, in a new pool: EnvPool takes seeds only at construction."""
         self._episode += 1
         self._elapsed[:] = 0
         self._close_pool()
@@ -123,17 +123,17 @@ class EnvPoolVecEnv:
             raise SimulationError(self._env_args.first_env_index + i, int(self._elapsed[i]), quantity)
 
     def state_dict(self) -> StateDict:
-        """Episode counters: EnvPool does not tell its environments' state."""
+        """Episode counters; EnvPool does not expose its environments' state."""
         return {"episode": self._episode.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
+        """Start new episodes with seeds other than the saved ones. Returns their first observation."""
         check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 
     def close(self) -> None:
-        """End the pool's threads."""
+        """Stop the pool's threads."""
         log_sim_errors(self.info.env_id, self.sim_errors)
         self._close_pool()
 
@@ -144,5 +144,5 @@ class EnvPoolVecEnv:
 
 
 def _float32(values: Any) -> Tensor:
-    """A copy: the pool's arrays are its own."""
+    """A float32 copy, since the pool reuses its arrays."""
     return torch.from_numpy(np.array(values, dtype=np.float32))

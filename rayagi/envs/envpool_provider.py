@@ -1,4 +1,4 @@
-"""EnvPool's environments (an extra): native ones, stepped by a pool of threads."""
+"""EnvProvider of EnvPool (an extra): native environments, stepped by a thread pool."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rayagi.envs.providers import VecEnvArgs, time_limit
 
 ENGINE = "envpool"
 _OURS = ("seed", "env_seed", "num_envs", "num_threads", "batch_size", "max_num_players")
-"""Options that rayagi gives itself."""
+"""Options that rayagi sets itself."""
 _NO_LIMIT = int(np.iinfo(np.int32).max)
 
 
 class EnvPoolProvider:
-    """Implements Family. None is listed: there are thousands, and they are EnvPool's."""
+    """Implements EnvProvider. Lists no ids: EnvPool has thousands."""
 
     engines: tuple[str, ...] = (ENGINE,)
 
@@ -41,21 +41,21 @@ class EnvPoolProvider:
         return env_id in _envpool(env_id).list_all_envs()
 
     def description(self, env_id: str) -> str:
-        """None is listed."""
+        """Empty, since no ids are listed."""
         return ""
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """EnvPool checks options when it makes a specification."""
+        """Check for options that rayagi sets; EnvPool validates the others in ``info``."""
         _options(env_id, kwargs)
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From EnvPool's specification of the environment."""
+        """Sizes from EnvPool's specification of the environment."""
         spec = _spec(env_id, _options(env_id, kwargs))
         with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
             space, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise UnsupportedSpaceError(
-                env_id, f"{space} of observations", "take a task whose observation is one flat Box"
+                env_id, f"{space} of observations", "use a task whose observation is one flat Box"
             )
         limit = int(spec.config.max_episode_steps)
         return EnvInfo(
@@ -69,7 +69,7 @@ class EnvPoolProvider:
     def make(
         self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs
     ) -> EnvPoolVecEnv:
-        """On threads of this process."""
+        """Construct the environments; they run on threads of this process."""
         info, options = self.info(env_id, engine, kwargs), _options(env_id, kwargs)
         return EnvPoolVecEnv(_envpool(env_id), info, options, env_args)
 
@@ -93,10 +93,10 @@ def _spec(env_id: str, options: Mapping[str, Any]) -> Any:
 
 
 def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What EnvPool is made with, besides what rayagi gives."""
+    """Options passed to EnvPool, besides those that rayagi sets."""
     for name in kwargs:
         if name in _OURS:
-            raise EnvironmentOptionError(env_id, f"{name} is given by rayagi; leave it out of the options")
+            raise EnvironmentOptionError(env_id, f"{name} is set by rayagi; remove it from the options")
     limit, options = time_limit(env_id, kwargs, None)
     if "max_episode_steps" in kwargs:
         options["max_episode_steps"] = _NO_LIMIT if limit is None else limit
@@ -104,7 +104,7 @@ def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _envpool(env_id: str) -> ModuleType:
-    """EnvPool, imported only when it is asked for."""
+    """The module envpool, imported lazily. Raises EnvironmentOptionError if it is not installed."""
     if importlib.util.find_spec("envpool") is None:
         raise EnvironmentOptionError(
             env_id, "engine envpool is an extra that is not installed: pip install 'rayagi[envpool]'"

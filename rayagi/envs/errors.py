@@ -1,14 +1,14 @@
-"""What can go wrong with an environment, each with the value, the limit and the way out."""
+"""Exceptions of environments; each message names the value, the limit and a remedy."""
 
 from __future__ import annotations
 
 
 class EnvError(Exception):
-    """Base of this package's errors."""
+    """Base class of this package's exceptions."""
 
 
 class UnknownEnvironmentError(EnvError):
-    """No environment of that name is known to rayagi or to Gymnasium."""
+    """Neither rayagi nor Gymnasium has an environment of this id."""
 
     def __init__(self, env_id: str, nearest: tuple[str, ...] = ()) -> None:
         super().__init__(env_id, nearest)
@@ -23,7 +23,7 @@ class UnknownEnvironmentError(EnvError):
 
 
 class EnvironmentOptionError(EnvError):
-    """An environment was asked for with an option that it does not have, or with a value that it refuses."""
+    """An unknown option of an environment, or an invalid value."""
 
     def __init__(self, env_id: str, reason: str) -> None:
         super().__init__(env_id, reason)
@@ -34,7 +34,7 @@ class EnvironmentOptionError(EnvError):
 
 
 class ModelError(EnvError):
-    """A model file that a task cannot use."""
+    """A task cannot use a model file."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -45,7 +45,7 @@ class ModelError(EnvError):
 
 
 class TaskError(EnvError):
-    """A user's task that is not one: a method is missing, raises, or returns something else than it should."""
+    """A user's task is invalid: a method is missing, raises, or has a wrong result."""
 
     def __init__(self, env_id: str, reason: str) -> None:
         super().__init__(env_id, reason)
@@ -56,7 +56,7 @@ class TaskError(EnvError):
 
 
 class MemoryShortError(EnvError):
-    """So many worlds would not fit into the memory that is free; nothing was allocated."""
+    """The worlds do not fit into free memory; nothing was allocated."""
 
     def __init__(
         self, engine: str, num_worlds: int, bytes_per_world: int, free_bytes: int, device: str
@@ -67,7 +67,7 @@ class MemoryShortError(EnvError):
 
     @property
     def most_worlds(self) -> int:
-        """That would fit."""
+        """Largest number of worlds that fit."""
         return self.free_bytes // self.bytes_per_world
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class MemoryShortError(EnvError):
 
 
 class UnsupportedSpaceError(EnvError):
-    """An observation or action space that a flat policy cannot use."""
+    """An observation or action space that rayagi does not support."""
 
     def __init__(self, env_id: str, space: str, hint: str) -> None:
         super().__init__(env_id, space, hint)
@@ -90,12 +90,12 @@ class UnsupportedSpaceError(EnvError):
 
 
 class SimulationError(EnvError):
-    """A simulation left the finite numbers.
+    """A simulation became unstable.
 
     Args:
-        env_index: the environment, counted over all GMIs.
-        step: step of its episode, counted from 1.
-        quantity: what was NaN, infinite or huge.
+        env_index: global index of the environment, over all GMIs.
+        step: step of its episode, from 1.
+        quantity: the quantity that was NaN, infinite or huge.
     """
 
     def __init__(self, env_index: int, step: int, quantity: str) -> None:
@@ -105,13 +105,13 @@ class SimulationError(EnvError):
     def __str__(self) -> str:
         return (
             f"environment {self.env_index} became unstable in step {self.step} of its episode: "
-            f"{self.quantity} is NaN, infinite or above 1e10; if it is the action, look at the policy "
-            f"(learning rate, loss), otherwise at the environment's options (model file, frame_skip)"
+            f"{self.quantity} is NaN, infinite or above 1e10; if it is the action, check the policy "
+            f"(learning rate, loss), otherwise the environment's options (model file, frame_skip)"
         )
 
 
 class SimulatorLostError(EnvError):
-    """A simulator in a process of its own ended, failed, or does not answer."""
+    """An external simulator process exited, failed, or does not respond."""
 
     def __init__(self, env_id: str, reason: str) -> None:
         super().__init__(env_id, reason)
@@ -122,7 +122,7 @@ class SimulatorLostError(EnvError):
 
 
 class RenderingError(EnvError):
-    """A frame could not be drawn. ``advice``: what to install or set, where that is known."""
+    """A frame could not be rendered. ``advice``: what to install or set, if known."""
 
     def __init__(self, env_id: str, reason: str, advice: str = "") -> None:
         super().__init__(env_id, reason, advice)

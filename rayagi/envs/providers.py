@@ -1,4 +1,4 @@
-"""What a kind of environments says of itself: which ids it has, on which engines they run, how they are made."""
+"""EnvProvider protocol: a kind of environments with its ids, its engines and its constructor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _logger = logging.getLogger("rayagi.envs")
 
 @dataclass(frozen=True, slots=True)
 class VecEnvArgs:
-    """Where N environments stand: in the order of all GMIs' environments, and in what their process may use."""
+    """Arguments of a VecEnv: N environments starting at a global index, the seed, and the threads they may use."""
 
     num_envs: int
     first_env_index: int
@@ -27,22 +27,22 @@ class EnvProvider(Protocol):
     """Environments of one kind."""
 
     engines: tuple[str, ...]
-    """What runs them; the first is the usual one."""
+    """Engines that run them; the first is the default."""
 
     def ids(self) -> Iterable[str]:
-        """The ids that are listed."""
+        """Ids shown by ``rayagi envs``."""
         ...
 
     def knows(self, env_id: str) -> bool:
-        """Whether it has an id, listed or not."""
+        """Whether the provider has an id, listed or not."""
         ...
 
     def description(self, env_id: str) -> str:
-        """What a listed environment is, in a few words."""
+        """Description of a listed environment, in a few words."""
         ...
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Look at the options without simulating anything. Raises EnvironmentOptionError."""
+        """Validate the options without simulating. Raises EnvironmentOptionError."""
         ...
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
@@ -50,14 +50,14 @@ class EnvProvider(Protocol):
         ...
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
-        """The environments. Raises EnvError."""
+        """Construct the environments. Raises EnvError."""
         ...
 
 
 def time_limit(
     env_id: str, kwargs: Mapping[str, Any], usual: int | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """The time limit, usual or asked for (-1: none, as in ``gymnasium.make``), and the other options."""
+    """The time limit (default ``usual``; option -1: none, as in ``gymnasium.make``), and the other options."""
     options = dict(kwargs)
     limit = options.pop("max_episode_steps", None)
     if limit is None:
@@ -70,7 +70,7 @@ def time_limit(
 
 
 def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]) -> None:
-    """Look at a task's options, which are its class's fields. Raises EnvironmentOptionError for one that it lacks."""
+    """Validate a task's options, which are its dataclass fields. Raises EnvironmentOptionError for an unknown one."""
     known = [field.name for field in fields(task_class)]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -83,14 +83,14 @@ def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]
 
 
 def log_sim_errors(env_id: str, sim_errors: Mapping[str, int]) -> None:
-    """Log what went wrong in simulations, for those who have no metrics to look at."""
+    """Log the counts of simulation errors, for users without metrics."""
     if any(sim_errors.values()):
         counts = ", ".join(f"{count} {name}" for name, count in sim_errors.items() if count)
-        _logger.warning("%s: faults in worlds, which began anew: %s", env_id, counts)
+        _logger.warning("%s: simulation errors, whose worlds were reset: %s", env_id, counts)
 
 
 def check_num_envs(env_id: str, saved: int, num_envs: int) -> None:
-    """Raise EnvironmentOptionError where a saved state is of another number of environments."""
+    """Raise EnvironmentOptionError if a saved state is of another number of environments."""
     if saved != num_envs:
         raise EnvironmentOptionError(
             env_id,

@@ -1,4 +1,4 @@
-"""Which environments there are, and how to make them: the one place that maps an id to a family and an engine."""
+"""Registry: maps an environment id to the provider and the engine that run it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PROVIDERS: tuple[EnvProvider, ...] = (
     LazyProvider(("isaaclab",), "rayagi.envs.isaac.provider:IsaacProvider", "isaaclab"),
     LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_provider:GymnasiumProvider"),
 )
-"""In the order in which they are asked for an id."""
+"""Providers in order of lookup."""
 ONLY_BY_ENGINE: tuple[EnvProvider, ...] = (
     LazyProvider(("envpool",), "rayagi.envs.envpool_provider:EnvPoolProvider"),
 )
-"""Asked only where their engine is named: ``auto`` passes over them."""
+"""Providers used only if their engine is named; ``auto`` skips them."""
 ENGINES: tuple[str, ...] = (
     "auto",
     *dict.fromkeys(engine for provider in (*PROVIDERS, *ONLY_BY_ENGINE) for engine in provider.engines),
@@ -55,26 +55,26 @@ class EnvListing:
 
     env_id: str
     engine: str
-    """What runs it; several are separated by commas, the usual one first."""
+    """Engines, separated by commas, the default first."""
     obs_dim: int
     action: str
-    """For people: "8 reals" or "2 choices"."""
+    """Text: "8 reals" or "2 choices"."""
     max_episode_steps: int | None
     description: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegisteredEnvFactory:
-    """Implements EnvFactory: carries a description only, so it travels to any process."""
+    """Implements EnvFactory. Picklable: it holds only a description, and imports the environment where it is called."""
 
     env_id: str
     engine: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     registered: EnvSpec | None = None
-    """Registration that other processes lack, since this one was told of it by the user."""
+    """The user's Gymnasium registration, which other processes lack."""
 
     def __call__(self, *, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
-        """Make the environments of one GMI."""
+        """Construct the environments of one GMI."""
         if num_envs < 1 or num_threads < 1:
             raise EnvironmentOptionError(
                 self.env_id, f"num_envs is {num_envs} and num_threads {num_threads}; both must be at least 1"
@@ -82,22 +82,22 @@ class RegisteredEnvFactory:
         if self.registered is not None:
             gymnasium.registry[self.registered.id] = self.registered
         provider = _provider(self.env_id, self.engine)
-        place = VecEnvArgs(num_envs, first_env_index, seed, num_threads)
-        return provider.make(self.env_id, self.engine, self.kwargs, place)
+        env_args = VecEnvArgs(num_envs, first_env_index, seed, num_threads)
+        return provider.make(self.env_id, self.engine, self.kwargs, env_args)
 
 
 def make_env_factory(
     env_id: str, *, engine: str = "auto", kwargs: Mapping[str, Any] | None = None
 ) -> RegisteredEnvFactory:
-    """A picklable factory of batched environments; names and options are checked, nothing is simulated yet.
+    """A picklable factory of batched environments. Id and options are validated; nothing is simulated yet.
 
     Args:
         env_id: one of ``list_envs()``, or any id of Gymnasium's registry.
-        engine: auto takes the first engine that has it batched, else Gymnasium.
+        engine: auto uses the first engine that has it batched, else Gymnasium.
         kwargs: constructor arguments, as ``gymnasium.make`` takes them (``max_episode_steps`` included).
 
     Raises:
-        UnknownEnvironmentError: no such id; the nearest ones are named.
+        UnknownEnvironmentError: no such id; the message suggests similar ones.
         EnvironmentOptionError: no such engine or option, or the environment's package is missing.
     """
     options = dict(kwargs or {})
@@ -123,7 +123,7 @@ def list_envs() -> list[EnvListing]:
 
 
 def named_env(env_id: str) -> list[EnvListing]:
-    """A user's own, named as ``module:Name``; nothing for a name without a module. Raises as ``make_env_factory`` does."""
+    """Listing of a user's ``module:Name``; empty for an id without a module. Raises as ``make_env_factory`` does."""
     return [_listing(_provider(env_id, "auto"), env_id)] if ":" in env_id else []
 
 
@@ -146,7 +146,7 @@ def _text_of(action: ActionSpec) -> str:
 
 
 def default_hidden(env_id: str) -> tuple[int, ...]:
-    """Hidden layers of a task's policy: GMI-DRL (ATC'25) Table 4 for its tasks and Gymnasium's namesakes."""
+    """Hidden layer sizes of a task's policy: GMI-DRL (ATC'25) Table 4 for its tasks and Gymnasium's of the same name."""
     name = env_id.rsplit("/", 1)[-1].rsplit("-v", 1)[0]
     if name in _TABLE_4_HIDDEN:
         return _TABLE_4_HIDDEN[name]
@@ -157,12 +157,12 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
 
 
 def is_user_task(env_id: str) -> bool:
-    """Whether an id names a class of the user's that runs on MuJoCo. Raises as ``make_env_factory`` does."""
+    """Whether an id names a user's class that runs on MuJoCo. Raises as ``make_env_factory`` does."""
     return ":" in env_id and "mujoco_cpu" in _provider(env_id, "auto").engines
 
 
 def _provider(env_id: str, engine: str) -> EnvProvider:
-    """Who has an environment on an engine."""
+    """The provider of an environment on an engine."""
     if engine not in ENGINES:
         raise EnvironmentOptionError(
             env_id, f"there is no engine {engine!r}; choose from {', '.join(ENGINES)}"
@@ -178,7 +178,7 @@ def _provider(env_id: str, engine: str) -> EnvProvider:
         others = [name for provider in PROVIDERS if engine in provider.engines for name in provider.ids()]
         has = f" (it has {', '.join(others)})" if others else ""
         raise EnvironmentOptionError(
-            env_id, f"{engine} does not have it{has}; take engine {' or '.join(having)}, or auto"
+            env_id, f"{engine} does not have it{has}; use engine {' or '.join(having)}, or auto"
         )
     reason = unsupported_reason(env_id)
     if reason is not None:
@@ -187,7 +187,7 @@ def _provider(env_id: str, engine: str) -> EnvProvider:
 
 
 def _users_registration(env_id: str) -> EnvSpec | None:
-    """How an id was registered, unless Gymnasium itself did it, as it does in every process."""
+    """The registration of an id, unless it is Gymnasium's own, which every process has."""
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     if spec is None:
         return None
@@ -197,17 +197,17 @@ def _users_registration(env_id: str) -> EnvSpec | None:
 
 
 def _nearest(env_id: str) -> tuple[str, ...]:
-    # Gymnasium keeps retired ids, whose entry point is a function that raises, to say where they went.
+    # Gymnasium keeps retired ids; their entry point is a function that raises with directions.
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
     own = {name for provider in PROVIDERS for name in provider.ids()}
     by_lower = {name.lower(): name for name in sorted({*own, *alive})}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
-    # "ant" alone is nearer to nothing by edit distance than to names that it is a part of.
+    # By edit distance a short name like "ant" is far from "rayagi/Ant-v0"; match the bare name as well.
     bare = env_id.lower().rsplit("-v", 1)[0]
     close += [lower for lower in by_lower if bare and _bare(lower) == bare]
-    # What differs in capitals only is meant; then rayagi's own come first.
+    # First ids that differ only in case, then rayagi's own.
     ranked = sorted(
         dict.fromkeys(by_lower[lower] for lower in close),
         key=lambda name: (name.lower() != env_id.lower(), name not in own),
@@ -216,5 +216,5 @@ def _nearest(env_id: str) -> tuple[str, ...]:
 
 
 def _bare(env_id: str) -> str:
-    """Without name space and version."""
+    """The id without namespace and version."""
     return env_id.rsplit("/", 1)[-1].rsplit("-v", 1)[0]

@@ -1,4 +1,4 @@
-"""A single environment that draws itself, for videos of a policy."""
+"""Rendering: a single environment with rgb_array frames, for videos of a policy."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _GL_ADVICE = (
 
 
 def has_pictures(env_id: str) -> bool:
-    """Whether an environment may be drawn; ``render_env`` says whether it can, and why not."""
-    # Imported here, as below: they need torch, and what only names environments does not.
+    """Whether this kind of environment has frames at all; ``render_env`` also checks the machine."""
+    # Imported lazily, as below: these modules import torch, and listing environments does not need it.
     from rayagi.envs.fused import catalogue
 
     return catalogue.find(env_id) is None
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
-    """One environment with ``render_mode="rgb_array"``, rayagi's own or Gymnasium's; it steps as what rayagi trains on does.
+    """One environment with ``render_mode="rgb_array"``, rayagi's own or Gymnasium's, with the dynamics used in training.
 
-    Observations are flat vectors, as policies get them. One frame is drawn on the spot, so that a machine
-    that cannot draw says so before an episode has run. Without a display, MUJOCO_GL becomes egl unless set.
+    Observations are flat vectors, as policies get them. One frame is rendered at once, so that a machine that cannot render
+    fails before an episode has run. Without a display, MUJOCO_GL becomes egl unless set.
 
     Raises:
-        RenderingError: the environment has no frames, or this machine cannot draw them.
-        EnvError: it cannot be made.
+        RenderingError: the environment has no frames, or this machine cannot render them.
+        EnvError: the environment cannot be constructed.
     """
     from rayagi.envs.gymnasium_adapter import make_one
     from rayagi.envs.tasks import catalogue
     from rayagi.envs.tasks.rendered import RenderedTask
 
     if not has_pictures(env_id):
-        raise RenderingError(env_id, "fused simulators have no pictures")
+        raise RenderingError(env_id, "fused simulators have no frames")
     _choose_gl(env_id)
     options = dict(kwargs or {})
     env = (
@@ -59,7 +59,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     except RenderingError:
         env.close()
         raise
-    except Exception as error:  # GL libraries fail with exceptions of their own, from ImportError to ctypes'
+    except Exception as error:  # OpenGL libraries raise various exceptions, from ImportError to ctypes'
         raise RenderingError(env_id, f"{type(error).__name__}: {error}", advice) from error
     return env
 
@@ -72,5 +72,5 @@ def _choose_gl(env_id: str) -> None:
         )
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not chosen and not has_display and sys.platform == "linux":
-        # Gymnasium would try GLFW first, which opens no window here and still claims success.
+        # Gymnasium would try GLFW first, which reports success here although it cannot open a window.
         os.environ["MUJOCO_GL"] = "egl"

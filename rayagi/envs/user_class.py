@@ -1,4 +1,4 @@
-"""A user's own environments: ``module:Name`` names a class of an importable module, or an id that it registers."""
+"""Import of users' environments: ``module:Name`` names a class of an importable module, or an id that it registers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rayagi.envs.errors import EnvironmentOptionError
 
 
 def user_module(env_id: str) -> ModuleType | None:
-    """The module that an id names, imported; None where it names none.
+    """Import the module that an id names; None if it names none.
 
     Raises:
-        EnvironmentOptionError: it cannot be imported; the line is named where it is the module's own.
+        EnvironmentOptionError: it cannot be imported; the message names the line if it is in the module itself.
     """
     name = env_id.rpartition(":")[0]
     if not name:
@@ -31,12 +31,12 @@ def user_module(env_id: str) -> ModuleType | None:
             f"the module {name!r} cannot be imported: there is no {error.name} in {os.getcwd()}, nor on Python's path"
             f"{hint}; run this where it is, or set PYTHONPATH",
         ) from error
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # any exception of the user's code
         raise EnvironmentOptionError(env_id, _import_failure(name, error)) from error
 
 
 def user_class(env_id: str, base: type[Any]) -> type[Any] | None:
-    """The class that an id names, where it derives from ``base``; None where it does not.
+    """The class that an id names, if it derives from ``base``; otherwise None.
 
     Raises:
         EnvironmentOptionError: the module cannot be imported.
@@ -47,7 +47,7 @@ def user_class(env_id: str, base: type[Any]) -> type[Any] | None:
 
 
 def unsupported_reason(env_id: str) -> str | None:
-    """Why nothing took an id that names a module which can be imported; None where it names no module."""
+    """Why no provider accepts an id whose module can be imported; None if it names no module."""
     module, name = user_module(env_id), env_id.rpartition(":")[2]
     if module is None:
         return None

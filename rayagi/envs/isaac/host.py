@@ -1,8 +1,8 @@
-"""Holds an Isaac simulator for rayagi, which is in another process: started as a script, by another Python.
+"""Simulator process: runs an Isaac simulator for rayagi, as a script under another Python.
 
-Isaac Gym wants Python 3.8, and to be imported before torch; Isaac Lab wants the Python and the torch of its Isaac Sim; both
-hold one simulation per process. So nothing of rayagi is imported here, this file keeps to Python 3.8, and what only the
-other Python has is imported in functions. Lines of JSON go both ways, arrays through shared memory::
+Isaac Gym needs Python 3.8 and must be imported before torch. Isaac Lab needs the Python and torch of its Isaac Sim. Both
+support one simulation per process. So this file imports nothing of rayagi, uses Python 3.8 syntax, and imports the
+simulators' packages inside functions. Commands and replies are lines of JSON; arrays are in shared memory::
 
     -> {"engine", "task", "num_envs", "seed", "memory", "replies"}       the last two: file descriptors
     <- {"obs_dim", "action_dim", "low", "high", "max_episode_steps"}, or {"missing": package}, or {"failed": reason}
@@ -24,11 +24,11 @@ import traceback
 from typing import Any
 
 DEVICE = "cuda:0"
-"""The first that the process sees: its GMI's."""
+"""The first visible GPU: the GMI's slice."""
 
 
 def num_bytes(num_envs: int, obs_dim: int, action_dim: int) -> int:
-    """Of the shared memory."""
+    """Size of the shared memory."""
     return 4 * num_envs * (2 * obs_dim + action_dim + 1) + 2 * num_envs
 
 
@@ -52,16 +52,16 @@ def views(memory: Any, num_envs: int, obs_dim: int, action_dim: int) -> dict[str
 
 
 class GymTask:
-    """A task of IsaacGymEnvs 1.5.1, by its VecTask interface.
+    """A task of IsaacGymEnvs 1.5.1, through its VecTask interface.
 
-    VecTask marks an environment that ended in ``reset_buf`` and lets the task reset it in the next step: what ``step``
-    returns is the episode's true last observation, and the new episode's first one comes a step later.
+    VecTask marks an ended environment in ``reset_buf``, and the task resets it in the next step. So ``step`` returns the
+    episode's last observation; the new episode's first one comes a step later.
     """
 
     packages = ("isaacgym", "isaacgymenvs")
 
     def __init__(self, task: str, num_envs: int, seed: int) -> None:
-        import isaacgym  # noqa: F401  (it refuses to come after torch)
+        import isaacgym  # noqa: F401  (must be imported before torch)
         import isaacgymenvs
         import torch
 
@@ -89,11 +89,11 @@ class GymTask:
         import numpy as np
 
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002  (what the tasks draw from)
+        np.random.seed(seed)  # noqa: NPY002  (the generator that the tasks use)
         self._torch.manual_seed(seed)
 
     def reset(self, seed: int) -> Any:
-        """New episodes everywhere, in one step without actions. Returns the observations."""
+        """Start new episodes in every environment, by one step with zero actions. Returns the observations."""
         self._seed(seed)
         self._env.reset_buf[:] = 1
         obs, _, ended, _ = self._env.step(self._env.zero_actions())
@@ -102,7 +102,7 @@ class GymTask:
         return obs["obs"]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Observations, rewards, terminated, truncated, and the true last observations."""
+        """Observations, rewards, terminated, truncated, final observations."""
         given = self._torch.as_tensor(actions).to(self._env.rl_device)
         obs, rewards, ended, extras = self._env.step(given)
         ended, timed_out = ended != 0, extras["time_outs"] != 0
@@ -112,8 +112,8 @@ class GymTask:
 class LabTask:
     """A task of Isaac Lab 2.x: DirectRLEnv or ManagerBasedRLEnv, which have the same interface.
 
-    Both reset an environment that ended in the same step: what ``step`` returns is the new episode's first observation, and
-    the old one's last is lost.
+    Both reset an ended environment in the same step: ``step`` returns the new episode's first observation, and the last
+    observation of the ended one is lost.
     """
 
     packages = ("isaaclab", "isaaclab_tasks")
@@ -132,24 +132,27 @@ class LabTask:
         config.seed = seed
         self._env: Any = gymnasium.make(task, cfg=config).unwrapped
         self._finite_horizon = bool(getattr(config, "is_finite_horizon", False))
-        seen, done = self._env.single_observation_space["policy"], self._env.single_action_space
-        for name, space in (("observations", seen), ("actions", done)):
+        obs_space, action_space = (
+            self._env.single_observation_space["policy"],
+            self._env.single_action_space,
+        )
+        for name, space in (("observations", obs_space), ("actions", action_space)):
             if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
                 raise ValueError(f"its {name} are {space}, and rayagi takes one flat Box")
-        self.obs_dim, self.action_dim = seen.shape[0], done.shape[0]
-        self.low, self.high = done.low.tolist(), done.high.tolist()
+        self.obs_dim, self.action_dim = obs_space.shape[0], action_space.shape[0]
+        self.low, self.high = action_space.low.tolist(), action_space.high.tolist()
         self.max_episode_steps = int(self._env.max_episode_length)
 
     def reset(self, seed: int) -> Any:
-        """New episodes everywhere. Returns the observations."""
+        """Start new episodes in every environment. Returns the observations."""
         obs, _ = self._env.reset(seed=seed)
         return obs["policy"]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, None]:
-        """Observations, rewards, terminated, truncated, and no last observations."""
+        """Observations, rewards, terminated, truncated, and None for the final observations."""
         given = self._torch.as_tensor(actions).to(self._env.device)
         obs, rewards, terminated, timed_out, _ = self._env.step(given)
-        if self._finite_horizon:  # the time limit is part of the task: nothing comes after it
+        if self._finite_horizon:  # the time limit is part of the task: no bootstrapping
             terminated = terminated | timed_out
         return obs["policy"], rewards, terminated, timed_out, None
 
@@ -158,7 +161,7 @@ TASKS: dict[str, Any] = {"isaacgym": GymTask, "isaaclab": LabTask}
 
 
 class Host:
-    """Answers what rayagi asks."""
+    """Executes rayagi's requests."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
@@ -167,24 +170,24 @@ class Host:
         self._arrays: dict[str, Any] = {}
 
     def run(self) -> int:
-        """Make the task, then do what is asked until the end of input. Returns the exit code."""
+        """Construct the task, then serve requests until the end of input. Returns the exit code."""
         missing = [name for name in TASKS[self._job["engine"]].packages if not importlib.util.find_spec(name)]
         if missing:
-            return self._tell({"missing": missing[0]})
+            return self._reply({"missing": missing[0]})
         try:
             self._make()
             for line in iter(sys.stdin.readline, ""):
                 request = json.loads(line)
                 self._reset(request["seed"]) if request["do"] == "reset" else self._step()
-                self._tell({})
+                self._reply({})
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = (str(error).strip().splitlines() or ["no reason given"])[0]
             where = f"{os.path.basename(place.filename)}, line {place.lineno}"
-            return self._tell({"failed": f"{type(error).__name__}: {text} ({where})"})
+            return self._reply({"failed": f"{type(error).__name__}: {text} ({where})"})
         return 0
 
-    def _tell(self, reply: dict[str, Any]) -> int:
+    def _reply(self, reply: dict[str, Any]) -> int:
         self._replies.write(json.dumps(reply) + "\n")
         self._replies.flush()
         return 1
@@ -192,7 +195,7 @@ class Host:
     def _make(self) -> None:
         job = self._job
         task = self._task = TASKS[job["engine"]](job["task"], job["num_envs"], job["seed"])
-        self._tell(
+        self._reply(
             {
                 "obs_dim": task.obs_dim,
                 "action_dim": task.action_dim,
@@ -203,14 +206,14 @@ class Host:
         )
 
     def _reset(self, seed: int) -> None:
-        if not self._arrays:  # the other side has given the memory its size by now
+        if not self._arrays:  # rayagi has sized the shared memory by now
             sizes = (self._job["num_envs"], self._task.obs_dim, self._task.action_dim)
             self._arrays = views(mmap.mmap(self._job["memory"], num_bytes(*sizes)), *sizes)
         self._put("obs", self._task.reset(seed))
 
     def _step(self) -> None:
         obs, rewards, terminated, truncated, final_obs = self._task.step(self._arrays["actions"])
-        if final_obs is None:  # the last that there is: what was acted on
+        if final_obs is None:  # lost in the simulator: the previous observation instead
             self._arrays["final_obs"][:] = self._arrays["obs"]
         else:
             self._put("final_obs", final_obs)
@@ -226,4 +229,4 @@ class Host:
 if __name__ == "__main__":
     code = Host(json.loads(sys.stdin.readline())).run()
     sys.stderr.flush()
-    os._exit(code)  # simulators may hang in taking themselves apart
+    os._exit(code)  # simulators may hang at interpreter shutdown

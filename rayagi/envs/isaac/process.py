@@ -1,4 +1,4 @@
-"""The process that holds an Isaac simulator (host.py), seen from rayagi."""
+"""Client of the child process that runs an Isaac simulator (host.py)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from rayagi.envs.errors import EnvironmentOptionError, SimulatorLostError
 from rayagi.envs.isaac import host
 
 START_S = 900.0
-"""To make a simulation. Isaac Sim compiles shaders for minutes the first time."""
+"""Timeout of constructing a simulation. Isaac Sim compiles shaders for minutes the first time."""
 STEP_S = 300.0
-"""For a step or a reset; the first ones compile too."""
-_LOOK_S, _CLOSE_S = 0.2, 10.0
+"""Timeout of a step or a reset; the first ones compile too."""
+_POLL_S, _CLOSE_S = 0.2, 10.0
 _TAIL_BYTES, _TAIL_LINES = 4096, 8
 
 INSTALL: Mapping[str, str] = {
     "isaacgym": "Isaac Gym Preview 4 is an archive of NVIDIA's (developer.nvidia.com/isaac-gym) for Python 3.8: make an "
     "environment of that Python, `pip install -e isaacgym/python` there, then IsaacGymEnvs (github.com/isaac-sim/"
     "IsaacGymEnvs, `pip install -e .`)",
-    "isaaclab": "Isaac Lab 2.x wants an environment of its own, with Isaac Sim (isaac-sim.github.io/IsaacLab): `pip install "
+    "isaaclab": "Isaac Lab 2.x needs an environment of its own, with Isaac Sim (isaac-sim.github.io/IsaacLab): `pip install "
     "'isaaclab[isaacsim,all]' --extra-index-url https://pypi.nvidia.com` there",
 }
-"""What to install, by engine."""
+"""Installation instructions by engine."""
 
 
 class SimulatorProcess:
-    """Started with its simulation made; the shared tensors are mapped on the first ``reset``."""
+    """A child process with a simulation. The shared tensors are mapped on the first ``reset``."""
 
     def __init__(self, engine: str, task: str, *, num_envs: int, seed: int, python: str | None) -> None:
-        """Start it, and wait until it has made the simulation.
+        """Start the process, and wait until it has constructed the simulation.
 
         Raises:
-            EnvironmentOptionError: the Python has no such simulator, or this has no such task.
-            SimulatorLostError: the process ended, or was silent for START_S.
+            EnvironmentOptionError: the Python lacks the simulator, or the simulator lacks the task.
+            SimulatorLostError: the process exited, or did not respond for START_S.
         """
         self.name, self._num_envs = f"{engine}/{task}", num_envs
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in _release)
@@ -61,7 +61,7 @@ class SimulatorProcess:
                 stderr=self._log,
                 pass_fds=(self._memory, replies),
                 env=_environment(own_python=python is None),
-                start_new_session=True,  # Ctrl-C is for rayagi, which then closes this
+                start_new_session=True,  # Ctrl-C goes to rayagi only, which then closes this process
             )
         except OSError as error:
             self._release()
@@ -101,17 +101,17 @@ class SimulatorProcess:
         return self._tensors
 
     def reset(self, seed: int) -> Mapping[str, Tensor]:
-        """New episodes everywhere, on this seed. Returns the tensors, with the first observations.
+        """Start new episodes in every environment, with this seed. Returns the tensors, with the first observations.
 
         Raises:
-            SimulatorLostError: it failed, ended or is silent.
+            SimulatorLostError: the simulator failed, exited or does not respond.
         """
         tensors = self.tensors
         self._do({"do": "reset", "seed": seed})
         return tensors
 
     def step(self) -> Mapping[str, Tensor]:
-        """One step with the actions that were put into the tensors. Raises as ``reset`` does."""
+        """One step with the actions in the shared tensors. Raises as ``reset`` does."""
         self._do({"do": "step"})
         return self.tensors
 
@@ -122,43 +122,46 @@ class SimulatorProcess:
 
     def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then there is an answer already, or an end
+        with suppress(
+            BrokenPipeError
+        ):  # the process has exited; _line reads its last reply or reports the exit
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         reply: dict[str, Any] = json.loads(self._line(limit_s))
         return reply
 
     def _line(self, limit_s: float) -> bytes:
-        """What it says next."""
+        """The next line of its replies."""
         deadline = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         while b"\n" not in self._buffer:
             if time.monotonic() > deadline:
                 reason = f"has not answered for {limit_s:.0f} s"
-                raise SimulatorLostError(self.name, f"{reason}{self._last_words()}")
-            ended = self._process.poll()  # before the pipe, in which its last words may still be
-            if poll.poll(_LOOK_S * 1000):
-                said = os.read(self._replies, 4096)
-                self._buffer += said
-                if said:
+                raise SimulatorLostError(self.name, f"{reason}{self._log_tail()}")
+            # Polled before the pipe is read, which may still hold the last reply of an exited process.
+            exit_code = self._process.poll()
+            if poll.poll(_POLL_S * 1000):
+                received = os.read(self._replies, 4096)
+                self._buffer += received
+                if received:
                     continue
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_LOOK_S)
-            if ended is not None:
-                raise SimulatorLostError(self.name, f"ended with exit code {ended}{self._last_words()}")
+                    self._process.wait(_POLL_S)
+            if exit_code is not None:
+                raise SimulatorLostError(self.name, f"ended with exit code {exit_code}{self._log_tail()}")
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
-        """The end of what it printed."""
+    def _log_tail(self) -> str:
+        """The last lines of its output."""
         size = os.fstat(self._log.fileno()).st_size
         printed = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = printed.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:]
         return "; its last lines:\n  " + "\n  ".join(lines) if lines else ""
 
     def close(self) -> None:
-        """End it. Safe to call twice."""
+        """Terminate the process. Safe to call twice."""
         if self._log.closed:
             return
         assert self._process.stdin is not None
@@ -178,6 +181,6 @@ class SimulatorProcess:
 
 
 def _environment(*, own_python: bool) -> dict[str, str]:
-    """For another Python, without what tells this one where its packages are."""
+    """Environment variables of the child; for another Python without those that locate this one's packages."""
     hidden = () if own_python else ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -1,4 +1,4 @@
-"""Tasks of Isaac Gym and Isaac Lab, by ids such as ``isaacgym/Ant`` and ``isaaclab/Isaac-Ant-Direct-v0``."""
+"""EnvProvider of Isaac Gym and Isaac Lab: ids such as ``isaacgym/Ant`` and ``isaaclab/Isaac-Ant-Direct-v0``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rayagi.envs.isaac.vec_env import IsaacVecEnv, reset_seed
 from rayagi.envs.providers import VecEnvArgs
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {"isaacgym": ("python",), "isaaclab": ("python", "clip_actions")}
-"""python: what to run the simulator with. clip_actions: range of actions, for tasks that leave it open."""
+"""python: interpreter of the simulator. clip_actions: action range, for tasks that do not define one."""
 
 
 class IsaacProvider:
-    """Implements Family. None is listed: only the other Python knows which there are. [unverified on GPU]"""
+    """Implements EnvProvider. Lists no ids: only the simulator's Python knows its tasks. [unverified on GPU]"""
 
     def __init__(self, engine: str) -> None:
         self.engines: tuple[str, ...] = (engine,)
@@ -30,15 +30,15 @@ class IsaacProvider:
         return ()
 
     def knows(self, env_id: str) -> bool:
-        """Whether the id begins with the engine's name; whether there is such a task is found when it is made."""
+        """Whether the id starts with the engine's name; an unknown task fails at construction."""
         return env_id.startswith(f"{self._engine}/")
 
     def description(self, env_id: str) -> str:
-        """None is listed."""
+        """Empty, since no ids are listed."""
         return ""
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Look at the options, and for the Python."""
+        """Validate the options, and check that the interpreter exists."""
         options = OPTIONS[self._engine]
         for name in kwargs:
             if name not in options:
@@ -48,19 +48,19 @@ class IsaacProvider:
         python = kwargs.get("python")
         if python is not None and shutil.which(str(python)) is None:
             raise EnvironmentOptionError(
-                env_id, f"python={python} is no program here; give the Python that has {self._engine}"
+                env_id, f"python={python} is no executable here; give the Python that has {self._engine}"
             )
         clip = kwargs.get("clip_actions", 1.0)
         if not isinstance(clip, int | float) or not 0 < clip < math.inf:
             raise EnvironmentOptionError(env_id, f"clip_actions is {clip!r}; it must be greater than 0")
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """Makes one environment to ask it, once per process: that takes a simulator's start."""
+        """Sizes from one environment, constructed once per process; this starts the simulator."""
         about = _asked(env_id, engine, kwargs.get("python"))
         return _described(env_id, engine, about, kwargs)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> IsaacVecEnv:
-        """In a process beside this one, which inherits the GPU slice of the GMI."""
+        """Construct the environments in a child process, which inherits the GMI's GPU slice."""
         process = SimulatorProcess(
             engine,
             _task(env_id),

@@ -1,4 +1,4 @@
-"""N environments of an Isaac simulator: what the simulator role steps."""
+"""VecEnv adapter of an Isaac simulator in a child process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayagi.envs.providers import VecEnvArgs, check_num_envs
 
 
 class IsaacVecEnv:
-    """Implements VecEnv as far as the engine lets it. Actions are clipped to the action range.
+    """Implements VecEnv as far as the engine allows. Actions are clipped to the action range.
 
-    Isaac Gym: ``final_obs`` is true, but ``obs`` is the same where an episode ended: the first observation of the new one
-    comes a step later, as for every trainer on it. That step is the engine's reset, and counts as the episode's first.
+    Isaac Gym: ``final_obs`` is exact, but ``obs`` equals it where an episode ended. The new episode's first observation
+    comes one step later, as for every trainer on Isaac Gym. That step is the engine's reset, and the episode's first.
 
-    Isaac Lab: ``obs`` is true, but ``final_obs`` is the observation that was acted on: of the last one nothing is left, so
-    that a time limit bootstraps from the value one step before it.
+    Isaac Lab: ``obs`` is exact, but ``final_obs`` is the previous observation, since the engine discards the last one. So a
+    truncated episode bootstraps from the value one step before its end.
 
-    Randomness is the simulator's: seeded from (seed, first environment, number of the reset), it depends on the layout.
+    Random numbers are the simulator's, seeded from (seed, first environment, number of the reset), so by layout.
     """
 
     resumes_episodes = False
@@ -48,7 +48,7 @@ class IsaacVecEnv:
 
         Raises:
             SimulationError: an action is not finite.
-            SimulatorLostError: the simulator failed, ended or is silent.
+            SimulatorLostError: the simulator failed, exited or does not respond.
         """
         self._elapsed += 1
         self._check_finite(actions)
@@ -74,21 +74,21 @@ class IsaacVecEnv:
                 raise SimulationError(self._env_args.first_env_index + row, int(self._elapsed[row]), "action")
 
     def state_dict(self) -> StateDict:
-        """How often everything was reset: the simulators do not tell their state."""
+        """Number of resets; the simulators do not expose their state."""
         return {"resets": self._resets, "num_envs": self.num_envs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
+        """Start new episodes with seeds other than the saved ones. Returns their first observation."""
         check_num_envs(self.info.env_id, int(state["num_envs"]), self.num_envs)
         self._resets = int(state["resets"])
         return self.reset()
 
     def close(self) -> None:
-        """End the simulator's process."""
+        """Terminate the simulator's process."""
         self._process.close()
 
 
 def reset_seed(env_args: VecEnvArgs, number: int) -> int:
-    """A 31-bit seed of a reset, unlike those of other GMIs."""
+    """31-bit seed of a reset, different for each GMI."""
     words = [env_args.seed % 2**64, env_args.first_env_index, number]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0] >> 1)

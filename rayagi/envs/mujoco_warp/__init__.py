@@ -1,1 +1,1 @@
-"""Worlds of tasks on MuJoCo Warp: thousands on a GPU slice; on a CPU for correctness."""
+"""Engine mujoco_warp: tasks on MuJoCo Warp, thousands of worlds on a GPU slice; on a CPU for tests."""

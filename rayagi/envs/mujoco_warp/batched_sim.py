@@ -1,4 +1,4 @@
-"""Worlds of tasks written over tensors, on MuJoCo Warp: float32, on a GPU or a CPU, fields shared with torch."""
+"""Batched simulation on MuJoCo Warp: float32, on a GPU or a CPU, with fields shared with torch (zero-copy)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rayagi.envs.mujoco_warp.capacity import Capacity
 from rayagi.envs.tasks.batched_sim import SIM_ERRORS
 
 _LARGEST = 1e10
-"""mjMAXVAL: beyond it MuJoCo calls a state bad."""
+"""mjMAXVAL: MuJoCo treats a larger state as bad."""
 _OVERFLOW = mjw.OverflowType
-# By the bits of Data.overflow; running into the solver's iteration limits, which tasks set low, is not one.
+# Bits of Data.overflow that count as errors. Reaching the solver's iteration limit, which tasks set low, does not.
 _CONSTRAINT_BITS = int(_OVERFLOW.NEFC | _OVERFLOW.NJMAX_NNZ)
 _CONTACT_BITS = int(
     _OVERFLOW.BROADPHASE
@@ -37,9 +37,9 @@ _CONTACT_BITS = int(
 
 
 class WarpBatchedSim:
-    """Implements rayagi.envs.tasks.batched_sim.BatchedSim, and ``restart_where`` for what a CUDA graph captures.
+    """Implements rayagi.envs.tasks.masked.MaskedBatchedSim.
 
-    Nothing here waits for the device but ``sim_errors`` and ``state_dict``. [unverified on GPU]
+    Only ``sim_errors`` and ``state_dict`` synchronise with the device. [unverified on GPU]
     """
 
     dtype = torch.float32
@@ -53,27 +53,27 @@ class WarpBatchedSim:
         capacity: Capacity,
         varied: Mapping[str, NDArray[np.float64]],
     ) -> None:
-        """Worlds in the model's own pose.
+        """Allocate worlds in the model's initial pose.
 
         Args:
-            model: alike in all worlds but for ``varied``
+            model: equal in all worlds except for ``varied``
             num_worlds: N
-            names: MjData fields that are read beside qpos and qvel
+            names: MjData fields that are read besides qpos and qvel
             device: a CUDA device or the CPU
-            capacity: room for contacts and constraints
+            capacity: maximum contacts and constraints
             varied: MjModel fields that differ between worlds, (N, ...)
 
         Raises:
-            ModelError: MuJoCo Warp does not know a part of the model, or has no such field.
+            ModelError: MuJoCo Warp does not support a part of the model, or lacks a field.
         """
         wp.config.quiet = True
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._streams: dict[int, Any] = {}
         self._graphs: list[Any] = []
-        """Warp's records of what torch captured, which keep kernels loaded."""
-        here = {field.name for field in fields(mjw.Model)}  # what is not in it, the engine does not read
-        own = {name: values for name, values in varied.items() if name in here}
+        """Warp's handles of captured graphs; they keep kernel modules loaded."""
+        known = {field.name for field in fields(mjw.Model)}  # the engine does not read other MjModel fields
+        own = {name: values for name, values in varied.items() if name in known}
         with self._here():
             try:
                 self._model = mjw.put_model(model, batch_sizes=dict.fromkeys(own, num_worlds))
@@ -86,8 +86,8 @@ class WarpBatchedSim:
                 target = wp.to_torch(getattr(self._model, name))
                 target.copy_(torch.from_numpy(np.asarray(values)).view(target.shape))
         options = self._model.opt
-        options.warn_overflow = 0  # counted as faults here, not printed from kernels
-        options.graph_conditional = False  # torch's graphs take no conditional nodes from outside
+        options.warn_overflow = 0  # counted in sim_errors instead of printed by kernels
+        options.graph_conditional = False  # a graph captured by torch cannot contain conditional nodes
         options.run_rne_postconstraint = bool({"cfrc_ext", "cfrc_int", "cacc"} & {*names})
         shapes = mujoco.MjData(model)
         self.fields = {name: self._shared(name, model, shapes) for name in ("qpos", "qvel", *names)}
@@ -100,7 +100,7 @@ class WarpBatchedSim:
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        """Warp's work goes where torch's goes: to its device, and in order with its stream, captured or not."""
+        """Context in which Warp launches on torch's device and current stream, captured or not."""
         with ExitStack() as scopes:
             scopes.enter_context(wp.ScopedDevice(str(self.device)))
             if self.device.type == "cuda":
@@ -108,25 +108,25 @@ class WarpBatchedSim:
             yield
 
     def _stream(self) -> Any:
-        """Torch's current stream as Warp's, one object for each."""
+        """torch's current stream as a Warp stream, cached per stream."""
         stream = torch.cuda.current_stream(self.device)
         if stream.cuda_stream not in self._streams:
             self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
         return self._streams[stream.cuda_stream]
 
     def _shared(self, name: str, model: mujoco.MjModel, shapes: mujoco.MjData) -> Tensor:
-        """A field's own memory as a tensor of MuJoCo's shape."""
+        """A field's memory as a torch tensor of MuJoCo's shape (zero-copy)."""
         if not isinstance(values := getattr(self._data, name, None), wp.array):
             raise ModelError(_name(model), f"mujoco_warp has no field {name}")
         return wp.to_torch(values).view(self.num_worlds, *getattr(shapes, name).shape)
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """Waits for the device."""
+        """Counts by ``SIM_ERRORS``. Synchronises with the device."""
         return dict(zip(SIM_ERRORS, self._sim_errors.tolist(), strict=True))
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor:
-        """Advance every world."""
+        """Advance every world. Returns which worlds had a simulation error, (N,) bool."""
         self._controls.copy_(controls)
         with self._here():
             for _ in range(num_substeps):
@@ -141,31 +141,31 @@ class WarpBatchedSim:
         return wrong.any(0)
 
     def _prepare_constraints(self) -> None:
-        """Velocities of bodies as they are now, which the bias of equality constraints is made of.
+        """Update body velocities, from which equality constraints compute their bias.
 
-        Warp 4.0 works them out after the constraints, and so takes those of the substep or episode before (BallBalance's
-        pins: 0.3 rad/s in a step).
+        Warp 4.0 computes them after the constraints, which so use the velocities of the previous substep or episode
+        (BallBalance's pins: an error of 0.3 rad/s in a step).
         """
         if self._model.neq:
             for derive in (mjw.kinematics, mjw.com_pos, mjw.com_vel):
                 derive(self._model, self._data)
 
     def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Reset some worlds."""
+        """Reset worlds ``ids``."""
         mask = torch.zeros_like(self._mask).index_fill(0, ids, True)
         state = self.fields["qpos"].clone(), self.fields["qvel"].clone()
         self.restart_where(mask, state[0].index_copy(0, ids, qpos), state[1].index_copy(0, ids, qvel))
 
     def restart_where(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Reset the worlds of a mask, without waiting for the device.
+        """Reset the worlds with ``mask`` set, without synchronisation.
 
-        The forward pass that follows is of all worlds. In those that were not reset it changes what derives from the
-        state, which is read after the next step only, and nothing that the next step begins from.
+        The forward pass afterwards runs in all worlds. In worlds that were not reset it only changes derived fields, which
+        are read after the next step at the earliest; the state that the next step starts from is unchanged.
 
         Args:
             mask: (N,) bool
-            qpos: of all worlds, read where the mask is set   (N, nq)
-            qvel: likewise                                    (N, nv)
+            qpos: rows for all worlds, used where the mask is set   (N, nq)
+            qvel: likewise                                          (N, nv)
         """
         self._mask.copy_(mask)
         with self._here():
@@ -179,7 +179,7 @@ class WarpBatchedSim:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Warp records what it does on torch's current stream into the graph that torch captures there."""
+        """Context in which Warp's launches join the CUDA graph that torch captures on its current stream."""
         stream = self._stream()
         wp.capture_begin(stream=stream, external=True, force_module_load=False)
         try:
@@ -192,16 +192,16 @@ class WarpBatchedSim:
         return {name: wp.to_torch(getattr(self._data, name)).cpu().numpy().copy() for name in STATE_FIELDS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, of either engine."""
+        """Restore a saved state, of either engine."""
         for name in STATE_FIELDS:
             own = wp.to_torch(getattr(self._data, name))
             own.copy_(torch.from_numpy(np.asarray(state[name])).reshape(own.shape))
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Release the device memory."""
         self._data = self._model = None
 
 
 def _name(model: mujoco.MjModel) -> str:
-    """As its file says."""
+    """The model's name in its MJCF file."""
     return str(model.names.split(b"\0", 1)[0].decode())

@@ -1,4 +1,4 @@
-"""Room for contacts and constraints, which MuJoCo Warp wants to know before it begins: measured on the CPU."""
+"""Capacity for contacts and constraints, which MuJoCo Warp allocates in advance: measured on the CPU."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.task import Task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
-_WORLDS, _STEPS, _LOOK_EVERY = 8, 100, 5
-"""Worlds, steps of random play (in which robots fall and begin anew), and after how many of them geoms are looked at."""
+_WORLDS, _STEPS, _PAIRS_EVERY = 8, 100, 5
+"""Worlds, steps with random actions (in which robots fall and are reset), and the interval of counting geom pairs."""
 _MARGIN = 1.5
 _SPARE_CONTACTS, _SPARE_CONSTRAINTS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a world may hold at most."""
+    """Maximum contacts and constraints per world."""
 
     contacts: int
-    """Of one world, on average: MuJoCo Warp pools them over all. Pairs of geoms near each other need as many places."""
+    """nconmax: average per world, since MuJoCo Warp pools contacts over all worlds. Also bounds broad-phase pairs."""
     constraints: int
-    """Of one world, no world may have more."""
+    """njmax: maximum constraint rows of any world."""
 
 
 def measured(task: Task, model: mujoco.MjModel) -> Capacity:
-    """The most that is seen in random play of a task, half as much again, and some; constraints for as many contacts.
+    """1.5 x the maximum under random actions, plus a constant; constraints also suffice for the contacts.
 
-    Where the model's ``<size nconmax njmax>`` says so, what it says. Worlds that exceed it count a fault.
+    The model's ``<size nconmax njmax>`` overrides it. A world that exceeds the capacity counts a simulation error.
     """
     worlds = CpuBatchedSim(model, _WORLDS, 1, (*task.fields, "ncon", "nefc", "geom_xpos", "geom_xmat"))
     rules = task.rules(model, device=worlds.device, dtype=worlds.dtype)
@@ -45,7 +45,7 @@ def measured(task: Task, model: mujoco.MjModel) -> Capacity:
         env.step(2.0 * torch.rand((_WORLDS, task.action_dim), generator=generator) - 1.0)
         contacts = max(contacts, int(worlds.fields["ncon"].max()))
         rows = max(rows, int(worlds.fields["nefc"].max()))
-        if step % _LOOK_EVERY == 0:
+        if step % _PAIRS_EVERY == 0:
             positions = worlds.fields["geom_xpos"].numpy()
             axes = worlds.fields["geom_xmat"].numpy().reshape(_WORLDS, model.ngeom, 3, 3)[..., 2]
             contacts = max(contacts, *map(_near_pairs, [model] * _WORLDS, positions, axes))
@@ -56,19 +56,20 @@ def measured(task: Task, model: mujoco.MjModel) -> Capacity:
 
 
 def _rows_of_a_contact(model: mujoco.MjModel) -> int:
-    """Constraints of one contact, of the most that geoms have."""
+    """Constraint rows of one contact with the largest condim: condim (elliptic) or 2 (condim - 1) (pyramidal)."""
     largest = int(model.geom_condim.max(initial=1))
     pyramid = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
     return max(1, 2 * (largest - 1)) if pyramid else largest
 
 
 def _near_pairs(model: mujoco.MjModel, positions: NDArray[np.float64], axes: NDArray[np.float64]) -> int:
-    """Pairs of geoms whose bounding spheres meet, which is what the broad phase lets through, and a few more.
+    """Number of geom pairs whose bounding spheres overlap: an upper bound of the broad phase's result.
 
     Args:
-        positions: of the geoms            (ngeom, 3)
-        axes: their z axes, planes' normals (ngeom, 3)
+        positions: of the geoms                (ngeom, 3)
+        axes: their z axes; normals of planes  (ngeom, 3)
     """
+    # 1. Collision filter: contype & conaffinity, different bodies, no parent and child (unless the parent is the world).
     body = model.body_weldid[model.geom_bodyid]
     parent = model.body_weldid[model.body_parentid[body]]
     may = (model.geom_contype[:, None] & model.geom_conaffinity[None, :]) != 0
@@ -77,6 +78,7 @@ def _near_pairs(model: mujoco.MjModel, positions: NDArray[np.float64], axes: NDA
         (parent[None, :] == body[:, None]) & (body[:, None] != 0)
     )
     may &= ~kin
+    # 2. Distances of centres, or above a plane, against the sums of the bounding radii.
     offsets = positions[:, None] - positions[None, :]
     reach = model.geom_rbound + model.geom_margin
     distances = np.linalg.norm(offsets, axis=-1)

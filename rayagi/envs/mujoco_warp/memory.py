@@ -1,4 +1,4 @@
-"""How much memory MuJoCo Warp takes, told before it is taken."""
+"""Memory estimate of MuJoCo Warp, before allocation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rayagi.envs.mujoco_warp.capacity import Capacity
 
 _REAL = 4
 _SOLVER_ROWS = 8
-"""Reals per constraint that the solver works with: residual, direction, quadratics, lists of what changed."""
+"""Temporary reals of the solver per constraint: residual, direction, quadratics, lists of changes."""
 _SOLVER_VECTORS = 24
-"""Vectors of nv that solver and integrator work with."""
+"""Temporary vectors of size nv of solver and integrator."""
 _TILE = 16
-"""By which the solver pads nv."""
+"""The solver pads nv to a multiple of this."""
 
 
 def bytes_per_world(model: mujoco.MjModel, capacity: Capacity) -> int:
-    """Bytes of one more world: what its arrays hold, by making one and two worlds, and what a step works with for a while.
+    """Bytes per additional world: its arrays (two worlds minus one, allocated on the CPU), and a step's temporaries.
 
-    The latter is reckoned from the sizes: the solver's Hessian and its factor, rows per constraint, vectors, and a
-    second factor of the integrator's.
+    The temporaries are estimated from sizes: the solver's Hessian and its factor, rows per constraint, vectors, and the
+    integrator's factor.
     """
     with wp.ScopedDevice("cpu"):
         one, two = (_data(model, capacity, num_worlds) for num_worlds in (1, 2))
@@ -45,15 +45,15 @@ def _data(model: mujoco.MjModel, capacity: Capacity, num_worlds: int) -> Any:
 
 
 def _bytes(data: Any) -> int:
-    """Of all arrays in a dataclass, and in the dataclasses within; one array under two names counts once."""
-    held: dict[int, int] = {}
+    """Bytes of all arrays in a dataclass and its nested dataclasses; an array under two names counts once."""
+    sizes: dict[int, int] = {}
 
-    def look(value: Any) -> None:
+    def visit(value: Any) -> None:
         if isinstance(value, wp.array):
-            held[value.ptr or 0] = value.capacity
+            sizes[value.ptr or 0] = value.capacity
         elif is_dataclass(value):
             for field in fields(value):
-                look(getattr(value, field.name))
+                visit(getattr(value, field.name))
 
-    look(data)
-    return sum(held.values())
+    visit(data)
+    return sum(sizes.values())

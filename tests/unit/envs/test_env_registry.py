@@ -101,7 +101,7 @@ def test_a_name_like_no_other_says_how_to_list_them():
         ("Ant-v5", "auto", {"frame_skip": 0}, "frame_skip is 0; it must be a positive integer"),
         ("Ant-v5", "auto", {"max_episode_steps": 0}, "max_episode_steps is 0; it must be a positive"),
         ("Ant-v5", "warp9", {}, "no engine 'warp9'; choose from auto, mujoco_cpu, .*gymnasium"),
-        ("CartPole-v1", "mujoco_cpu", {}, "mujoco_cpu does not have it .*take engine gymnasium"),
+        ("CartPole-v1", "mujoco_cpu", {}, "mujoco_cpu does not have it .*use engine gymnasium"),
         ("no_such_module:Foo-v0", "auto", {}, "module 'no_such_module' cannot be imported"),
     ],
 )

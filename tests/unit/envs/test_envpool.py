@@ -125,7 +125,7 @@ def test_robots_have_gymnasiums_sizes_and_clipped_actions():
             EnvironmentOptionError,
             "there is no option nonsense; EnvPool's has .*max_episode_steps",
         ),
-        ("CartPole-v1", {"batch_size": 2}, EnvironmentOptionError, "batch_size is given by rayagi"),
+        ("CartPole-v1", {"batch_size": 2}, EnvironmentOptionError, "batch_size is set by rayagi"),
         ("CartPole-v1", {"max_episode_steps": 0}, EnvironmentOptionError, "must be a positive integer"),
         ("FrozenLake-v1", {}, UnsupportedSpaceError, "of observations"),
     ],

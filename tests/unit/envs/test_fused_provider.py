@@ -84,8 +84,8 @@ def test_too_many_environments_are_refused_before_anything_is_allocated():
         made("fused/CartPole-v1", num_envs=10**12)
 
 
-def test_there_are_no_pictures():
-    with pytest.raises(RenderingError, match="no pictures"):
+def test_fused_simulators_have_no_frames():
+    with pytest.raises(RenderingError, match="fused simulators have no frames"):
         envs.render_env("fused/CartPole-v1")
 
 

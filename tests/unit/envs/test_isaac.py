@@ -160,7 +160,7 @@ def test_simulators_that_cannot_go_on_say_why(make, env_id, error, reason):
     [
         (GYM, {"clip_actions": 1.0}, "no option 'clip_actions'; isaacgym has python"),
         (LAB, {"clip_actions": -1.0}, "must be greater than 0"),
-        (LAB, {"python": "/nowhere/python"}, "python=/nowhere/python is no program here"),
+        (LAB, {"python": "/nowhere/python"}, "python=/nowhere/python is no executable here"),
     ],
 )
 def test_options_are_checked_before_anything_starts(env_id, options, reason):
@@ -169,7 +169,7 @@ def test_options_are_checked_before_anything_starts(env_id, options, reason):
 
 
 def test_an_id_says_its_engine():
-    with pytest.raises(EnvironmentOptionError, match="take engine isaacgym, or auto"):
+    with pytest.raises(EnvironmentOptionError, match="use engine isaacgym, or auto"):
         make_env_factory(GYM, engine="isaaclab")
 
 

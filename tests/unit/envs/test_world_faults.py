@@ -34,7 +34,7 @@ def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engin
     assert torch.equal(found.obs[1], expected.obs[1])
     assert env._episode.tolist() == [1, 0]
     env.close()
-    assert "rayagi/Ant-v0: faults in worlds, which began anew: 1 unstable" in caplog.text
+    assert "rayagi/Ant-v0: simulation errors, whose worlds were reset: 1 unstable" in caplog.text
     caplog.clear()
     healthy.close()
     assert not caplog.text
