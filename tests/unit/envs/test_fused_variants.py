@@ -381,7 +381,7 @@ def test_the_cuda_kernel_compiles_and_keeps_the_state_in_registers(tmp_path):
 def test_what_cannot_be_done_is_said(monkeypatch):
     with pytest.raises(ValueError, match="num_envs is 0; it must be at least 1"):
         work_of(CartPole(), num_envs=0)
-    with pytest.raises(KernelError, match="vulkan: no such form; there are gymnasium, "):
+    with pytest.raises(KernelError, match="vulkan: no such variant; there are gymnasium, "):
         variant("vulkan")
     with pytest.raises(KernelError, match="Quadrotor in gymnasium: Gymnasium has no Quadrotor"):
         variant("gymnasium").make(work_of(Quadrotor()))

@@ -1,4 +1,4 @@
-"""The project's C kernels with the knobs: tiles of environments in vector registers, on all threads."""
+"""Variant c: the C backend with the paper's knobs, vectorised over tiles of environments, multithreaded."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class CStepper:
         self._simulate.restype = None
         self._now = BenchmarkState.first(work)
         self._backend.env_state = self._now.env_state
-        self._fleet = self._backend.env_state_pointers()
+        self._env_state = self._backend.env_state_pointers()
         self._sums = [
             pointer(one) for one in (self._now.copies, self._now.totals.rewards, self._now.totals.ended)
         ]
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Tensor:
-        """As they are."""
+        """Contiguous actions."""
         return actions.contiguous()
 
     def step(self, prepared: Tensor) -> None:
@@ -61,18 +61,18 @@ class CStepper:
         sizes = (work.steps_per_call, work.compute, work.copies - 1)
         self._backend.on_threads(
             work.steps_per_call * work.compute,
-            lambda begin, end: self._simulate(self._fleet, begin, end, *sizes, *actions, *self._sums),
+            lambda begin, end: self._simulate(self._env_state, begin, end, *sizes, *actions, *self._sums),
         )
 
     def wait(self) -> None:
         """All threads are done when ``step`` returns."""
 
     def get(self) -> BenchmarkState:
-        """Where the environments are."""
+        """State of the environments."""
         return self._now.on_host(self.work)
 
     def counts(self) -> Counts:
-        """One call and one pass over the environments, in parts where there are threads."""
+        """One call and one pass over the environments, split among the threads."""
         return Counts(1, 1)
 
 

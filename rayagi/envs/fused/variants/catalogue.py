@@ -1,4 +1,4 @@
-"""The variants by name. What needs an optional package is imported when it is asked for."""
+"""Benchmark variants by name. Modules that need an optional package are imported lazily."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _ENTRIES = {
     "c": _Entry("c_variant", _of("CVariant")),
 }
 NAMES = tuple(_ENTRIES)
-"""As the paper and this project call them."""
+"""Names of the variants, after the paper where it has them."""
 
 
 def package_missing(name: str) -> str | None:
-    """Why a variant's module cannot be imported here; None where it can."""
+    """Why a variant's module cannot be imported here; None if it can."""
     entry = _ENTRIES[name]
     return None if entry.package is None else not_installed(entry.package, entry.extra)
 
@@ -50,10 +50,10 @@ def variant(name: str) -> Variant:
     """A variant by its name.
 
     Raises:
-        KernelError: there is none of this name, or its package is not installed.
+        KernelError: unknown name, or its package is not installed.
     """
     if name not in _ENTRIES:
-        raise KernelError(name, f"no such form; there are {', '.join(NAMES)}")
+        raise KernelError(name, f"no such variant; there are {', '.join(NAMES)}")
     reason = package_missing(name)
     if reason:
         raise KernelError(name, reason)

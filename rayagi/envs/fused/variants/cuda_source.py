@@ -1,4 +1,4 @@
-"""CUDA's source of a kernel that takes K steps of an environment per thread: printed from the trace, state in registers."""
+"""Printer of a CUDA kernel from the trace: K steps of one environment per thread, with the state in registers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ __device__ float4 numbers(word_t x, word_t y, word_t z, word_t w) {{
 
 
 def cuda_source(work: BenchmarkConfig) -> str:
-    """A translation unit with the kernel ``simulate``. Raises SimulatorError where the simulator cannot be traced."""
+    """A translation unit with the kernel ``simulate``. Raises SimulatorError if the simulator cannot be traced."""
     simulator, traced = work.simulator, trace(work.simulator)
     names = traced.step.inputs[: len(simulator.state)]
     reals = traced.step.inputs[len(names) :]
@@ -128,7 +128,7 @@ def _action(work: BenchmarkConfig, place: int) -> str:
 
 
 def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
-    """The dynamics once, or in a loop. New values are assigned when all are known."""
+    """The dynamics once, or in a loop. New values are assigned after all are computed."""
     *after, reward, over = step.outputs
     moved = [f"const real n_{name} = {value};" for name, value in zip(states, after, strict=True)]
     moved += [f"{name} = n_{name};" for name in states]
@@ -142,7 +142,7 @@ def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
 
 
 def _drawn(count: int) -> list[str]:
-    """Declarations of draw0, draw1, ... as ``draws.uniform`` gives them."""
+    """Declarations of draw0, draw1, ..., equal to ``draws.uniform``."""
     lines = []
     for block in range(-(-count // 4)):
         word = f"seed + {block * draws.BLOCK % 2**32}u"

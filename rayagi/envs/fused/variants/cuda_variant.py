@@ -1,4 +1,4 @@
-"""The printed CUDA kernel on a GPU, compiled while the program runs."""
+"""Variant cuda: the printed CUDA kernel on a GPU, compiled at run time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayagi.envs.fused.variants.cuda_source import cuda_source
 from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 
 THREADS = 128
-"""Per block."""
+"""Threads per block."""
 
 
 class CudaStepper:
@@ -28,11 +28,11 @@ class CudaStepper:
         self._now = BenchmarkState.first(work, self._device)
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Tensor:
-        """On the device."""
+        """Actions on the device."""
         return actions.to(self._device).contiguous()
 
     def step(self, prepared: Tensor) -> None:
@@ -45,11 +45,11 @@ class CudaStepper:
         self._kernel(grid=(blocks, 1, 1), block=(THREADS, 1, 1), args=[*sizes, *tensors, *totals])
 
     def wait(self) -> None:
-        """Return when all steps are done."""
+        """Synchronise with the device."""
         torch.cuda.synchronize(self._device)
 
     def get(self) -> BenchmarkState:
-        """Where the environments are."""
+        """State of the environments."""
         return self._now.on_host(self.work)
 
     def counts(self) -> Counts:
@@ -63,11 +63,11 @@ class CudaVariant:
     name = "cuda"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """It needs a GPU."""
+        """A reason if there is no GPU."""
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def make(self, work: BenchmarkConfig) -> CudaStepper:
-        """The environments. Raises KernelError."""
+        """Construct the environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in CUDA", reason)

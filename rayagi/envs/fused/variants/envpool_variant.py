@@ -1,4 +1,4 @@
-"""EnvPool: environments written in C++ by others, on a pool of threads."""
+"""Variant envpool: EnvPool's C++ environments on a thread pool."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, 
 
 
 class EnvPoolStepper:
-    """Implements Stepper, but for ``put``: its environments cannot be put into a state. Like Gymnasium's vector
-    environment it begins an ended episode anew in the step after.
+    """Implements Stepper except ``put``, since EnvPool's state cannot be set. Like Gymnasium's vector environment it resets
+    an ended environment in the next step.
     """
 
     def __init__(self, work: BenchmarkConfig) -> None:
@@ -34,10 +34,10 @@ class EnvPoolStepper:
 
     def put(self, bench_state: BenchmarkState) -> None:
         """Raises KernelError."""
-        raise KernelError("EnvPool", "its environments cannot be put into a state")
+        raise KernelError("EnvPool", "the state of its environments cannot be set")
 
     def prepare(self, actions: Tensor) -> list[Any]:
-        """An array for each step."""
+        """One array per step."""
         if isinstance(self.work.simulator.actions, Discrete):
             return list(actions.numpy().astype(np.int64))
         return list(np.ascontiguousarray(actions.movedim(1, -1).numpy()))
@@ -52,14 +52,14 @@ class EnvPoolStepper:
             ended += terminated | truncated
 
     def wait(self) -> None:
-        """Nothing runs meanwhile."""
+        """``step`` is synchronous."""
 
     def get(self) -> BenchmarkState:
-        """Rewards and ends only; states are not told."""
+        """Rewards and ended episodes only; EnvPool does not expose states."""
         return self._last.on_host(self.work)
 
     def counts(self) -> Counts:
-        """A call per step."""
+        """One call per step."""
         return Counts(self.work.steps_per_call, 0)
 
 
@@ -69,13 +69,13 @@ class EnvPoolVariant:
     name = "envpool"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """EnvPool has Gymnasium's simulators."""
+        """A reason if EnvPool lacks the simulator; it has those of Gymnasium."""
         if work.simulator.name not in GYMNASIUM_IDS:
             return f"EnvPool has no {work.simulator.name}"
         return knobs_unknown(work)
 
     def make(self, work: BenchmarkConfig) -> EnvPoolStepper:
-        """The environments. Raises KernelError."""
+        """Construct the environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in EnvPool", reason)

@@ -1,4 +1,4 @@
-"""Gymnasium's own environments: N objects stepped one after another, and its vector environment where it has one."""
+"""Variants gymnasium and gymnasium-vector: N environments in a Python loop, or Gymnasium's own vector environment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayagi.envs.fused.simulator import Discrete
 from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 
 GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot": "Acrobot-v1"}
-"""Of simulators that are Gymnasium's, by name; their states are in the same order."""
+"""Gymnasium ids of simulators by name; their states have the same order."""
 
 
 class LoopStepper:
-    """Implements Stepper: ``step`` of N objects in turn, in float64, with numpy's random numbers."""
+    """Implements Stepper: steps N environments in turn, in float64, with numpy's random numbers."""
 
     def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
@@ -30,7 +30,7 @@ class LoopStepper:
         self._rewards, self._ended = [0.0] * work.num_envs, [0] * work.num_envs
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there: what follows a reset differs from other variants, whose random numbers are their own."""
+        """Set the environments' state. After a reset they differ from other variants, since random numbers differ."""
         env_state = bench_state.env_state
         for index, env in enumerate(self._envs):
             env.unwrapped.state = env_state.state[:, index].double().numpy()
@@ -38,7 +38,7 @@ class LoopStepper:
         self._last.env_state.copy_(env_state)
 
     def prepare(self, actions: Tensor) -> list[list[Any]]:
-        """Numbers, or arrays of reals."""
+        """Python integers, or arrays of reals."""
         if isinstance(self.work.simulator.actions, Discrete):
             return actions.tolist()
         return [list(one) for one in actions.movedim(1, -1).numpy()]
@@ -56,10 +56,10 @@ class LoopStepper:
         self._rewards, self._ended = rewards, ended
 
     def wait(self) -> None:
-        """Nothing runs meanwhile."""
+        """``step`` is synchronous."""
 
     def get(self) -> BenchmarkState:
-        """Where the environments are. How many episodes ended is known of the last call only."""
+        """State of the environments; ended episodes are those of the last call."""
         env_state, totals = self._last.env_state, self._last.totals
         states = np.stack([np.asarray(env.unwrapped.state, np.float32) for env in self._envs], axis=1)
         env_state.state.copy_(torch.from_numpy(states))
@@ -69,15 +69,15 @@ class LoopStepper:
         return self._last.on_host(self.work)
 
     def counts(self) -> Counts:
-        """A call into an environment per step of each; no kernels."""
+        """One call per step of each environment; no kernels."""
         return Counts(self.work.steps_per_call * self.work.num_envs, 0)
 
 
 class VectorStepper:
-    """Implements Stepper with Gymnasium's CartPoleVectorEnv: numpy's operations on all environments.
+    """Implements Stepper with Gymnasium's CartPoleVectorEnv: numpy operations on all environments.
 
-    It begins an ended episode anew in the next step, which does not move the environment: such steps are counted too, as
-    Gymnasium's users count them.
+    It resets an ended environment in the next step, which does not advance it; such steps are counted too, as Gymnasium's
+    users do.
     """
 
     def __init__(self, work: BenchmarkConfig) -> None:
@@ -90,14 +90,14 @@ class VectorStepper:
         self._last.env_state.episode.zero_()
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         self._env.unwrapped.state = bench_state.env_state.state.double().numpy()
         self._env.unwrapped.steps = bench_state.env_state.elapsed.numpy().copy()
         self._env.unwrapped.prev_done = np.zeros(self.work.num_envs, bool)
         self._last.env_state.copy_(bench_state.env_state)
 
     def prepare(self, actions: Tensor) -> list[Any]:
-        """An array for each step."""
+        """One array per step."""
         return list(actions.numpy())
 
     def step(self, prepared: list[Any]) -> None:
@@ -110,17 +110,17 @@ class VectorStepper:
             ended += terminated | truncated
 
     def wait(self) -> None:
-        """Nothing runs meanwhile."""
+        """``step`` is synchronous."""
 
     def get(self) -> BenchmarkState:
-        """Where the environments are. How many episodes began is known of the last call only."""
+        """State of the environments; ended episodes are those of the last call."""
         env_state = self._last.env_state
         env_state.state.copy_(torch.from_numpy(np.asarray(self._env.unwrapped.state, np.float32)))
         env_state.elapsed.copy_(torch.from_numpy(self._env.unwrapped.steps))
         return self._last.on_host(self.work)
 
     def counts(self) -> Counts:
-        """A call per step; its numpy operations are inside."""
+        """One call per step; numpy operations within it do not count."""
         return Counts(self.work.steps_per_call, 0)
 
 
@@ -132,7 +132,7 @@ class GymnasiumVariant:
         self.name = "gymnasium-vector" if vector else "gymnasium"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """Gymnasium has not every simulator, and a vector environment of few."""
+        """A reason if Gymnasium lacks the simulator or a vector environment of it."""
         known = GYMNASIUM_IDS.get(work.simulator.name)
         if known is None:
             return f"Gymnasium has no {work.simulator.name}"
@@ -141,7 +141,7 @@ class GymnasiumVariant:
         return knobs_unknown(work)
 
     def make(self, work: BenchmarkConfig) -> LoopStepper | VectorStepper:
-        """The environments. Raises KernelError."""
+        """Construct the environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in {self.name}", reason)

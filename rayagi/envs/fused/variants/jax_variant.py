@@ -1,4 +1,4 @@
-"""XLA: K steps as one ``lax.scan`` in one compiled call. XLA fuses within a step and not across steps."""
+"""Variant xla: K steps as one ``lax.scan`` in one compiled call. XLA fuses within a step, not across steps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rayagi.envs.fused.variants.jax_world import JaxEnvState, JaxWorld
 from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
 
 Carried = tuple[JaxEnvState, jax.Array, jax.Array, jax.Array]
-"""Where the environments stand, copies, and the call's rewards and ended episodes."""
+"""State of the environments, copies, and the call's rewards and ended episodes."""
 NOT_KERNELS = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
 }  # fmt: skip
-"""HLO instructions that compute nothing by themselves."""
+"""HLO instructions that launch no kernel."""
 
 
 class JaxStepper:
-    """Implements Stepper. Every entry says of which type its reals are: JAX knows float64 only where it is enabled."""
+    """Implements Stepper. Methods run in a ``jax.enable_x64`` context, without which JAX has no float64."""
 
     def __init__(self, work: BenchmarkConfig) -> None:
         self.work = work
@@ -49,7 +49,7 @@ class JaxStepper:
         self.put(BenchmarkState.first(work))
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         env_state = bench_state.env_state
         with jax.enable_x64(self._double):
             worlds = JaxEnvState(
@@ -59,7 +59,7 @@ class JaxStepper:
             self._now = (worlds, _array(bench_state.copies), _array(totals.rewards), _array(totals.ended))
 
     def prepare(self, actions: Tensor) -> jax.Array:
-        """An array on the device."""
+        """Actions as a JAX array on the device."""
         given = actions if isinstance(self.work.simulator.actions, Discrete) else actions.movedim(1, -1)
         with jax.enable_x64(self._double):
             return _array(given)
@@ -70,18 +70,18 @@ class JaxStepper:
             self._now = self._several(self._now[0], self._now[1], prepared)
 
     def wait(self) -> None:
-        """Return when all steps are done."""
+        """Wait until all steps are finished."""
         jax.block_until_ready(self._now)
 
     def get(self) -> BenchmarkState:
-        """Where the environments are."""
+        """State of the environments."""
         worlds, copies, *totals = self._now
         return BenchmarkState(
             BatchedEnvState(*map(_tensor, worlds)), _tensor(copies), Totals(*map(_tensor, totals))
         )
 
     def counts(self) -> Counts:
-        """One call; kernels as XLA's compiled program lists them, those of a loop as often as it runs."""
+        """One call; kernels as listed in XLA's compiled program, those in a loop times its trip count."""
         prepared = self.prepare(random_actions(self.work))
         with jax.enable_x64(self._double):
             compiled = self._several.lower(self._now[0], self._now[1], prepared).compile()
@@ -94,11 +94,11 @@ class JaxVariant:
     name = "xla"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """Nothing: who imports this module has JAX."""
+        """None: JAX is installed if this module was imported."""
         return None
 
     def make(self, work: BenchmarkConfig) -> JaxStepper:
-        """The environments."""
+        """Construct the environments."""
         return JaxStepper(work)
 
 
@@ -109,7 +109,7 @@ def launches(program: str) -> int:
         program: HLO text after optimisation, with the trip counts that XLA found
 
     Raises:
-        ValueError: a loop's trip count is not told.
+        ValueError: a loop's trip count is unknown.
     """
     bodies: dict[str, list[str]] = {}
     entry = name = ""
@@ -131,7 +131,7 @@ def _launches_of(computation: str, bodies: dict[str, list[str]]) -> int:
         if op == "while":
             trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
             if trips is None:
-                raise ValueError(f"XLA does not tell how often this loop runs: {line.strip()[:120]}")
+                raise ValueError(f"XLA reports no trip count of this loop: {line.strip()[:120]}")
             count += int(trips[1]) * _launches_of(_called(line, "body"), bodies)
         elif op == "call":
             count += _launches_of(_called(line, "to_apply"), bodies)
@@ -141,7 +141,7 @@ def _launches_of(computation: str, bodies: dict[str, list[str]]) -> int:
 
 
 def _operation(line: str) -> str:
-    """``%a.1 = (f32[4]{0}, s32[]) while(%b), ...``: the word before the first bracket that follows the type."""
+    """Opcode of an HLO line, such as while: ``%a.1 = (f32[4]{0}, s32[]) while(%b), ...``; the word after the type."""
     text = line.split(" = ", 1)[1]
     depth = 0
     for place, character in enumerate(text):

@@ -1,4 +1,4 @@
-"""A simulator as pure functions of JAX arrays, for XLA: alone in a scan, or inside a training step of one's own."""
+"""A simulator as pure functions of JAX arrays, usable in ``lax.scan`` or inside a user's jitted training step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OPS: dict[str, Callable[..., Any]] = {
 
 
 class JaxEnvState(NamedTuple):
-    """N environments.
+    """State of N environments.
 
     Attributes:
-        state: (reals, N)
+        state: (S, N)
         elapsed: steps of the running episodes      (N,) int32
         episode: their numbers, from 0              (N,) int32
     """
@@ -36,7 +36,7 @@ class JaxEnvState(NamedTuple):
 
 
 class JaxWorld:
-    """The environments' rules. Everything is traceable: ``jit``, ``scan``, ``grad`` and ``vmap`` take it."""
+    """Pure functions of the environments' state; ``jit``, ``scan``, ``grad`` and ``vmap`` can trace them."""
 
     def __init__(
         self, simulator: Simulator, seed: int = 0, compute: int = 1, real: Any = jnp.float32
@@ -44,10 +44,10 @@ class JaxWorld:
         """Raises SimulatorError.
 
         Args:
-            simulator: whose rules these are
-            seed: of what begins episodes
-            compute: how often a step iterates the dynamics
-            real: what reals are computed in; jnp.float64 needs ``jax.enable_x64`` around everything
+            simulator: the simulator
+            seed: of the initial states
+            compute: iterations of the dynamics per step
+            real: dtype of reals; jnp.float64 needs ``jax.enable_x64`` around all calls
         """
         self.simulator, self.compute, self.real = simulator, compute, real
         self.traced = trace(simulator)
@@ -55,33 +55,33 @@ class JaxWorld:
 
     @property
     def obs_dim(self) -> int:
-        """Reals of an observation."""
+        """Number of reals of an observation."""
         return self.traced.obs_dim
 
     @property
     def num_choices(self) -> int:
-        """Choices of an action; 0 where it is a box."""
+        """Number of choices of a discrete action; 0 for a box."""
         return self.simulator.actions.count if isinstance(self.simulator.actions, Discrete) else 0
 
     def start(self, num_envs: int) -> JaxEnvState:
-        """First episodes."""
+        """Start of the first episodes."""
         episode = jnp.zeros(num_envs, jnp.int32)
         return JaxEnvState(self._begin(episode), jnp.zeros(num_envs, jnp.int32), episode)
 
     def observe(self, worlds: JaxEnvState) -> jax.Array:
-        """(N, obs_dim)."""
+        """Observations (N, obs_dim)."""
         shape = worlds.elapsed.shape
         return jnp.stack(self._evaluate(self.traced.observe, tuple(worlds.state), shape), axis=-1)
 
     def step(self, worlds: JaxEnvState, actions: jax.Array) -> tuple[JaxEnvState, jax.Array, jax.Array]:
-        """One step; ended episodes begin anew.
+        """One step with auto-reset.
 
         Args:
-            worlds: where the environments stand
+            worlds: state of the environments
             actions: choices (N,) integers, or reals (N, dim)
 
         Returns:
-            Where they stand then, rewards (N,), and which episodes ended, (N,) bool.
+            The next state, rewards (N,), and which episodes ended, (N,) bool.
         """
         state, reward, terminated = self._iterate(worlds.state, self._inputs(actions))
         elapsed = worlds.elapsed + 1
@@ -120,7 +120,7 @@ class JaxWorld:
     def _evaluate(
         self, function: Function, given: Sequence[jax.Array], shape: tuple[int, ...]
     ) -> tuple[jax.Array, ...]:
-        """A traced function of arrays of one shape; constants among the outputs get it too."""
+        """Evaluate a traced function on arrays of one shape; constant outputs are broadcast to it."""
         inputs = dict(zip(function.inputs, given, strict=True))
         values: list[Any] = []
         for node in function.nodes:
@@ -134,7 +134,7 @@ class JaxWorld:
 
 
 def uniform(word: int, indices: jax.Array, episode: jax.Array, count: int) -> tuple[jax.Array, ...]:
-    """The numbers that begin an episode, as ``draws.uniform`` gives them: ``count`` arrays (N,) float32."""
+    """Random numbers of an episode's start, equal to ``draws.uniform``: ``count`` arrays (N,) float32."""
     found: list[jax.Array] = []
     for block in range(-(-count // 4)):
         w = jnp.full_like(indices, (word + block * draws.BLOCK) % 2**32)

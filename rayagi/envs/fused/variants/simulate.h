@@ -1,6 +1,7 @@
-/* K steps with given actions, of which only sums are kept, with the knobs of the MLBench'22 paper (section 4.2). Comes after
-worlds.h. Actions: (K, n) bytes, or (K, A, n) reals. copies: (num_copies, S, n), which follow the state's changes. */
+/* K steps with given actions and the knobs of the MLBench'22 paper (section 4.2); only sums are kept. Included after worlds.h.
+   Actions: (K, n) bytes, or (K, A, n) reals. copies: (num_copies, S, n), to which every change of the state is added. */
 
+/* Actions of step k into the tile, reals clipped. */
 static void tile_given(Tile *t, const uint8_t *choices, const real *reals, int64_t n, int64_t k, int64_t begin, int count) {
 #if CHOICES
     (void)reals;
@@ -14,6 +15,7 @@ static void tile_given(Tile *t, const uint8_t *choices, const real *reals, int64
 #endif
 }
 
+/* Add the state's change since ``from`` to every copy: extra loads and stores that no compiler can remove. */
 static void copies_follow(const Tile *t, real from[S][L], const BatchedEnvState *f, int64_t begin, int count, int64_t num_copies,
                           real *copies) {
     for (int64_t c = 0; c < num_copies; c++)
@@ -23,7 +25,7 @@ static void copies_follow(const Tile *t, real from[S][L], const BatchedEnvState 
         }
 }
 
-/* The dynamics run ``compute`` times in a step; reward and end are the last run's. */
+/* Each step iterates the dynamics ``compute`` times; reward and termination are the last iteration's. */
 void rayagi_simulate(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, int64_t compute, int64_t num_copies,
                      const uint8_t *choices, const real *reals, real *copies, real *rewards, int32_t *ended) {
     Tile t;

@@ -1,4 +1,4 @@
-"""Torch with the knobs: an operation at a time, and through ``torch.compile``. K steps are K times what one step is."""
+"""Variants torch and torch.compile: the reference with the paper's knobs, eager or compiled. K steps are a Python loop."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VIEWS = (
     "alias",
     "_to_copy",
 )
-"""What gives tensors another form and computes nothing. (A copy to another type is fused away or tiny here.)"""
+"""Operations that only change a tensor's view and launch no kernel. (Dtype conversions are fused away or tiny here.)"""
 
 
 class Moved(NamedTuple):
-    """N environments after a step."""
+    """State and sums of N environments after a step."""
 
     state: Tensor
     elapsed: Tensor
@@ -46,29 +46,29 @@ class Moved(NamedTuple):
 
 
 class TorchStepper:
-    """Implements Stepper. On a GPU nothing waits for the device. [unverified on GPU]"""
+    """Implements Stepper. On a GPU ``step`` does not synchronise. [unverified on GPU]"""
 
     def __init__(self, work: BenchmarkConfig, *, compiled: bool, device: torch.device | str = "cpu") -> None:
         check_declaration(work.simulator)
         self.work, self.device, self._word = work, torch.device(device), seed_word(work.seed)
         torch.set_num_threads(work.num_threads)
         self._indices = torch.arange(work.num_envs, device=self.device)
-        # On a host, looking whether any episode ended is cheaper than to draw for all; on a GPU it would wait for it.
-        self._looks = not compiled and self.device.type == "cpu"
+        # On a CPU it is cheaper to reset only ended environments; on a GPU finding them would synchronise.
+        self._resets_by_index = not compiled and self.device.type == "cpu"
         self._compiled = compiled
         self._advance: Callable[..., Moved] = (
             torch.compile(self.moved, dynamic=False) if compiled else self.moved
         )
-        self._standing = BenchmarkState.first(work, self.device)
+        self._now = BenchmarkState.first(work, self.device)
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         fresh = BenchmarkState.allocate(self.work, self.device)
         fresh.copy_(bench_state)
-        self._standing = fresh
+        self._now = fresh
 
     def prepare(self, actions: Tensor) -> Sequence[Any]:
-        """What ``Simulator.step`` sees, for each of the K steps."""
+        """Arguments of ``Simulator.step`` for each of the K steps."""
         actions = actions.to(self.device)
         if not isinstance(self.work.simulator.actions, Discrete):
             actions = actions.movedim(1, -1)
@@ -77,7 +77,7 @@ class TorchStepper:
     @torch.no_grad()
     def step(self, prepared: Sequence[Any]) -> None:
         """K steps."""
-        now, env_state, totals = self._standing, self._standing.env_state, self._standing.totals
+        now, env_state, totals = self._now, self._now.env_state, self._now.totals
         zeros = torch.zeros_like(totals.rewards), torch.zeros_like(totals.ended)
         moved = Moved(env_state.state, env_state.elapsed, env_state.episode, now.copies, *zeros)
         for action in prepared:
@@ -87,16 +87,16 @@ class TorchStepper:
         )
 
     def wait(self) -> None:
-        """Return when all steps are done."""
+        """Synchronise with the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def get(self) -> BenchmarkState:
-        """Where the environments are."""
-        return self._standing.on_host(self.work)
+        """State of the environments."""
+        return self._now.on_host(self.work)
 
     def counts(self) -> Counts:
-        """A call of a compiled step counts as one."""
+        """Counted by torch itself; a call of a compiled step counts as one."""
         one_call = self.prepare(random_actions(self.work))
         if self._compiled:
             kernels = count_generated(lambda: self.step(one_call[:1]))
@@ -120,7 +120,7 @@ class TorchStepper:
         return Moved(state, elapsed, episode, copies, before.rewards + result[1], before.ended + ended)
 
     def _reset(self, state: Tensor, ended: Tensor, episode: Tensor) -> Tensor:
-        if not self._looks:
+        if not self._resets_by_index:
             return torch.where(ended, self._begun(self._indices, episode), state)
         ids = ended.nonzero().squeeze(1)
         if len(ids):
@@ -139,13 +139,13 @@ class TorchVariant:
         self.name = "torch.compile" if compiled else "torch"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """A compiled step needs a loop that ends in time."""
+        """A reason if torch.compile would unroll too many iterations."""
         if self.compiled and work.compute > MOST_UNROLLED:
             return f"torch.compile would unroll {work.compute} iterations; at most {MOST_UNROLLED}"
         return None
 
     def make(self, work: BenchmarkConfig) -> TorchStepper:
-        """The environments. Raises KernelError."""
+        """Construct the environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in {self.name}", reason)
@@ -156,14 +156,14 @@ MOST_UNROLLED = 16
 
 
 def count_calls(call: Callable[[], object]) -> Counts:
-    """As torch itself sees them: functions that Python calls, and operations that reach a kernel."""
+    """Counts by torch's override modes: functions called from Python, and operations that launch a kernel."""
     with _Functions() as functions, _Kernels() as kernels:
         call()
     return Counts(functions.count, kernels.count)
 
 
 def count_generated(call: Callable[[], object]) -> int:
-    """Kernels that ``torch.compile`` generates for what is called; it is compiled anew for that."""
+    """Kernels that ``torch.compile`` generates for a call, which is recompiled for this."""
     torch._dynamo.reset()
     metrics.reset()
     with torch._inductor.config.patch(force_disable_caches=True):
@@ -172,7 +172,7 @@ def count_generated(call: Callable[[], object]) -> int:
 
 
 class _Functions(TorchFunctionMode):
-    """Counts torch functions that Python calls, operators and methods of tensors included."""
+    """Counts torch functions called from Python, including operators and tensor methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
-    """Counts operations that compute something."""
+    """Counts operations that launch a kernel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The same simulators in every form that the paper compares: K steps of N environments in a call, and what a call takes.
+"""Interface of benchmark variants: a simulator on every backend that the paper compares, K steps of N environments per call.
 
-The knobs of "Optimizing Data Collection in Deep Reinforcement Learning" (MLBench 2022, §4.2) are part of what is asked for:
-the dynamics iterated C times in a step, and S times as much state to load and store. Only the simulation runs: actions are
-given, and of a call's steps only sums come back, so that what is measured is not the writing of observations.
+The paper is "Optimizing Data Collection in Deep Reinforcement Learning" (MLBench 2022); its knobs (§4.2) are C iterations of
+the dynamics per step, and S times as much state to load and store. Only the simulation is measured: actions are given, and a
+call returns only sums, so that writing observations does not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayagi.envs.fused.simulator import Discrete, Simulator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkConfig:
-    """What is asked for. Raises ValueError for a number below 1."""
+    """Configuration of a benchmark. Raises ValueError for a number below 1."""
 
     simulator: Simulator
     num_envs: int
@@ -30,15 +30,15 @@ class BenchmarkConfig:
     steps_per_call: int = 1
     """K: steps of every environment in one call from Python."""
     compute: int = 1
-    """C: how often a step iterates the dynamics, with the same action; reward and end are the last iteration's."""
+    """C: iterations of the dynamics per step, with the same action; reward and termination are the last iteration's."""
     copies: int = 1
-    """S: how many times the state is there. The copies beyond the first follow its changes, so each of them is loaded and
-    stored by every launch, and no compiler can leave that out."""
+    """S: copies of the state, the state itself included. Every change of the state is added to the others, so each launch
+    loads and stores all of them, and no compiler can remove that."""
     seed: int = 0
     real: torch.dtype = torch.float32
-    """What reals are kept and computed in: ``EnvConfig.real``."""
+    """Dtype of all reals: ``EnvConfig.real``."""
     num_threads: int = 1
-    """Of variants that can choose: C, torch, EnvPool. Warp has one on a CPU, XLA as many as the process may use."""
+    """Used by C, torch and EnvPool. Warp has one thread on a CPU, XLA as many as the process may use."""
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "steps_per_call", "compute", "copies", "num_threads"):
@@ -47,7 +47,7 @@ class BenchmarkConfig:
 
     @property
     def env_config(self) -> EnvConfig:
-        """As the other forms take it."""
+        """The corresponding EnvConfig."""
         return EnvConfig(
             self.simulator,
             self.num_envs,
@@ -59,22 +59,22 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a call of K steps takes."""
+    """Number of calls and kernels for K steps."""
 
     api_calls: int
-    """From Python into what computes: the paper's Python-to-backend calls."""
+    """The paper's Python-to-backend calls."""
     launches: int
-    """Kernels: loops over the environments in compiled code, each of which loads and stores what it works on."""
+    """Kernels: loops over the environments in compiled code, each with its own loads and stores."""
 
 
 @dataclass(slots=True)
 class BenchmarkState:
-    """Where environments are, and what the last call brought. On the host.
+    """State of the environments, and results of the last call.
 
     Attributes:
-        fleet: states and episodes
-        copies: of the state; zero at first     (copies - 1, S, N)
-        totals: of the last call
+        env_state: states and episodes
+        copies: further copies of the state, initially zero     (copies - 1, S, N)
+        totals: sums of the last call
     """
 
     env_state: BatchedEnvState
@@ -83,7 +83,7 @@ class BenchmarkState:
 
     @classmethod
     def allocate(cls, work: BenchmarkConfig, device: torch.device | str = "cpu") -> BenchmarkState:
-        """Before the first episode."""
+        """Storage before the first episode."""
         shape = (work.copies - 1, len(work.simulator.state), work.num_envs)
         env_state = BatchedEnvState.allocate(work.simulator, work.num_envs, device, work.real)
         copies = torch.zeros(shape, dtype=work.real, device=device)
@@ -91,7 +91,7 @@ class BenchmarkState:
 
     @classmethod
     def first(cls, work: BenchmarkConfig, device: torch.device | str = "cpu") -> BenchmarkState:
-        """At the start of the first episodes, as every variant with rayagi's random numbers begins."""
+        """The start of the first episodes, equal for every variant with rayagi's random numbers."""
         bench_state = cls.allocate(work, device)
         indices = torch.arange(work.num_envs, device=device)
         bench_state.env_state.episode.zero_()
@@ -102,62 +102,62 @@ class BenchmarkState:
         return bench_state
 
     def copy_(self, other: BenchmarkState) -> None:
-        """Take over another's numbers."""
+        """Copy another's values."""
         self.env_state.copy_(other.env_state)
         self.copies.copy_(other.copies)
         self.totals.rewards.copy_(other.totals.rewards)
         self.totals.ended.copy_(other.totals.ended)
 
     def on_host(self, work: BenchmarkConfig) -> BenchmarkState:
-        """A copy."""
+        """A copy in host memory."""
         copied = BenchmarkState.allocate(work)
         copied.copy_(self)
         return copied
 
 
 class Stepper(Protocol):
-    """N environments in one variant, at the start of their first episodes. Those that end begin anew in the same step."""
+    """N environments of one variant, at the start of their first episodes, with auto-reset in the same step."""
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         ...
 
     def prepare(self, actions: Tensor) -> Any:
-        """Actions as this variant takes them: made once, so that stepping does not pay for it.
+        """Convert actions to this variant's format, outside the measured time.
 
         Args:
-            actions: as random_actions gives them
+            actions: as returned by ``random_actions``
         """
         ...
 
     def step(self, prepared: Any) -> None:
-        """K steps. May return before the device has done them."""
+        """K steps. May return before the device has finished."""
         ...
 
     def wait(self) -> None:
-        """Return when all steps are done."""
+        """Wait until all steps are finished."""
         ...
 
     def get(self) -> BenchmarkState:
-        """Where the environments are. Waits."""
+        """State of the environments, on the host. Waits for the device."""
         ...
 
     def counts(self) -> Counts:
-        """What a call takes. May step to find out."""
+        """Calls and kernels of ``step``. May step to count them."""
         ...
 
 
 class Variant(Protocol):
-    """A way to run simulators."""
+    """A backend of the benchmark."""
 
     name: str
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """Why it cannot do this here; None where it can. Looks, and computes nothing."""
+        """Why it cannot run this configuration here; None if it can. Cheap."""
         ...
 
     def make(self, work: BenchmarkConfig) -> Stepper:
-        """The environments.
+        """Construct the environments.
 
         Raises:
             KernelError: it cannot run here, or its code does not compile.
@@ -167,7 +167,7 @@ class Variant(Protocol):
 
 
 def random_actions(work: BenchmarkConfig, seed: int = 0) -> Tensor:
-    """Actions for one call, uniform over the choices, (K, N) uint8, or over the box, (K, dim, N) reals."""
+    """Uniform random actions for one call: choices (K, N) uint8, or reals in the box (K, dim, N)."""
     generator = torch.Generator().manual_seed(seed)
     shape, actions = (work.steps_per_call, work.num_envs), work.simulator.actions
     if isinstance(actions, Discrete):
@@ -178,12 +178,12 @@ def random_actions(work: BenchmarkConfig, seed: int = 0) -> Tensor:
 
 
 def not_installed(package: str, extra: str) -> str | None:
-    """A reason for ``Variant.missing`` where a package is not there."""
+    """Result of ``Variant.missing`` for a package: a reason if it is not installed."""
     return None if find_spec(package) else f"{package} is not installed: pip install 'rayagi[{extra}]'"
 
 
 def knobs_unknown(work: BenchmarkConfig) -> str | None:
-    """A reason for ``Variant.missing`` of environments that others wrote."""
+    """Result of ``Variant.missing`` for third-party environments: a reason if the knobs are used."""
     if work.compute > 1 or work.copies > 1:
         return "compute and copies are knobs of rayagi's own simulators"
     return None

@@ -1,4 +1,4 @@
-"""Warp's source of a kernel that takes K steps of an environment per thread: printed from the trace, state in registers."""
+"""Printer of a Warp kernel from the trace: K steps of one environment per thread, with the state in registers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def numbers(x: wp.uint32, y: wp.uint32, z: wp.uint32, w: wp.uint32):
 
 
 def warp_source(work: BenchmarkConfig) -> str:
-    """A module with the kernel ``simulate``. Raises SimulatorError where the simulator cannot be traced."""
+    """Source of a module with the kernel ``simulate``. Raises SimulatorError if the simulator cannot be traced."""
     simulator, limit = work.simulator, work.env_config.limit
     language, real = _LANGUAGES[work.real], _TYPES[work.real]
     traced = trace(simulator)
@@ -134,7 +134,7 @@ def _action(work: BenchmarkConfig, place: int) -> str:
 
 
 def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
-    """The dynamics once, or in a loop. New values are assigned when all are known."""
+    """The dynamics once, or in a loop. New values are assigned after all are computed."""
     *after, reward, over = step.outputs
     assigned = [f"n_{name} = {value}" for name, value in zip(states, after, strict=True)]
     assigned += [f"{name} = n_{name}" for name in states]
@@ -146,7 +146,7 @@ def _iterated(work: BenchmarkConfig, step: Body, states: Sequence[str]) -> str:
 
 
 def _drawn(count: int) -> list[str]:
-    """Declarations of draw0, draw1, ... as ``draws.uniform`` gives them."""
+    """Declarations of draw0, draw1, ..., equal to ``draws.uniform``."""
     lines = []
     for block in range(-(-count // 4)):
         word = f"word + wp.uint32({_signed(block * draws.BLOCK)})"
@@ -156,7 +156,7 @@ def _drawn(count: int) -> list[str]:
 
 
 def _signed(number: int) -> int:
-    """The 32-bit integer with the same bits: Warp's literals have a sign."""
+    """The int32 with the same bits, since Warp's literals are signed."""
     return (number + 2**31) % 2**32 - 2**31
 
 

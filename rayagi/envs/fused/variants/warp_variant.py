@@ -1,4 +1,4 @@
-"""The printed Warp kernel: on a GPU, or on one core of the CPU through Warp's own compiler."""
+"""Variants warp and warp-gpu: the printed Warp kernel, on one CPU core or on a GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class WarpStepper:
     """Implements Stepper: one launch for K steps. On a GPU: [unverified on GPU]."""
 
     def __init__(self, work: BenchmarkConfig, device: str = "cpu") -> None:
-        """Raises KernelError where Warp does not compile it."""
+        """Raises KernelError if Warp cannot compile the kernel."""
         self.work, self._device = work, torch.device(device)
         self._word = wp.uint32(seed_word(work.seed))
         try:
             self._kernel = _kernel(warp_source(work))
             wp.load_module(self._kernel.module, device=device)
-        except Exception as error:  # Warp has no type of its own for these
+        except Exception as error:  # Warp has no exception type of its own for this
             raise KernelError(f"{work.simulator.name} in Warp", str(error)) from error
         self._now = BenchmarkState.first(work, self._device)
         self._arrays = self._views()
@@ -44,11 +44,11 @@ class WarpStepper:
         return [wp.from_torch(one) for one in tensors]
 
     def put(self, bench_state: BenchmarkState) -> None:
-        """Go on from there."""
+        """Set the environments' state."""
         self._now.copy_(bench_state)
 
     def prepare(self, actions: Tensor) -> Any:
-        """On the device."""
+        """Actions as a Warp array on the device."""
         return wp.from_torch(actions.to(self._device).contiguous())
 
     def step(self, prepared: Any) -> None:
@@ -60,11 +60,11 @@ class WarpStepper:
         )
 
     def wait(self) -> None:
-        """Return when all steps are done."""
+        """Synchronise with the device."""
         wp.synchronize_device(str(self._device))
 
     def get(self) -> BenchmarkState:
-        """Where the environments are."""
+        """State of the environments."""
         self.wait()
         return self._now.on_host(self.work)
 
@@ -81,11 +81,11 @@ class WarpVariant:
         self.name = "warp" if device == "cpu" else "warp-gpu"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """Who imports this module has Warp."""
+        """A reason if there is no CUDA device; Warp itself is installed if this module was imported."""
         return None if wp.is_cuda_available() or self.device == "cpu" else "Warp sees no CUDA device"
 
     def make(self, work: BenchmarkConfig) -> WarpStepper:
-        """The environments. Raises KernelError."""
+        """Construct the environments. Raises KernelError."""
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in Warp", reason)
