@@ -1,4 +1,4 @@
-"""Refuses, on a CPU, what would make a host wait for a GPU, or what a CUDA graph cannot hold."""
+"""Detects, on a CPU, operations that would synchronise with a GPU or cannot be captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAITS = {
 
 
 class WaitedError(AssertionError):
-    """An operation that a graph cannot hold."""
+    """An operation that a CUDA graph cannot capture."""
 
 
 class NoWaiting(TorchDispatchMode):

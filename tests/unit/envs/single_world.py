@@ -1,4 +1,4 @@
-"""One world stepped by MuJoCo's own loop, beside a task's environments: shared by the tests of tasks."""
+"""One world stepped by a plain MuJoCo loop, for comparison with a task's environments: shared by the tests of tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def copy_of(model: mujoco.MjModel, env: TaskVecEnv, world: int) -> mujoco.MjData
 
 
 def reward_of(rules: TaskFunctions, env: TaskVecEnv) -> torch.Tensor:
-    """Rewards of the step that led to where the environments stand, in float64; not of those that have begun anew."""
+    """Rewards of the last step in float64, except of environments that were reset."""
     saved = env.state_dict()
     nothing = torch.zeros((env.num_envs, 0), dtype=torch.float64)
     return rules.reward_and_done(State(env.fields, saved["memory"], saved["actions"], nothing)).rewards

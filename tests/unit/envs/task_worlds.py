@@ -1,4 +1,4 @@
-"""A task's rules around worlds of the CPU engine, in float64 and without the auto-reset: what the tests of tasks step."""
+"""A task's functions with worlds of mujoco_cpu, in float64 and without auto-reset: stepped by the tests of tasks."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class TaskWorlds:
         return self.rules.observe(self.state(self.draws(0)))
 
     def state(self, draws: Tensor) -> State:
-        """What the rules see."""
+        """Input of the task's functions."""
         return State(self.worlds.fields, self.memory, self.actions, draws)
 
     def step(self, actions: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Observations, rewards, ends. Worlds that ended go on."""
+        """Observations, rewards, terminations. Terminated worlds continue."""
         state = self.state(self.draws(self.task.num_step_draws) if draws is None else draws)
         self.actions = actions
         controls, changed = self.rules.control(replace(state, actions=actions))

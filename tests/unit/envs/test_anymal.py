@@ -1,4 +1,4 @@
-"""Anymal: observation, reward and ends from states worked out by hand, and beside a loop of MuJoCo's own."""
+"""Anymal: observations, rewards and terminations of hand-computed states, and a comparison with a plain MuJoCo loop."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def state(
     return State(fields, memory, actions, torch.zeros((num_worlds, 0), dtype=torch.float64))
 
 
-def test_vectors_are_seen_from_the_base(rules):
+def test_vectors_are_in_the_base_frame(rules):
     # Turned to the left by a right angle: what goes along the world's y goes ahead. 2 x 1.5 m/s.
-    seen = rules.observe(state(turned=(HALF, 0, 0, HALF), velocity=(0.0, 1.5, 0.25)))[0]
-    torch.testing.assert_close(seen[:3], torch.tensor([3.0, 0.0, 0.5], dtype=torch.float64))
-    torch.testing.assert_close(seen[6:9], torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64))
+    obs = rules.observe(state(turned=(HALF, 0, 0, HALF), velocity=(0.0, 1.5, 0.25)))[0]
+    torch.testing.assert_close(obs[:3], torch.tensor([3.0, 0.0, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(obs[6:9], torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64))
     # Nose down by a right angle: gravity pulls ahead, and a fall is a way ahead.
-    seen = rules.observe(state(turned=(HALF, 0, HALF, 0), velocity=(0.0, 0.0, -1.0)))[0]
-    torch.testing.assert_close(seen[:3], torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(seen[6:9], torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+    obs = rules.observe(state(turned=(HALF, 0, HALF, 0), velocity=(0.0, 0.0, -1.0)))[0]
+    torch.testing.assert_close(obs[:3], torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(obs[6:9], torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
     # Rolled to the right by a right angle: its left side is up, so that gravity pulls to the right.
-    seen = rules.observe(state(turned=(HALF, HALF, 0, 0)))[0]
-    torch.testing.assert_close(seen[6:9], torch.tensor([0.0, -1.0, 0.0], dtype=torch.float64))
+    obs = rules.observe(state(turned=(HALF, HALF, 0, 0)))[0]
+    torch.testing.assert_close(obs[6:9], torch.tensor([0.0, -1.0, 0.0], dtype=torch.float64))
 
 
 def test_scales_of_the_other_fields(rules):
@@ -69,13 +69,13 @@ def test_scales_of_the_other_fields(rules):
     given.fields["qpos"][0, 7:] += 0.1 * torch.arange(12)
     given.fields["qvel"][0, 6:] = 2.0
     given.actions[0] = torch.linspace(-1.0, 1.0, 12)
-    seen = rules.observe(given)
-    assert seen.shape == (1, 48)
+    obs = rules.observe(given)
+    assert obs.shape == (1, 48)
     want = [0.1, 0.2, -0.3, 0.0, 0.0, -1.0, 2.0, -1.0, 0.05]
-    torch.testing.assert_close(seen[0, 3:12], torch.tensor(want, dtype=torch.float64))
-    torch.testing.assert_close(seen[0, 12:24], 0.1 * torch.arange(12, dtype=torch.float64))
-    torch.testing.assert_close(seen[0, 24:36], torch.full((12,), 0.1, dtype=torch.float64))
-    torch.testing.assert_close(seen[0, 36:], given.actions[0])
+    torch.testing.assert_close(obs[0, 3:12], torch.tensor(want, dtype=torch.float64))
+    torch.testing.assert_close(obs[0, 12:24], 0.1 * torch.arange(12, dtype=torch.float64))
+    torch.testing.assert_close(obs[0, 24:36], torch.full((12,), 0.1, dtype=torch.float64))
+    torch.testing.assert_close(obs[0, 36:], given.actions[0])
 
 
 def test_reward_by_hand(rules):
@@ -91,11 +91,11 @@ def test_reward_by_hand(rules):
     assert float(rules.reward_and_done(slow).rewards) == pytest.approx(1.5 * math.exp(-1.0) - 0.03, abs=1e-12)
     perfect = state(velocity=(1.0, 0.5, 0.0), angular=(0.0, 0.0, -0.5), commands=(1.0, 0.5, -0.5))
     assert float(rules.reward_and_done(perfect).rewards) == pytest.approx(1.5, abs=1e-12)
-    # 12 x 80^2 x 2.5e-5 = 1.92 is more than there is to be had.
+    # 12 x 80^2 x 2.5e-5 = 1.92 exceeds the largest reward.
     assert float(rules.reward_and_done(state(torque=80.0)).rewards) == 0.0
 
 
-def test_ends_when_the_base_or_a_knee_is_pressed_on(rules):
+def test_terminates_on_contact_of_the_base_or_a_knee(rules):
     given = state(7)
     given.fields["sensordata"][1:6] = 1.01 * torch.eye(5, dtype=torch.float64)
     given.fields["sensordata"][6] = 0.99
@@ -163,8 +163,8 @@ def test_ends_on_its_back():
     pytest.fail("a robot on its back went on for a second")
 
 
-def test_course_is_that_of_a_single_world(rules):
-    """Observations, rewards and ends over 20 steps, from random states, against MuJoCo's own loop and numpy."""
+def test_trajectory_equals_that_of_a_single_world(rules):
+    """Observations, rewards and terminations over 20 steps from random states, against a plain MuJoCo loop and numpy."""
     env = make_envs(TASK, 6)
     env.reset()
     for step in range(12):
@@ -181,7 +181,7 @@ def test_course_is_that_of_a_single_world(rules):
             reward, ended, want = single_step(rules.model, worlds[i], action, commands[i])
             assert bool(got.terminated[i]) == ended
             assert float(got.rewards[i]) == pytest.approx(reward, rel=1e-6, abs=1e-6)
-            if ended:  # the environment stands at another episode's beginning
+            if ended:  # the environment has been reset
                 running.remove(i)
                 found = got.final_obs[got.final_ids.tolist().index(i)]
                 np.testing.assert_allclose(found.numpy(), want, rtol=1e-6, atol=1e-6)
@@ -219,8 +219,8 @@ def single_step(model, data, action, command) -> tuple[float, bool, np.ndarray]:
     return max(reward, 0.0), max(touched) > 1.0, obs
 
 
-def test_contact_sensors_see_the_base_and_each_knee():
-    """Laid on its base, its own sensor is pressed; on one knee, that knee's alone."""
+def test_contact_sensors_detect_the_base_and_each_knee():
+    """On its base, only the base's sensor reports contact; on one knee, only that knee's."""
     model = Anymal().load()
     data = mujoco.MjData(model)
     data.qpos[:7] = [0.0, 0.0, 0.09, 1.0, 0.0, 0.0, 0.0]
@@ -255,7 +255,7 @@ def test_a_model_without_a_sensor_is_refused(tmp_path):
         Anymal(xml_file=path).load()
 
 
-def test_drives_in_another_order_get_what_is_theirs(tmp_path, rules):
+def test_actuators_in_another_order_get_their_own_controls(tmp_path, rules):
     path = without(tmp_path, Anymal, '<position name="LF_HAA"')
     text = Path(path).read_text()
     last = '<position name="LF_HAA" joint="LF_HAA"/></actuator>'

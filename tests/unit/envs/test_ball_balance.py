@@ -1,4 +1,4 @@
-"""BallBalance: observation, reward and ends from states worked out by hand, and beside a loop of MuJoCo's own."""
+"""BallBalance: observations, rewards and terminations of hand-computed states, and a comparison with a plain MuJoCo loop."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_range_of_starts(rules):
     assert not start.memory["targets"].any()
 
 
-def test_targets_begin_anew_with_an_episode():
+def test_targets_are_reset_with_an_episode():
     env = make_envs(TASK, 1, max_episode_steps=5)
     env.reset()
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_targets_begin_anew_with_an_episode():
     assert not env.state_dict()["memory"]["targets"].any()
 
 
-def test_sensors_weigh_the_ball_and_find_it():
+def test_sensors_measure_the_balls_weight_and_position():
     """At rest the frame holds up plate and ball; a torque around a hip is that of the two weights' distances from it."""
     model = BallBalance().load()
     data = mujoco.MjData(model)
@@ -102,7 +102,7 @@ def test_sensors_weigh_the_ball_and_find_it():
     place = data.qpos[13:15]
     for i, angle in enumerate((0.0, 2 * math.pi / 3, 4 * math.pi / 3)):
         hip = 0.4 * np.array([math.cos(angle), math.sin(angle)])
-        # (x, y, 0) x (0, 0, w) = (y w, -x w, 0), for the plate's middle and the ball, as seen from the hip.
+        # (x, y, 0) x (0, 0, w) = (y w, -x w, 0), for the plate's middle and the ball, relative to the hip.
         x, y = plate * -hip + ball * (place - hip)
         np.testing.assert_allclose(data.sensor(f"load_torque_{i}").data, [y, -x, 0.0], atol=0.05)
 
@@ -138,8 +138,8 @@ def test_a_still_tray_holds_a_ball_dropped_on_its_middle_and_loses_one_that_is_p
     assert step.obs[0, 8] == pytest.approx(0.669, abs=0.01)
 
 
-def test_course_is_that_of_a_single_world(rules):
-    """Observations, rewards and ends over 20 steps, from random states, against MuJoCo's own loop and numpy."""
+def test_trajectory_equals_that_of_a_single_world(rules):
+    """Observations, rewards and terminations over 20 steps from random states, against a plain MuJoCo loop and numpy."""
     env = make_envs(TASK, 6)
     env.reset()
     for step in range(25):
@@ -152,7 +152,7 @@ def test_course_is_that_of_a_single_world(rules):
         actions = random_actions(6, 3, 100 + step)
         got = env.step(actions)
         assert not len(got.final_ids)
-        seen, rewards = env.state_dict()["obs"], reward_of(rules, env)
+        obs, rewards = env.state_dict()["obs"], reward_of(rules, env)
         targets = np.clip(targets + 0.2 * np.clip(actions.double().numpy(), -1, 1), low, high)
         for i, data in enumerate(worlds):
             data.ctrl[:] = targets[i]
@@ -170,7 +170,7 @@ def test_course_is_that_of_a_single_world(rules):
                 velocity,
                 *loads,
             )
-            np.testing.assert_allclose(seen[i].numpy(), np.concatenate(parts), atol=1e-9)
+            np.testing.assert_allclose(obs[i].numpy(), np.concatenate(parts), atol=1e-9)
             reward = 1 / (1 + np.linalg.norm(ball - [0, 0, 0.7])) / (1 + np.linalg.norm(velocity))
             assert float(rewards[i]) == pytest.approx(reward, abs=1e-9)
             assert float(got.rewards[i]) == pytest.approx(reward, abs=1e-6)

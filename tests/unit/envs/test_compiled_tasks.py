@@ -1,4 +1,4 @@
-"""Rules that are compiled take the course that they take on torch, and what cannot be compiled is said."""
+"""Compiled task functions agree with torch's; a task that cannot be compiled is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(env_id, num_envs=8, *, threads=1, seed=SEED, **options):
 
 
 def on_torch(env):
-    """As many environments whose rules run on torch, with the same seed and indices."""
+    """The same environments with functions on torch, same seed and indices."""
     worlds = CpuBatchedSim(env._rules.model, env.num_envs, 1, env._task.fields)
     return TaskVecEnv(env.info, env._rules, worlds, first_env_index=40, seed=SEED)
 
@@ -46,7 +46,7 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_compiled_rules_take_the_course_of_those_on_torch(env_id):
+def test_compiled_functions_agree_with_torch(env_id):
     compiled = make(env_id, max_episode_steps=13)
     torches = on_torch(compiled)
     torch.testing.assert_close(compiled.reset(), torches.reset(), rtol=1e-6, atol=1e-6)
@@ -60,7 +60,7 @@ def test_compiled_rules_take_the_course_of_those_on_torch(env_id):
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_course_goes_on_where_the_other_kind_of_rules_left_it(env_id):
+def test_states_are_interchangeable_between_compiled_functions_and_torch(env_id):
     compiled = make(env_id, max_episode_steps=13)
     torches = on_torch(compiled)
     compiled.reset()
@@ -89,7 +89,7 @@ def test_it_draws_the_numbers_that_torch_draws_to_the_last_bit():
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_world_begins_as_after_mujocos_own_reset(env_id):
+def test_a_reset_equals_mujocos_own(env_id):
     task = make_task(env_id, {})
     model = task.load()
     worlds, batch = CpuBatchedSim(model, 4, 1, task.fields), Batch(model, 4, 1)
@@ -109,7 +109,7 @@ def test_a_world_begins_as_after_mujocos_own_reset(env_id):
         np.testing.assert_array_equal(worlds.fields[name].numpy(), values)
 
 
-def test_without_a_compiler_rules_run_on_torch_and_that_is_said_once(monkeypatch, caplog):
+def test_without_a_compiler_functions_run_on_torch_with_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     kernels._log_once.cache_clear()
     caplog.set_level("INFO", "rayagi.envs.tasks")

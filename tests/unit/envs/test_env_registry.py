@@ -19,7 +19,7 @@ def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
     assert envs.make_env_factory("CartPole-v1").engine == "gymnasium"
 
 
-def test_families_that_are_imported_when_asked_have_the_engines_that_are_said_before():
+def test_lazily_imported_providers_have_the_declared_engines():
     lazy = [
         provider
         for provider in (*registry.PROVIDERS, *registry.ONLY_BY_ENGINE)
@@ -169,13 +169,13 @@ def test_errors_survive_pickling(error):
     assert str(again) == str(error)
 
 
-def test_a_machine_that_cannot_draw_says_what_to_install(monkeypatch):
+def test_a_machine_that_cannot_render_reports_what_to_install(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "crayons")
     with pytest.raises(envs.RenderingError, match=r"MUJOCO_GL is 'crayons', not one of egl.*MUJOCO_GL=egl"):
         envs.render_env("Ant-v5")
 
 
-def test_a_frame_is_drawn_or_the_error_names_opengl():
+def test_a_frame_is_rendered_or_the_error_names_opengl():
     try:
         env = envs.render_env("Ant-v5", {"max_episode_steps": 5})
     except envs.RenderingError as error:

@@ -36,7 +36,7 @@ def same(results, others):
 
 
 @installed
-def test_every_step_is_one_of_the_task_and_last_observations_are_true():
+def test_every_step_is_one_of_the_task_and_final_observations_are_exact():
     # The reference: Gymnasium's CartPole, put where the pool's environment was, makes the same step.
     env, reference = make(max_episode_steps=15), gymnasium.make("CartPole-v1").unwrapped
     reference.reset(seed=0)
@@ -79,7 +79,7 @@ def test_layout_and_threads_make_no_difference():
 
 
 @installed
-def test_a_saved_state_goes_on_with_new_episodes():
+def test_a_saved_state_resumes_with_new_episodes():
     env = make()
     first, state = env.reset(), env.state_dict()
     second = env.load_state_dict(state)
@@ -130,7 +130,7 @@ def test_robots_have_gymnasiums_sizes_and_clipped_actions():
         ("FrozenLake-v1", {}, UnsupportedSpaceError, "of observations"),
     ],
 )
-def test_what_cannot_be_made_is_refused(env_id, options, error, reason):
+def test_invalid_environments_and_options_are_rejected(env_id, options, error, reason):
     with pytest.raises(error, match=reason):
         env_info(env_id, engine="envpool", kwargs=options)
 
@@ -140,4 +140,4 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "envpool" else find(name))
     with pytest.raises(EnvironmentOptionError, match=r"pip install 'rayagi\[envpool\]'"):
         make_env_factory("CartPole-v1", engine="envpool")
-    assert make_env_factory("CartPole-v1").engine == "gymnasium"  # nobody else asks for it
+    assert make_env_factory("CartPole-v1").engine == "gymnasium"  # no other engine needs it

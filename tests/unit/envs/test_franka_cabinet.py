@@ -1,4 +1,4 @@
-"""FrankaCabinet: its fields and rewards worked out by hand, and its steps beside a loop over MuJoCo alone."""
+"""FrankaCabinet: hand-computed observations and rewards, and a comparison with a plain MuJoCo loop."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_arm_can_grasp_the_handle_and_pull_the_drawer_open(seed):
     pytest.fail(f"the drawer came out by {opening:.3f} m")
 
 
-def test_seeds_reproduce_and_tell_environments_apart():
+def test_seeds_reproduce_and_environments_differ():
     make = make_env_factory("rayagi/FrankaCabinet-v0")
     alike = [make(num_envs=3, first_env_index=0, seed=4, num_threads=threads) for threads in (1, 2)]
     alone = make(num_envs=1, first_env_index=2, seed=4, num_threads=1)
@@ -227,7 +227,7 @@ def test_seeds_reproduce_and_tell_environments_apart():
     ("part", "name"),
     [("sensor", "handle_up"), ("joint", "drawer"), ("actuator", "finger2")],
 )
-def test_a_users_model_without_a_part_is_refused_by_name(tmp_path, part, name):
+def test_a_users_model_without_a_part_is_rejected_by_name(tmp_path, part, name):
     text = FrankaCabinet().path.read_text().splitlines()
     tags = {"sensor": "<frame", "joint": "<joint", "actuator": "<position"}
     lines = [line for line in text if not (tags[part] in line and f'name="{name}"' in line)]

@@ -72,7 +72,7 @@ EXPRESSIONS = st.recursive(
 
 
 def columns(expressions, inputs):
-    """What torch makes of them."""
+    """Values by torch."""
     like = inputs[0]
     return torch.stack(
         [torch.as_tensor(one(*inputs), dtype=like.dtype).expand(like.shape) for one in expressions]
@@ -140,7 +140,7 @@ class Still(Simulator):
 @pytest.mark.parametrize(
     "simulator", [CartPole(), Pendulum(), Acrobot(), Quadrotor(), Still()], ids=lambda one: one.name
 )
-def test_a_form_does_what_the_reference_does(simulator):
+def test_the_c_backend_agrees_with_the_reference(simulator):
     """20 steps in float64, and each of 20 in float32."""
     found = parity.check(simulator, num_envs=130)
     assert found.exact < 1e-11
@@ -148,7 +148,7 @@ def test_a_form_does_what_the_reference_does(simulator):
     assert found.split == 0
 
 
-def test_the_parity_check_finds_a_form_that_is_wrong():
+def test_the_parity_check_detects_a_wrong_backend():
     def heavier(env_config):
         return CBackend(
             EnvConfig(
@@ -161,7 +161,7 @@ def test_the_parity_check_finds_a_form_that_is_wrong():
 
 
 @pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda one: one.name)
-def test_wandering_draws_the_reference_s_actions(simulator):
+def test_random_actions_equal_the_reference_s(simulator):
     env_config = EnvConfig(simulator, 100, first_env_index=3, seed=9, max_episode_steps=15)
     mine, reference = CBackend(env_config), TorchBackend(env_config)
     totals = [Totals.allocate(100) for _ in range(2)]
@@ -203,7 +203,7 @@ def test_actions_of_another_shape_are_refused():
         backend.run(torch.zeros((1, 3), dtype=torch.int64), StepBatch.allocate(1, 4, 4))
 
 
-def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, tmp_path):
+def test_a_missing_compiler_is_named_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(

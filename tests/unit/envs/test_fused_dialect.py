@@ -1,4 +1,4 @@
-"""What the dialect takes, what it makes of it, and what it says of what it does not take."""
+"""The dialect: supported operations, the traced graph, and error messages."""
 
 import math
 
@@ -20,7 +20,7 @@ from rayagi.envs.fused.trace import trace, trace_function
 
 
 class Drift(Simulator):
-    """Moves by what it is told; ends above 1."""
+    """Moves by the action; terminates above 1."""
 
     state = ("x",)
     actions = Box((-1.0,), (1.0,))
@@ -48,13 +48,13 @@ def test_equal_subexpressions_are_one_node():
     assert sorted(ops_of(function)) == ["add", "input", "input", "mul", "sin"]
 
 
-def test_what_no_output_needs_is_left_out():
+def test_unused_nodes_are_removed():
     function = trace_function("f", lambda x, y: [x + 1.0, sin(y)][:1], ("x", "y"))
     assert ops_of(function) == ["input", "constant", "add"]
     assert function.inputs == ("x", "y")
 
 
-def test_constants_are_worked_out_in_advance():
+def test_constants_are_folded():
     function = trace_function("f", lambda x: [x * (2.0 * sin(0.5) + minimum(1.0, 3.0))], ("x",))
     assert [node.value for node in function.nodes if node.op == "constant"] == [2.0 * math.sin(0.5) + 1.0]
 
@@ -65,7 +65,7 @@ def test_powers_are_products():
     assert ops_of(function) == ["input", "mul", "mul", "mul"]
 
 
-def test_a_branch_is_refused_with_its_line_and_the_way_out():
+def test_a_branch_is_an_error_with_its_line_and_a_remedy():
     class Branching(Drift):
         def step(self, s, action):
             return (0.0 if s.x > 1.0 else s.x,), 0.0, False
@@ -163,7 +163,7 @@ def test_dynamics_are_gymnasium_s(simulator, env_id):
     env.close()
 
 
-def test_a_hovering_quadrotor_stays_and_is_paid_one():
+def test_a_hovering_quadrotor_stays_with_a_reward_of_one():
     quadrotor = Quadrotor()
     state, reward, lost = quadrotor.step(named(quadrotor, (0.0,) * 6), (0.0, 0.0))
     assert state == pytest.approx((0.0,) * 6, abs=1e-12)

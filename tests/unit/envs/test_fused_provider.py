@@ -44,7 +44,7 @@ def test_simulators_are_listed_with_their_sizes():
     assert cartpole.engine.startswith("fused, fused_torch")
 
 
-def test_the_documented_example_is_short_and_runs_in_every_way(example):
+def test_the_documented_example_is_short_and_runs_on_every_backend(example):
     assert len(example.splitlines()) < 60
     lander = importlib.import_module("lander").Lander()
     for found in (parity.check(lander), rollout_parity.check(lander)):
@@ -123,7 +123,7 @@ def test_a_simulator_that_cannot_be_traced_is_refused_at_set_up(example, tmp_pat
     sys.modules.pop("broken", None)
 
 
-def test_both_engines_step_alike():
+def test_both_engines_have_the_same_dynamics():
     compiled, torchs = (made("fused/Pendulum-v1", engine=engine) for engine in ("fused", "fused_torch"))
     torch.testing.assert_close(compiled.reset(), torchs.reset())
     for step in range(5):
@@ -133,7 +133,7 @@ def test_both_engines_step_alike():
         torch.testing.assert_close(mine.rewards, other.rewards, rtol=1e-5, atol=1e-5)
 
 
-def test_the_time_limit_cuts_and_the_last_observation_is_told():
+def test_the_time_limit_truncates_and_returns_the_final_observation():
     env = made("fused/Pendulum-v1", max_episode_steps=3)
     env.reset()
     actions = torch.zeros((5, 1))
@@ -145,7 +145,7 @@ def test_the_time_limit_cuts_and_the_last_observation_is_told():
     assert not torch.equal(last.final_obs, last.obs)
 
 
-def test_a_saved_state_goes_on_to_the_last_bit():
+def test_a_restored_state_continues_bit_identically():
     env, other = made("fused/Acrobot-v1"), made("fused/Acrobot-v1")
     env.reset()
     other.reset()

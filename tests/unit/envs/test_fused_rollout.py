@@ -47,7 +47,7 @@ def program_of(spec, engine="auto", threads=1):
 
 @pytest.fixture
 def kernel_noise(monkeypatch):
-    """The unfused loop samples with the numbers that a kernel draws."""
+    """Makes the unfused loop sample with the kernel's random numbers."""
     monkeypatch.setattr(policy, "exploration_noise", exploration_noise)
 
 
@@ -123,7 +123,7 @@ def test_the_parity_check_finds_other_noise(monkeypatch):
         rollout_parity.check(make_simulator("fused/Quadrotor-v0", {}))
 
 
-def test_numbers_of_another_type_are_refused():
+def test_another_dtype_is_rejected():
     run = build("fused/CartPole-v1", "fused", num_envs=3)
     run.rollout.raw_obs = run.rollout.raw_obs.double()
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_an_environment_s_numbers_do_not_depend_on_its_neighbours():
     assert torch.equal(few.rollout.raw_obs, many.rollout.raw_obs[:, :3])
 
 
-def test_a_resumed_run_continues_to_the_last_bit():
+def test_a_resumed_run_is_bit_identical():
     straight = build("fused/Quadrotor-v0", "fused", num_envs=10)
     straight.iterate()
     saved = straight.state_dict()

@@ -1,4 +1,4 @@
-"""Every form of a simulator, with the paper's knobs, does what the functions do on torch tensors."""
+"""Every benchmark variant, with the paper's knobs, agrees with the simulator's functions on torch tensors."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ def work_of(simulator, **changes):
 
 
 def stepped(name, work, *, calls=1, start=None):
-    """Where a variant's environments stand after some calls with the same actions."""
+    """State of a variant's environments after some calls with the same actions."""
     stepper = variant(name).make(work)
     if start is not None:
         stepper.put(start)
@@ -51,7 +51,7 @@ def stepped(name, work, *, calls=1, start=None):
 
 
 def middle(simulator, *, real=torch.float32, **changes):
-    """A call's work, and where it begins: in the middle of episodes, a seventh of which meet their time limit 5 steps on."""
+    """A configuration and a start in the middle of episodes, a seventh of which reach their time limit after 5 steps."""
     work = work_of(simulator, real=real, **changes)
     start = BenchmarkState.allocate(work)
     start.copy_(stepped("torch", work_of(simulator, **{**changes, "steps_per_call": 33})))
@@ -109,8 +109,8 @@ def test_twenty_steps_in_float64_are_the_reference_s(name, simulator):
 @FORMS
 @pytest.mark.parametrize("simulator", SIMULATORS, ids=lambda s: s.name)
 def test_each_of_twenty_steps_in_float32(name, simulator):
-    """From where the reference stands to 1e-6 of a field's scale, and all on their own as near the exact course: no further
-    away than twice what the reference is, and 1e-6."""
+    """Each step from the reference's state: within 1e-6 of a field's scale. All 20 independently: distance to the exact
+    trajectory at most 1e-6 plus twice the reference's."""
     work, start = middle(simulator)
     actions, single = random_actions(work), work_of(simulator, steps_per_call=1)
     reference, backend = (variant(one).make(single) for one in ("torch", name))
@@ -138,7 +138,7 @@ def test_the_compiled_step(simulator):
 
 @FORMS
 def test_knobs(name):
-    """C = 3 iterations of the dynamics a step, S = 4 states that follow one another."""
+    """C = 3 iterations of the dynamics a step, S = 4 copies of the state."""
     for real, steps, tolerance in ((torch.float64, 20, 1e-9), (torch.float32, 1, 1e-6)):
         knobs = {"steps_per_call": steps, "compute": 3, "copies": 4, "num_threads": 2}
         work, start = middle(CartPole(), real=real, **knobs)
@@ -167,7 +167,7 @@ def test_two_threads_give_the_same_bits(simulator):
     assert torch.equal(one.totals.rewards, two.totals.rewards)
 
 
-def test_compute_iterates_the_dynamics_and_copies_follow():
+def test_compute_iterates_the_dynamics_and_copies_track_the_state():
     work = work_of(CartPole(), steps_per_call=1, compute=3, copies=3)
     start = BenchmarkState.first(work)
     start.copies[0] = 1.0
@@ -198,7 +198,7 @@ def test_a_fused_call_is_as_many_calls_of_one_step(name):
 
 
 @pytest.mark.parametrize("name", ["gymnasium", "gymnasium-vector"])
-def test_gymnasium_moves_alike(name):
+def test_gymnasium_has_the_same_dynamics(name):
     """Until an episode ends: its random numbers are its own. It computes in float64."""
     work = work_of(CartPole(), steps_per_call=5)
     start = BenchmarkState.first(work)
@@ -212,7 +212,7 @@ def test_gymnasium_moves_alike(name):
 
 
 @pytest.mark.parametrize("simulator", [Pendulum(), Acrobot()], ids=lambda s: s.name)
-def test_gymnasium_s_loop_moves_alike(simulator):
+def test_gymnasium_s_loop_has_the_same_dynamics(simulator):
     work = work_of(simulator, num_envs=7)
     start = BenchmarkState.first(work)
     found, wanted = stepped("gymnasium", work, start=start), stepped("torch", work, start=start)
@@ -229,8 +229,8 @@ def test_gymnasium_s_episodes_end_and_begin():
 
 
 @pytest.mark.skipif(find_spec("envpool") is None, reason="no envpool")
-def test_envpool_moves_alike():
-    """EnvPool's environments start where they like: torch's are put there."""
+def test_envpool_has_the_same_dynamics():
+    """EnvPool's state cannot be set, so torch's environments start from EnvPool's."""
     work = work_of(CartPole(), steps_per_call=5)
     stepper = variant("envpool").make(work)
     start = BenchmarkState.first(work)
@@ -305,7 +305,7 @@ def test_kernels_of_an_xla_program():
     from rayagi.envs.fused.variants.jax_variant import launches
 
     assert launches(PROGRAM.replace("{TRIPS}", '{"known_trip_count":{"n":"7"}}')) == 15
-    with pytest.raises(ValueError, match=r"does not tell how often this loop runs: %w"):
+    with pytest.raises(ValueError, match=r"reports no trip count of this loop: %w"):
         launches(PROGRAM.replace("{TRIPS}", "{}"))
 
 
@@ -378,7 +378,7 @@ def test_the_cuda_kernel_compiles_and_keeps_the_state_in_registers(tmp_path):
     )  # the table of large angles of sinf, within the loop
 
 
-def test_what_cannot_be_done_is_said(monkeypatch):
+def test_unsupported_configurations_are_errors(monkeypatch):
     with pytest.raises(ValueError, match="num_envs is 0; it must be at least 1"):
         work_of(CartPole(), num_envs=0)
     with pytest.raises(KernelError, match="vulkan: no such variant; there are gymnasium, "):
@@ -397,6 +397,6 @@ def test_what_cannot_be_done_is_said(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_says_so():
+def test_without_a_gpu_the_cuda_variant_is_an_error():
     with pytest.raises(KernelError, match="CartPole in CUDA: there is no CUDA device"):
         variant("cuda").make(work_of(CartPole()))

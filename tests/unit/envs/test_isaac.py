@@ -66,7 +66,7 @@ def climb(env, actions, num_steps):
     return start, [env.step(torch.tensor(actions).unsqueeze(-1)) for _ in range(num_steps)]
 
 
-def test_isaac_gym_gives_the_true_last_observation_and_the_first_one_a_step_later(gym):
+def test_isaac_gym_returns_the_exact_final_observation_and_the_first_one_a_step_later(gym):
     # 2 is clipped to 1: the last environment is above 3 in step 3. The others have 5 steps, the first of them in reset().
     start, steps = climb(gym, [0.0, 0.5, 2.0], 6)
     torch.testing.assert_close(steps[1].obs[:, 0], start + torch.tensor([0.0, 1.0, 2.0]))
@@ -85,7 +85,7 @@ def test_isaac_gym_gives_the_true_last_observation_and_the_first_one_a_step_late
     assert steps[4].obs[:, 1].tolist() == [0.0, 0.0, 1.0]
 
 
-def test_isaac_lab_gives_the_first_observation_at_once_and_what_was_acted_on_as_the_last(lab):
+def test_isaac_lab_returns_the_first_observation_at_once_and_the_previous_one_as_the_final(lab):
     start, steps = climb(lab, [0.0, 0.5, 2.0], 4)
     over, out = steps[2], steps[3]
     assert (over.final_ids.tolist(), over.terminated.tolist()) == ([2], [False, False, True])
@@ -102,8 +102,8 @@ def test_time_limits_of_tasks_with_a_finite_horizon_are_ends(make):
     assert (steps[3].terminated.tolist(), steps[3].truncated.tolist()) == ([True], [True])
 
 
-def test_what_environments_are_is_asked_of_them(gym, lab):
-    # Isaac Lab leaves its actions open: clip_actions closes them.
+def test_sizes_come_from_the_simulator(gym, lab):
+    # Isaac Lab's actions are unbounded; clip_actions sets a range.
     for env, limit in ((gym, 5), (lab, 4)):
         limits = (env.info.action.low, env.info.action.high)
         assert (env.info.obs_dim, env.info.action.dim, *limits) == (2, 1, (-1.0,), (1.0,))
@@ -132,7 +132,7 @@ def test_an_action_that_is_not_finite_is_refused(lab):
         lab.step(torch.tensor([[0.0], [float("nan")], [0.0]]))
 
 
-def test_a_python_without_the_simulator_is_told_what_to_install(pythons):
+def test_a_python_without_the_simulator_gets_installation_instructions(pythons):
     factory = make_env_factory(GYM, kwargs={"python": pythons["isaaclab"]})
     with pytest.raises(EnvironmentOptionError) as caught:
         factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)
@@ -150,7 +150,7 @@ def test_a_python_without_the_simulator_is_told_what_to_install(pythons):
         ("isaacgym/Dying", SimulatorLostError, "(?s)ended with exit code 139.*fail to allocate memory"),
     ],
 )
-def test_simulators_that_cannot_go_on_say_why(make, env_id, error, reason):
+def test_failures_of_a_simulator_are_reported_with_a_reason(make, env_id, error, reason):
     with pytest.raises(error, match=reason):
         make(env_id).reset()
 

@@ -1,4 +1,4 @@
-"""Ant and Humanoid against a loop over one MjData, with observation and reward in numpy, written anew from the table."""
+"""Ant and Humanoid against a plain MuJoCo loop with observation and reward in numpy, written independently from the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = np.array([1000.0, 0.0])
 
 
 class OneWorld:
-    """What the task is, said in the plainest way."""
+    """The task in its simplest form: one MjData and numpy."""
 
     def __init__(self, task, state, i):
         self.humanoid = "Humanoid" in task
@@ -99,8 +99,8 @@ def test_twenty_steps_from_random_states_are_those_of_a_plain_loop(task, warm_up
         for i in sorted(running):
             obs, reward, fallen = worlds[i].step(actions[i])
             ended = i in got.final_ids.tolist()
-            seen = got.final_obs[got.final_ids.tolist().index(i)] if ended else got.obs[i]
-            np.testing.assert_allclose(seen.numpy(), obs, rtol=2e-6, atol=2e-6)
+            got_obs = got.final_obs[got.final_ids.tolist().index(i)] if ended else got.obs[i]
+            np.testing.assert_allclose(got_obs.numpy(), obs, rtol=2e-6, atol=2e-6)
             np.testing.assert_allclose(float(got.rewards[i]), reward, rtol=2e-6, atol=2e-6)
             assert bool(got.terminated[i]) == fallen == ended
             compared += 1
@@ -184,7 +184,7 @@ def rules_index(rules, joint):
     return rules.task.joints.index(joint)
 
 
-def test_a_robot_that_looks_to_its_left_has_its_target_to_the_right():
+def test_a_robot_facing_left_has_its_target_to_the_right():
     rules = rules_of("rayagi/Ant-v0")
     state = state_of(
         rules, place=(0.0, 0.0), height=0.5, quat=LEFT, joints=0.0, before=(0.0, 0.0), action=0.0

@@ -1,4 +1,4 @@
-"""MuJoCo Warp's worlds on a CPU, beside the same worlds on MuJoCo's own batch."""
+"""MuJoCo Warp on its CPU device, compared with mujoco_cpu."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ TWENTY = {
     "rayagi/Ant-v0": (3e-5, 1e-3, 1e-4),
     "rayagi/Anymal-v0": (3e-5, 1e-4, 1e-4),
     "rayagi/BallBalance-v0": (1e-5, 1e-3, 1e-5),
-    "rayagi/FrankaCabinet-v0": (1e-6, 2e-6, 2e-6),  # in random play it touches nothing
+    "rayagi/FrankaCabinet-v0": (1e-6, 2e-6, 2e-6),  # touches nothing with random actions
     "rayagi/Humanoid-v0": (5e-5, 5e-3, 3e-4),
     "rayagi/ShadowHand-v0": (3e-4, 5e-3, 2e-4),  # the cube lies on many contacts at once
 }
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_task_takes_the_same_course_on_both_engines(env_id):
+def test_both_engines_have_the_same_dynamics(env_id):
     """20 steps of two substeps or more from 12 random states: new episodes, and 15 and 55 steps later, on the ground. First
     each step from the same state, then all on their own.
     """
@@ -105,7 +105,7 @@ def test_steps_by_masks_are_those_by_indices_to_the_last_bit():
     assert indexed._episode.tolist() == masked._episode.tolist() == [2, 1, 1]
 
 
-def test_masked_steps_keep_their_tensors_where_they_are():
+def test_masked_steps_update_tensors_in_place():
     env = masked_and_indexed()[0]
     tensors = [env._actions, env._obs, env._elapsed, env._episode, *env._memory.values()]
     places = [tensor.data_ptr() for tensor in tensors]
@@ -135,8 +135,8 @@ def test_a_restart_leaves_the_other_worlds_as_they_are():
     assert torch.equal(worlds.fields["qpos"][1], before["qpos"][0] + 1.0)
 
 
-def small_room(tmp_path, size):
-    """Ant's model with the room that ``size`` says."""
+def small_capacity(tmp_path, size):
+    """Ant's model with the capacity of ``size``."""
     path = tmp_path / "ant.xml"
     text = (MODELS / "ant.xml").read_text()
     path.write_text(text.replace("<option", f"<size {size}/>\n  <option", 1))
@@ -146,37 +146,37 @@ def small_room(tmp_path, size):
 @pytest.mark.parametrize(
     ("size", "fault"), [('nconmax="1"', "contact overflow"), ('njmax="2"', "constraint overflow")]
 )
-def test_what_does_not_fit_in_the_room_is_counted_and_begins_anew(tmp_path, size, fault):
-    env = make_env(ANT, "mujoco_warp", 2, xml_file=small_room(tmp_path, size))
+def test_an_overflow_of_the_capacity_is_counted_and_the_world_reset(tmp_path, size, fault):
+    env = make_env(ANT, "mujoco_warp", 2, xml_file=small_capacity(tmp_path, size))
     env.reset()
     ended = sum(env.step(torch.zeros(2, 8)).terminated.sum() for _ in range(40))
     assert env.sim_errors[fault] > 0
     assert ended == sum(env.sim_errors.values())
 
 
-def test_room_is_measured_with_a_margin_or_as_the_model_says(tmp_path):
+def test_the_capacity_is_measured_with_a_margin_or_given_by_the_model(tmp_path):
     from rayagi.envs.mujoco_warp.capacity import measured
 
     found = measured(TASKS[ANT](), TASKS[ANT]().load())
     # An ant on its four feet and its belly has 5 contacts of 4 rows, and 8 joint limits.
     assert 8 <= found.contacts <= 32
     assert 4 * found.contacts < found.constraints <= 160
-    small = TASKS[ANT](xml_file=small_room(tmp_path, 'nconmax="7" njmax="70"'))
+    small = TASKS[ANT](xml_file=small_capacity(tmp_path, 'nconmax="7" njmax="70"'))
     given = measured(small, small.load())
     assert (given.contacts, given.constraints) == (7, 70)
 
 
-def test_memory_is_told_before_it_is_taken():
+def test_memory_is_estimated_before_allocation():
     from rayagi.envs.mujoco_warp.capacity import measured
     from rayagi.envs.mujoco_warp.memory import _bytes, bytes_per_world
 
     worlds = make_env(ANT, "mujoco_warp", 64)._worlds
     model = TASKS[ANT]().load()
-    told, taken = bytes_per_world(model, measured(TASKS[ANT](), model)), _bytes(worlds._data) / 64
-    assert taken <= told <= 2 * taken
+    estimated, used = bytes_per_world(model, measured(TASKS[ANT](), model)), _bytes(worlds._data) / 64
+    assert used <= estimated <= 2 * used
 
 
-def test_a_saved_state_goes_on_to_the_last_bit():
+def test_a_restored_state_continues_bit_identically():
     env, resumed = make_env(ANT, "mujoco_warp", 2), make_env(ANT, "mujoco_warp", 2)
     env.reset(), resumed.reset()
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_saved_state_goes_on_to_the_last_bit():
         assert torch.equal(env.step(-torch.ones(2, 8)).obs, resumed.step(-torch.ones(2, 8)).obs)
 
 
-def test_randomised_worlds_are_alike_on_both_engines():
+def test_randomised_worlds_are_equal_on_both_engines():
     ranges = {"mass": [0.5, 2.0], "friction": [0.5, 1.5], "gain": [0.9, 1.1], "damping": [0.5, 2.0]}
     here, there = (make_env(ANT, engine, 3, randomize=ranges) for engine in ("mujoco_warp", "mujoco_cpu"))
     here.reset(), there.reset()
@@ -201,7 +201,7 @@ def test_randomised_worlds_are_alike_on_both_engines():
     assert (other.obs - found.obs).abs().max() > 1e-2
 
 
-def test_a_model_that_warp_does_not_know_is_refused(tmp_path):
+def test_a_model_that_warp_does_not_support_is_rejected(tmp_path):
     path = tmp_path / "ant.xml"
     path.write_text((MODELS / "ant.xml").read_text().replace('solver="Newton"', 'solver="PGS"'))
     with pytest.raises(ModelError, match=r"model ant: mujoco_warp: .*PGS.*unsupported"):
@@ -220,7 +220,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
         factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)
 
 
-def test_uniform_draws_are_alike_on_both_engines():
+def test_random_numbers_are_equal_on_both_engines():
     here, there = (make_env(ANT, engine, 2, first=5) for engine in ("mujoco_warp", "mujoco_cpu"))
     here.reset(), there.reset()
     np.testing.assert_allclose(

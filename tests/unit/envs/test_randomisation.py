@@ -1,4 +1,4 @@
-"""Worlds whose models differ: options, draws, and what the engine then simulates."""
+"""Domain randomisation: options, factors, and the resulting simulations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def single_model(factors: dict[str, np.ndarray], world: int) -> mujoco.MjModel:
         ({"mass": ["a", "b"]}, "must be"),
     ],
 )  # fmt: skip
-def test_what_is_no_range_is_refused_with_its_place(given, reason):
+def test_an_invalid_range_is_rejected_by_name(given, reason):
     with pytest.raises(EnvironmentOptionError, match=reason):
         make_env_factory("rayagi/Ant-v0", kwargs={"randomize": given})
 

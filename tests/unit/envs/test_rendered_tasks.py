@@ -1,4 +1,4 @@
-"""A task that draws itself steps as the batched one, and shows what happens."""
+"""A rendered task steps as the batched one, and its frames show the state."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def mujocos(function, size, *arguments):
     return out
 
 
-def test_products_inverses_and_turned_vectors_are_mujocos():
+def test_products_inverses_and_rotated_vectors_equal_mujocos():
     np.testing.assert_allclose(
         rotations.multiply(QUATS, OTHERS), mujocos(mujoco.mju_mulQuat, 4, QUATS, OTHERS), atol=1e-12
     )
@@ -51,7 +51,7 @@ def test_a_turn_around_one_axis_is_that_angle(degrees):
         assert float(rotations.angle_between(turn, unturned)) == pytest.approx(abs(np.radians(degrees)))
 
 
-def test_the_angle_between_two_rotations_is_that_of_what_turns_one_into_the_other():
+def test_the_angle_between_two_rotations_is_that_of_their_relative_rotation():
     inverses, between = rotations.conjugate(OTHERS), np.zeros((20, 4))
     for row, one, other in zip(between, QUATS.numpy(), inverses.numpy(), strict=True):
         mujoco.mju_mulQuat(row, one, other)

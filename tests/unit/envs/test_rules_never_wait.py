@@ -1,4 +1,4 @@
-"""Every task's functions are fit for a CUDA graph."""
+"""Every task's functions can be captured in a CUDA graph."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from warp_beside_cpu import make_env
 from rayagi.envs.tasks.catalogue import TASKS
 
 
-def test_the_guard_sees_what_waits():
+def test_the_guard_detects_synchronising_operations():
     values = torch.ones(3)
     for waiting in (
         lambda: values.sum().item(),
@@ -26,7 +26,7 @@ def test_the_guard_sees_what_waits():
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_tasks_functions_wait_for_nothing(env_id):
+def test_a_tasks_functions_do_not_synchronise(env_id):
     env = make_env(env_id, "mujoco_cpu", 3)
     env.reset()
     env.step(torch.zeros(3, env.info.action.dim))

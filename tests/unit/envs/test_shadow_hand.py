@@ -1,4 +1,4 @@
-"""ShadowHand: its fields and rewards worked out by hand, and its steps beside a loop over MuJoCo alone."""
+"""ShadowHand: hand-computed observations and rewards, and a comparison with a plain MuJoCo loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOINTS += [f"{finger}J{k}" for finger in FINGERS for k in range(5 if finger in (
 DRIVEN = [name for name in JOINTS if not name.endswith("J1") or name in ("WRJ1", "THJ1")]
 COUPLED = [name for name in JOINTS if name not in DRIVEN]
 PLACE = np.array([0.0, -0.33, 0.602])
-"""Where the cube shall be: 0.04 m beneath where it starts."""
+"""The cube's target position: 0.04 m below its start."""
 IDENTITY = [1.0, 0.0, 0.0, 0.0]
 HALF = math.sqrt(0.5)
 
@@ -91,11 +91,11 @@ def test_a_reached_goal_pays_and_another_is_drawn(rules):
     [
         (0.39, 0.4, True, 0.32),  # 0.8 of 0.4
         (0.41, 0.4, False, 0.4),
-        (0.11, 0.12, True, 0.1),  # 0.096 is narrower than the narrowest
+        (0.11, 0.12, True, 0.1),  # 0.096 is below the smallest tolerance
         (0.11, 0.1, False, 0.1),
     ],
 )
-def test_each_goal_narrows_the_tolerance_of_the_next(rules, angle, tolerance, pays, following):
+def test_each_goal_reduces_the_tolerance_of_the_next(rules, angle, tolerance, pays, following):
     turn = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
     outcome = rules.reward_and_done(state_with(rules, turn=turn, tolerance=tolerance))
     assert outcome.rewards.item() == pytest.approx(250.0 * pays + 1 / (angle + 0.1))
@@ -147,7 +147,7 @@ def test_observation_by_hand(rules):
     np.testing.assert_allclose(rules.observe(state)[0].numpy(), want, atol=1e-12)
 
 
-def test_actions_are_places_between_the_limits_of_the_driven_joints(rules):
+def test_actions_are_positions_between_the_limits_of_the_actuated_joints(rules):
     state = state_with(rules)
     ranges = np.array([rules.model.joint(name).range for name in DRIVEN])
     for action, want in ((-1.0, ranges[:, 0]), (1.0, ranges[:, 1]), (0.0, ranges.mean(1))):
@@ -263,7 +263,7 @@ def test_twenty_steps_equal_a_loop_over_single_worlds():
     worlds = TaskWorlds(ShadowHand(), 3, seed=2)
     for _ in range(12):
         worlds.step(0.2 * worlds.random_actions())
-    # Of the first world the goal is where the cube is: it is reached, and drawn anew.
+    # Of the first world the goal is where the cube is: it is reached, and a new one is drawn.
     worlds.memory["goal"][:1] = worlds.worlds.fields["qpos"][:1, 27:]
     model = worlds.rules.model
     references = [Reference(model, worlds.data(i), worlds.memory["goal"][i].numpy()) for i in range(3)]

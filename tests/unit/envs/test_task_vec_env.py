@@ -1,4 +1,4 @@
-"""Batched tasks, whatever the task: threads, layouts, seeds, resuming, faults, and what the user may get wrong."""
+"""TaskVecEnv of every task: threads, layouts, seeds, resuming, simulation errors, and user errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_threads_give_what_one_gives_to_the_last_bit(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_world_does_not_depend_on_which_neighbours_it_has(task):
-    # A limit of nine steps makes all of them begin anew three times.
+    # With a limit of nine steps all of them are reset three times.
     whole = make(task, max_episode_steps=9)
     parts = [
         make(task, 2, max_episode_steps=9),
@@ -70,7 +70,7 @@ def test_a_world_does_not_depend_on_which_neighbours_it_has(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_seed_gives_the_same_course_again_and_another_seed_another(task):
+def test_a_seed_reproduces_the_trajectory_and_another_seed_differs(task):
     first, again, other = make(task), make(task), make(task, seed=4)
     actions = actions_of(first, 6, 5)
     reference = course(first, actions)
@@ -79,7 +79,7 @@ def test_a_seed_gives_the_same_course_again_and_another_seed_another(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_resumed_course_is_equal_to_the_last_bit(task):
+def test_a_resumed_trajectory_is_bit_identical(task):
     env = make(task, max_episode_steps=17)
     actions = actions_of(env, 6, 40)
     course(env, actions[:10])
@@ -111,7 +111,7 @@ def test_actions_beyond_the_range_are_clipped_to_it(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_world_that_breaks_is_counted_and_begins_anew_and_the_others_do_not_notice(task):
+def test_an_unstable_world_is_counted_and_reset_without_effect_on_others(task):
     well, broken = make(task), make(task)
     actions = actions_of(well, 6, 12)
     course(well, actions[:5])
@@ -198,7 +198,7 @@ def test_a_users_model_that_is_missing_or_no_model_is_refused_with_its_file(tmp_
         make("rayagi/Ant-v0", xml_file=str(tmp_path / "bad.xml"))
 
 
-def test_the_time_limit_truncates_and_says_what_was_last_seen():
+def test_the_time_limit_truncates_and_returns_the_final_observation():
     env, longer = make("rayagi/Ant-v0", max_episode_steps=4), make("rayagi/Ant-v0", max_episode_steps=-1)
     actions = [0.0 * action for action in actions_of(env, 6, 4)]
     course(env, actions[:3])
@@ -240,7 +240,7 @@ def test_draws_are_evenly_spread():
 
 @pytest.mark.parametrize("env_id", TASKS)
 @pytest.mark.parametrize("compiled", [True, False])
-def test_reward_terms_are_told_and_add_up_to_the_reward(env_id, compiled, monkeypatch):
+def test_reward_terms_add_up_to_the_reward(env_id, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setenv("CC", "no-such-compiler")
     env = make(env_id, 16)

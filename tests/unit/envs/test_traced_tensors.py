@@ -298,8 +298,8 @@ def test_an_operation_is_that_of_torch(compiled, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operation_of_constants_is_worked_out(name, monkeypatch):
-    """What rules compute from constants alone, and from parts of a tensor that are constants."""
+def test_an_operation_of_constants_is_folded(name, monkeypatch):
+    """What task functions compute from constants alone, and from parts of a tensor that are constants."""
     a, b = rows()
     a, b = a[-6:], b[-6:]
     tracing = _Tracing(_Task(), len(a))
@@ -315,7 +315,7 @@ def test_an_operation_of_constants_is_worked_out(name, monkeypatch):
         )
 
 
-def test_enough_of_torch_is_looked_at():
+def test_enough_of_torch_is_covered():
     assert len(CASES) >= 60
 
 

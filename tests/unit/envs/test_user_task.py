@@ -1,4 +1,4 @@
-"""A user's own task, ``module:Class``: found, run, drawn, and refused with a reason where something is wrong."""
+"""A user's own task, ``module:Class``: imported, run and rendered; mistakes are reported with a reason."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_its_settings_are_those_of_robots(folder):
     assert (spec.network.hidden, spec.learning) == ((256, 128, 64), PPOSpec(**robots.learning))
 
 
-def test_it_is_drawn_as_the_batched_one_steps(folder):
+def test_the_rendered_task_steps_as_the_batched_one(folder):
     from rayagi.envs.tasks.rendered import RenderedTask
 
     try:
         drawn = envs.render_env("cart_task:Cart")
     except envs.RenderingError:
-        drawn = RenderedTask("cart_task:Cart", {})  # this machine cannot draw, and the rest is tested
+        drawn = RenderedTask("cart_task:Cart", {})  # this machine cannot render; the rest is tested
     batched = envs.make_env_factory("cart_task:Cart")(num_envs=1, first_env_index=0, seed=7, num_threads=1)
     np.testing.assert_array_equal(drawn.reset(seed=7)[0], batched.reset()[0])
     drawn.close()
@@ -149,7 +149,7 @@ def test_it_is_drawn_as_the_batched_one_steps(folder):
         ("half:Cart", r"'half' cannot be imported: SyntaxError"),
     ],
 )
-def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
+def test_a_missing_module_or_class_is_explained(folder, env_id, words):
     (folder / "cart_task.py").write_text(TASK + "\nTASK = 'x'\n")
     (folder / "broken.py").write_text("\n1 / 0\n")
     (folder / "needs_more.py").write_text("import nothing_here\n")
@@ -240,7 +240,7 @@ def test_a_module_or_class_that_is_none_is_explained(folder, env_id, words):
         ("torch.cat((", "torch.catt((", r"observe, .*cart_task\.py:38: AttributeError"),
     ],
 )
-def test_what_is_wrong_with_a_task_is_told_before_anything_starts(folder, old, new, words):
+def test_a_mistake_in_a_task_is_reported_before_anything_starts(folder, old, new, words):
     with pytest.raises(TaskError, match=words):
         envs.make_env_factory(rewritten(folder, old, new))
 
@@ -290,7 +290,7 @@ UNCOMPILED = {
         38,
         "torch's sort",
     ),
-    "worlds that look at each other": (
+    "worlds that depend on each other": (
         "StepOutcome(1.0 - off,",
         "StepOutcome(off.mean() - off,",
         None,
@@ -324,7 +324,7 @@ UNCOMPILED = {
 
 
 @pytest.mark.parametrize("case", UNCOMPILED)
-def test_what_cannot_be_compiled_runs_on_torch_with_one_warning(folder, caplog, case):
+def test_an_untraceable_task_runs_on_torch_with_one_warning(folder, caplog, case):
     old, new, line, reason = UNCOMPILED[case]
     env_id = rewritten(folder, old, new)
     provider._warn_once.cache_clear()
@@ -339,11 +339,11 @@ def test_what_cannot_be_compiled_runs_on_torch_with_one_warning(folder, caplog, 
     step = first.step(torch.ones(6, 1))
     own = torch.tensor([1.0 if case != "the number of worlds" else 6.0])
     off = (step.obs[:, 0] - 1.0).abs()
-    own = off.mean() if case == "worlds that look at each other" else own
+    own = off.mean() if case == "worlds that depend on each other" else own
     torch.testing.assert_close(step.rewards, own - off)
 
 
-def test_what_can_be_compiled_is_and_says_nothing(folder, caplog):
+def test_a_compilable_task_is_compiled_without_a_warning(folder, caplog):
     compiled = made("cart_task:Cart", goal=0.25)
     assert isinstance(compiled, CompiledTaskVecEnv)
     assert not caplog.records
@@ -372,7 +372,7 @@ def test_fields_of_any_shape_are_traced(folder):
     assert isinstance(env, CompiledTaskVecEnv)
     env.reset()
     step = env.step(torch.ones(6, 1))
-    # What derives from the state is of the one before the last substep.
+    # Derived fields describe the state before the last substep.
     torch.testing.assert_close(step.rewards, 1.0 - env.fields["xpos"][:, 1, 0].abs().float())
 
 

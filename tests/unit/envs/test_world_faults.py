@@ -1,4 +1,4 @@
-"""What goes wrong in a world is counted, and ends there."""
+"""Simulation errors of a world are counted and stay in that world."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARP = pytest.param(
 
 
 @pytest.mark.parametrize("engine", ["mujoco_cpu", WARP])
-def test_a_world_that_leaves_the_finite_numbers_is_counted_and_begins_anew(engine, caplog):
+def test_an_unstable_world_is_counted_and_reset(engine, caplog):
     env, healthy = make_env(ANT, engine, 2), make_env(ANT, engine, 2)
     env.reset(), healthy.reset()
     state = env.state_dict()

@@ -1,4 +1,4 @@
-"""What does not fit is refused before it is allocated."""
+"""Worlds that do not fit into memory are rejected before allocation."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from rayagi.envs.tasks import memory
 from rayagi.envs.tasks.memory import check_fits
 
 
-def test_too_many_worlds_are_refused_with_how_many_fit(monkeypatch):
+def test_too_many_worlds_are_rejected_with_the_number_that_fits(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10_000_000_000)
     check_fits("mujoco_warp", 5000, 2_000_000, torch.device("cpu"))
     with pytest.raises(MemoryShortError) as caught:
@@ -19,7 +19,7 @@ def test_too_many_worlds_are_refused_with_how_many_fit(monkeypatch):
     )
 
 
-def test_the_engine_asks_before_it_makes_worlds(monkeypatch):
+def test_the_engine_checks_memory_before_it_allocates_worlds(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)
     factory = make_env_factory("rayagi/Ant-v0", engine="mujoco_cpu")
     with pytest.raises(MemoryShortError, match=r"mujoco_cpu needs .* GB for 10,000 worlds"):

@@ -25,7 +25,7 @@ def make_env(env_id: str, engine: str, num_envs: int, *, first=0, seed=3, **opti
 
 
 def same_state(source: TaskVecEnv, target: TaskVecEnv) -> None:
-    """Let ``target`` go on from where ``source`` is, in its own real type."""
+    """Copy the state of ``source`` to ``target``, in its real type."""
     dtype = target._worlds.dtype
 
     def converted(value):

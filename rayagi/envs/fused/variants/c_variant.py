@@ -82,7 +82,7 @@ class CVariant:
     name = "c"
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """It needs a C compiler, for which it looks when it compiles."""
+        """None; a missing C compiler is reported at compilation."""
         return None
 
     def make(self, work: BenchmarkConfig) -> CStepper:
