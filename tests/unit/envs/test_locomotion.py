@@ -1,4 +1,4 @@
-"""Ant and Humanoid against a plain MuJoCo loop with observation and reward in numpy, written independently from the table."""
+"""Ant and Humanoid against a plain MuJoCo loop with observation and reward in numpy, written from the table."""
 
 from __future__ import annotations
 

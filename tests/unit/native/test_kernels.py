@@ -1,4 +1,4 @@
-"""Each kernel is declared, loaded and chosen in one place, and has a reference and a test that compares both."""
+"""All kernels are declared, loaded and chosen in one place, have a reference, and are compared with it by a test."""
 
 import ast
 import functools
@@ -27,10 +27,10 @@ COMPARED = {
     ),
     "acting": "native/test_acting.py::test_it_fills_what_operations_fill",
     "learning": "native/test_ppo.py::test_updates_are_those_of_torch",
-    "MuJoCo's worlds": "envs/test_world_loops.py::test_both_loops_have_the_same_bits",
+    "MuJoCo's worlds": "envs/test_world_loops.py::test_both_go_the_same_course_to_the_last_bit",
     "tasks' formulas": "envs/test_whole_rollouts.py::test_a_rollout_is_the_stepwise_one",
-    "tasks' rules": "envs/test_compiled_tasks.py::test_compiled_rules_take_the_course_of_those_on_torch",
-    "fused simulators": "envs/test_fused_c.py::test_a_form_does_what_the_reference_does",
+    "tasks' rules": "envs/test_compiled_tasks.py::test_compiled_functions_agree_with_torch",
+    "fused simulators": "envs/test_fused_c.py::test_the_c_backend_agrees_with_the_reference",
     "fused simulators with knobs": "envs/test_fused_variants.py::test_twenty_steps_in_float64_are_the_reference_s",
 }
 """The test that compares each kernel with its reference, below tests/unit."""
@@ -44,12 +44,12 @@ def trees():
 
 
 def modules_with(found):
-    """Paths of the modules with a node for which ``found`` is true."""
+    """Paths of the modules that have a node of which ``found`` is true."""
     return {path for path, tree in trees().items() if any(map(found, ast.walk(tree)))}
 
 
 def called(node):
-    """The name of the function that a node calls; empty if it is no call."""
+    """The last name of what is called; empty where nothing is."""
     if not isinstance(node, ast.Call):
         return ""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -89,22 +89,22 @@ def test_each_kernel_has_a_reference_in_python_and_a_comparison(name):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Names and programs of the kernels that a test loads."""
-    loaded, real = [], Kernel.load
+    """Names and programs of kernels as they are loaded."""
+    seen, real = [], Kernel.load
 
     def load(self, program, **mirrors):
         library = real(self, program, **mirrors)
-        loaded.append((self.name, program))
+        seen.append((self.name, program))
         return library
 
     monkeypatch.setattr(Kernel, "load", load)
-    return loaded
+    return seen
 
 
 def test_each_kernel_can_be_loaded_and_all_c_belongs_to_one(loads):
     for name, load in LOADED.items():
         load()
-        assert name in [other for other, _ in loads]
+        assert name in [loaded for loaded, _ in loads]
     programs = [program for _, program in loads]
     sources = [path for package in PACKAGES for end in "ch" for path in (ROOT / package).rglob(f"*.{end}")]
     assert sources
@@ -117,7 +117,7 @@ def test_each_kernel_can_be_loaded_and_all_c_belongs_to_one(loads):
 
 
 def imports_compiler(node):
-    """Whether a node imports the function that compiles and loads."""
+    """Whether a node gives its module the function that compiles and loads."""
     if isinstance(node, ast.ImportFrom):
         names = {alias.name for alias in node.names}
         if node.module == "collectives.compiler":
@@ -131,7 +131,7 @@ def test_one_module_compiles_and_loads():
 
 
 def opens_a_library(node):
-    """Whether a node opens a library other than this process's own symbols."""
+    """Whether a node opens another library than this process's own symbols."""
     if called(node) in ("PyDLL", "LoadLibrary", "dlopen"):
         return True
     return called(node) == "CDLL" and not (
@@ -139,7 +139,7 @@ def opens_a_library(node):
     )
 
 
-def test_no_other_module_loads_a_library():
+def test_no_library_is_loaded_by_another_way():
     # The first loads what was compiled, the second the library of the mujoco package.
     assert modules_with(opens_a_library) == {
         "collectives/compiler.py",
@@ -158,7 +158,7 @@ def test_no_other_module_loads_a_library():
 
 
 def names(tree):
-    """Names in a tree."""
+    """Names that a tree reads."""
     return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
 
 
@@ -168,7 +168,7 @@ def test_one_module_chooses_the_reference():
         raised = [name for node in ast.walk(tree) if isinstance(node, ast.Raise) for name in names(node)]
         if names(tree).count("CompilerError") > raised.count("CompilerError"):
             deciding.add(path)
-    # The first raises it; the last reports it to users, who choose its reference engine by name.
+    # The first has it; the last makes a user's error of it, since its reference is an engine that users ask for by name.
     assert deciding == {"collectives/compiler.py", SEAM, "rayagi/envs/fused/c/backend.py"}
 
 
@@ -185,7 +185,7 @@ def example():
     kernels._log_once.cache_clear()
 
 
-def test_without_a_compiler_the_fallback_is_logged_once(example, monkeypatch, caplog):
+def test_without_a_compiler_the_log_says_once_what_is_used_instead(example, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     for whose in ("this", "this", "that"):
         assert example.made_or_none(lambda: example.load(""), whose=whose) is None
@@ -199,7 +199,7 @@ def test_without_a_compiler_the_fallback_is_logged_once(example, monkeypatch, ca
     ]
 
 
-def test_an_unfit_case_is_logged_like_a_missing_compiler(example, caplog):
+def test_what_a_kernel_cannot_do_is_told_as_a_missing_compiler_is(example, caplog):
     def make():
         raise KeyError("no such sum")
 
@@ -209,7 +209,7 @@ def test_an_unfit_case_is_logged_like_a_missing_compiler(example, caplog):
     assert caplog.messages == ["this is summed by Python: 'no such sum'"]
 
 
-def test_a_mirror_error_does_not_fall_back_to_the_reference(example, monkeypatch):
+def test_a_difference_is_no_reason_to_use_the_reference(example, monkeypatch):
     with pytest.raises(MirrorError):
         example.made_or_none(lambda: example.load("", mirrors={"1": 2}))
 

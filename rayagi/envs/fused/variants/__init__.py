@@ -1,1 +1,1 @@
-"""The same simulator in every form that the paper compares, for measurements: see catalogue.py and variant.py."""
+"""Benchmark variants: a simulator on every backend that the paper compares. See catalogue.py and variant.py."""
