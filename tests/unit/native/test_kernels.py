@@ -27,7 +27,7 @@ COMPARED = {
     ),
     "acting": "native/test_acting.py::test_it_fills_what_operations_fill",
     "learning": "native/test_ppo.py::test_updates_are_those_of_torch",
-    "MuJoCo's worlds": "envs/test_world_loops.py::test_both_go_the_same_course_to_the_last_bit",
+    "MuJoCo's worlds": "envs/test_world_loops.py::test_both_loops_have_the_same_bits",
     "tasks' formulas": "envs/test_whole_rollouts.py::test_a_rollout_is_the_stepwise_one",
     "tasks' rules": "envs/test_compiled_tasks.py::test_compiled_functions_agree_with_torch",
     "fused simulators": "envs/test_fused_c.py::test_the_c_backend_agrees_with_the_reference",
