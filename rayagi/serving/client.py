@@ -1,4 +1,4 @@
-"""Asks a policy server for actions: from a robot's control loop, or a game. Needs numpy only.
+"""Client of the policy server, for a robot's control loop or a game. Needs numpy only.
 
 ::
 
@@ -6,7 +6,7 @@
         while True:
             robot.apply(policy.act(robot.observe()))
 
-It connects when it is first asked, and again when the connection was lost.
+It connects at the first request, and reconnects when the connection was lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class PolicyRefusedError(ValueError):
-    """The server does not take what was asked; asking again does not help."""
+    """The server rejected the request; a retry does not help."""
 
 
 class PolicyUnreachableError(ConnectionError):
@@ -37,40 +37,40 @@ class PolicyUnreachableError(ConnectionError):
 
 
 class PolicyClient:
-    """One connection to a policy server. Not for several threads at once: make one for each."""
+    """One connection to a policy server. Not thread-safe: use one client per thread."""
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = 5.0) -> None:
-        """Connects when it is first asked.
+        """Connects at the first request.
 
         Args:
             address: ``http://HOST:PORT``, or ``unix:PATH`` of the local socket
-            token: that the server asks for, over HTTP
-            timeout_s: for one answer, connecting again included
+            token: access token of the server, over HTTP
+            timeout_s: for one answer, reconnecting included
 
         Raises:
-            ValueError: the address is neither.
+            ValueError: the address has neither form.
         """
         self.address, self._timeout_s = address, timeout_s
-        self._wire: _Wire
+        self._transport: _Connection
         parts = urlsplit(address)
         if parts.scheme == "unix" and parts.path:
-            self._wire = _LocalWire(parts.path)
+            self._transport = _SocketConnection(parts.path)
         elif parts.scheme == "http" and parts.hostname:
-            self._wire = _HttpWire(parts.hostname, parts.port or 80, token)
+            self._transport = _HttpConnection(parts.hostname, parts.port or 80, token)
         else:
             raise ValueError(f"address {address!r}: expected http://HOST:PORT or unix:PATH")
 
     def act(self, obs: ArrayLike) -> NDArray[Any]:
-        """Actions of observations.
+        """Actions for observations.
 
         Args:
             obs: one (obs_dim,), or several (rows, obs_dim)
 
         Returns:
-            (dim,) or (rows, dim) float32; choices as () or (rows,) int64, counted from 0.
+            (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64, counted from 0.
 
         Raises:
-            PolicyRefusedError: the server says why it does not take them.
+            PolicyRefusedError: the server rejected them, with the reason.
             PolicyUnreachableError: no answer within the time limit.
         """
         values = np.asarray(obs, dtype="<f4")
@@ -79,24 +79,24 @@ class PolicyClient:
             raise PolicyRefusedError(
                 f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
             )
-        actions = self._persisting(lambda timeout_s: self._wire.act(rows, timeout_s))
+        actions = self._with_retry(lambda timeout_s: self._transport.act(rows, timeout_s))
         return actions if values.ndim == 2 else actions[0]
 
     def info(self) -> dict[str, Any]:
-        """Task, obs_dim, action's kind, size and range, checkpoint.
+        """Task, obs_dim, kind, size and range of actions, checkpoint.
 
         Raises:
             PolicyRefusedError, PolicyUnreachableError: as ``act``.
         """
-        found: dict[str, Any] = self._persisting(self._wire.info)
+        found: dict[str, Any] = self._with_retry(self._transport.info)
         return found
 
     def close(self) -> None:
-        """Let go of the connection. The client can be used again."""
-        self._wire.close()
+        """Close the connection. The client can be used again."""
+        self._transport.close()
 
-    def _persisting(self, ask: Any) -> Any:
-        """Ask, and connect and ask again where the connection was lost: an answer has no side effect."""
+    def _with_retry(self, ask: Any) -> Any:
+        """Request, and retry on a new connection if it was lost: requests have no side effects."""
         until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -104,7 +104,7 @@ class PolicyClient:
             except PolicyRefusedError:
                 raise
             except (OSError, http.client.HTTPException, FrameError) as error:
-                self._wire.close()
+                self._transport.close()
                 if time.monotonic() + pause_s >= until:
                     raise PolicyUnreachableError(
                         f"{self.address} did not answer within {self._timeout_s:.1f} s: {error or type(error).__name__}"
@@ -121,8 +121,8 @@ class PolicyClient:
         self.close()
 
 
-class _Wire(Protocol):
-    """One way to the server."""
+class _Connection(Protocol):
+    """A connection to the server."""
 
     def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]: ...
 
@@ -131,8 +131,8 @@ class _Wire(Protocol):
     def close(self) -> None: ...
 
 
-class _HttpWire:
-    """A connection that is kept."""
+class _HttpConnection:
+    """Persistent HTTP connection."""
 
     def __init__(self, host: str, port: int, token: str | None) -> None:
         self._host, self._port = host, port
@@ -161,10 +161,10 @@ class _HttpWire:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         connection = self._connection
-        apart = connection.sock is None  # it is new, or the server closed it with its last answer
-        if apart:
+        is_new = connection.sock is None  # new, or closed by the server with its last answer
+        if is_new:
             connection.connect()
-            # Head and body are two small packets: the second must not wait for the first one's acknowledgement.
+            # Header and body are two small packets: without this the second waits for the first one's acknowledgement.
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sock.settimeout(timeout_s)
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
@@ -178,7 +178,7 @@ class _HttpWire:
         return content
 
 
-class _LocalWire:
+class _SocketConnection:
     """Frames over a Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -189,7 +189,7 @@ class _LocalWire:
 
     def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
         connection = self._connected(timeout_s)
-        # A frame tells no shape: a wrong one could be taken for another number of rows.
+        # A frame has no shape: a wrong width could pass as another number of rows.
         obs_dim, max_rows = self._info["obs_dim"], self._info["max_rows"]
         if rows.shape[1] != obs_dim or not 1 <= len(rows) <= max_rows:
             raise PolicyRefusedError(

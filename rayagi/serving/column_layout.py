@@ -1,4 +1,4 @@
-"""How experience lies in a dataset: one row per environment step, in columns that pyarrow reads without this code.
+"""Columns of a dataset: one row per environment step, readable by pyarrow without this code.
 
 | column | type | what |
 |---|---|---|
@@ -6,13 +6,13 @@
 | step | int32 | place of the row in its episode, from 0 |
 | env | int32 | environment, counted over all GMIs |
 | gmi | int32 | GMI that simulated it |
-| session | int32 | which time this was that the dataset was written to |
-| policy_version | int64 | updates that the policy had seen |
-| obs | fixed-size list of float32 | what was acted on |
-| action | fixed-size list of float32 or int64, or int64 | what was done, within the range of actions |
+| session | int32 | number of the session, from 0 |
+| policy_version | int64 | number of updates of the policy |
+| obs | fixed-size list of float32 | the observation that the action is for |
+| action | fixed-size list of float32 or int64, or int64 | the action, clipped to its range |
 | reward | float32 | |
 | terminated | bool | the task ended on this step |
-| truncated | bool | the time limit cut the episode on this step |
+| truncated | bool | the time limit ended the episode on this step |
 | final_obs | list of float32, or null | the observation after this step, where no row of the episode follows |
 
 So the observation after a row is the ``obs`` of the row (episode, step + 1), or the row's own ``final_obs``.
@@ -39,7 +39,7 @@ _METADATA_KEY = b"rayagi.dataset"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnLayout:
-    """What the columns' sizes follow from."""
+    """Sizes of the columns."""
 
     obs_dim: int
     action: ActionSpec
@@ -56,7 +56,7 @@ class ColumnLayout:
         return pa.list_(kind, self.action.dim) if self.action.shape else kind
 
     def arrow(self, about: Mapping[str, Any]) -> pa.Schema:
-        """The columns; ``about`` is what the schema says of their origin."""
+        """The Arrow schema, with ``about`` (the origin) in its metadata."""
         columns = [
             ("episode", pa.int64()),
             ("step", pa.int32()),
@@ -76,7 +76,7 @@ class ColumnLayout:
         return pa.schema(fields, metadata={_METADATA_KEY: json.dumps(metadata).encode()})
 
     def channel(self, num_steps: int) -> ExperienceSchema:
-        """What travels from a GMI to its writer: a row is one environment's ``num_steps`` steps."""
+        """Schema of the channel from a GMI to its writer: a row is one environment's ``num_steps`` steps."""
         dtype = torch.int64 if self.action.is_discrete else torch.float32
         shape = (num_steps, *self.action.shape)
         fields = (
@@ -92,7 +92,7 @@ class ColumnLayout:
         return ExperienceSchema("serving", fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """As JSON-compatible values."""
         return {"obs_dim": self.obs_dim, "action": asdict(self.action)}
 
     @classmethod
@@ -107,13 +107,13 @@ class ColumnLayout:
 
 
 def layout_from_schema(schema: pa.Schema) -> dict[str, Any]:
-    """What the schema of a file says of its origin; nothing where rayagi did not write it."""
+    """The origin in a file's schema; empty if rayagi did not write the file."""
     stored = (schema.metadata or {}).get(_METADATA_KEY)
     return {} if stored is None else dict(json.loads(stored))
 
 
 class Block(NamedTuple):
-    """Some steps of one GMI's environments as the writer has them, environment first: N environments, L steps."""
+    """L steps of one GMI's N environments, environment first."""
 
     obs: NDArray[np.float32]
     """(N, L, obs_dim)"""
@@ -126,15 +126,15 @@ class Block(NamedTuple):
     truncated: NDArray[np.bool_]
     """(N, L)"""
     final_obs: NDArray[np.float32]
-    """(N, L, obs_dim), of meaning where an episode ended"""
+    """(N, L, obs_dim), valid where an episode ended"""
     last_obs: NDArray[np.float32]
-    """(N, obs_dim), what follows the block, where no episode ended on its last step"""
+    """(N, obs_dim), the observation after the block, valid where no episode ended on the last step"""
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndedEpisode:
-    """An episode whose last row was just entered."""
+    """An episode whose last row is in the current block."""
 
     number: int
     total: float
@@ -143,10 +143,10 @@ class EndedEpisode:
 
 
 class Numbering:
-    """Numbers the episodes of one GMI's environments, and counts their returns.
+    """Numbers the episodes of one GMI's environments, and sums their returns.
 
-    The k-th episode of environment ``env`` of ``total_envs`` has the number ``first_episode + k * total_envs + env``: no
-    GMI has to ask another.
+    The k-th episode of environment ``env`` of ``total_envs`` has the number ``first_episode + k * total_envs + env``, so
+    that GMIs need no communication.
     """
 
     def __init__(self, *, num_envs: int, first_env_index: int, total_envs: int, first_episode: int) -> None:
@@ -196,15 +196,15 @@ def record_batch(
     session: int,
     is_last: bool,
 ) -> pa.RecordBatch:
-    """A block as rows, each environment's together.
+    """Convert a block to rows, environment by environment.
 
     Args:
-        block: what to write
+        block: steps to convert
         schema: of ``ColumnLayout.arrow``
         episode, step: of each row (N, L), by ``Numbering.enter``
         envs: (N,)
         gmi, session: of all rows
-        is_last: whether no block of these environments follows: then the running episodes' last rows tell what came after
+        is_last: whether no block of these environments follows: then the last rows of running episodes get ``final_obs``
     """
     num_envs, length = block.reward.shape
     rows = num_envs * length
@@ -243,7 +243,7 @@ def _vectors(values: NDArray[Any]) -> pa.Array:
 
 
 def _some_vectors(values: NDArray[np.float32], shown: NDArray[np.bool_]) -> pa.Array:
-    """The rows of ``values`` (rows, dim) that are shown as lists, null elsewhere: what is null takes no room."""
+    """Rows of ``values`` (rows, dim) as lists where ``shown``, null elsewhere; nulls take no memory."""
     dim = values.shape[1]
     offsets = np.concatenate([[0], np.cumsum(shown)]).astype(np.int32) * np.int32(dim)
     flat = pa.array(values[shown].reshape(-1))

@@ -1,4 +1,4 @@
-"""Reads a dataset: as pyarrow has it, or episode by episode.
+"""Reads a dataset, as a pyarrow dataset or episode by episode.
 
 ::
 
@@ -47,12 +47,12 @@ class Episode:
     Attributes:
         number: unique in the dataset
         env: environment, counted over all GMIs
-        obs: L + 1 of them: the last one is what came after the last step   (L + 1, obs_dim) float32
-        actions: what was done                                             (L, dim) float32, or (L,) int64
+        obs: observations, the one after the last step included            (L + 1, obs_dim) float32
+        actions: as the simulator used them                                (L, dim) float32, or (L,) int64
         rewards: of each step                                              (L,) float32
         terminated: whether the task ended on the last step
-        truncated: whether the time limit cut it on the last step; neither where the recording ended
-        policy_versions: updates that the policy had seen                  (L,) int64
+        truncated: whether the time limit ended it on the last step; both are false where the recording ended
+        policy_versions: number of updates of the policy                   (L,) int64
     """
 
     number: int
@@ -66,7 +66,7 @@ class Episode:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether it terminated or reached the time limit."""
         return self.terminated or self.truncated
 
 
@@ -76,15 +76,15 @@ class Dataset:
     def __init__(self, folder: DatasetFolder) -> None:
         self.folder = folder
         self.files: list[CompleteFile] = folder.files()
-        """As the manifest lists them now."""
+        """Complete files, as listed when the dataset was opened."""
 
     @property
     def statistics(self) -> FileStatistics:
-        """Of all complete files."""
+        """Merged statistics of all complete files."""
         return self.folder.statistics()
 
     def arrow(self) -> pyarrow.dataset.Dataset:
-        """All rows, as pyarrow reads them."""
+        """All rows as a pyarrow dataset."""
         description = self.folder.description
         return pyarrow.dataset.dataset(
             [str(file.path) for file in self.files],
@@ -93,10 +93,10 @@ class Dataset:
         )
 
     def episodes(self, *, whole_only: bool = False) -> Iterator[Episode]:
-        """Each episode once, in the order in which they ended; of each GMI, those that its recording cut come last.
+        """Each episode once, GMI by GMI in the order of their ends; episodes cut by the end of the recording come last.
 
-        An episode whose last rows were lost, with a file that a full disk left incomplete, ends with the last row whose
-        next observation is known. Memory is that of the running episodes.
+        If the last rows of an episode were lost (a full disk), it ends with the last row whose next observation is known.
+        Memory is that of the running episodes.
         """
         for _, files in groupby(self.files, key=lambda file: (file.session, file.gmi)):
             for episode in self._of_one_writer([file.path for file in files]):
@@ -124,7 +124,7 @@ def open_dataset(path: Path | str) -> Dataset:
     """Open a dataset that ``rayagi serve`` wrote.
 
     Raises:
-        DatasetError: there is none, or one of another layout.
+        DatasetError: there is no dataset, or its layout version differs.
     """
     return Dataset(DatasetFolder.open(Path(path)))
 
@@ -150,7 +150,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Running:
-    """An episode of which more may come."""
+    """An episode that may have more rows."""
 
     parts: list[_Part] = field(default_factory=list)
 
@@ -160,7 +160,7 @@ class _Running:
         return self._with([*(part.obs for part in self.parts), last.final_obs[None]], steps=None)
 
     def episode_without_end(self) -> Episode | None:
-        """Its last known observation closes it; None where there is no other."""
+        """The episode closed by its last known observation; None if that is its only one."""
         steps = sum(len(part.rewards) for part in self.parts) - 1
         return self._with([part.obs for part in self.parts], steps=steps) if steps else None
 
@@ -179,7 +179,7 @@ class _Running:
 
 
 def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
-    """The batch cut where an episode gives way to another."""
+    """Split a batch into runs of rows of one episode."""
     if not batch.num_rows:
         return
     numbers = batch.column("episode").to_numpy()

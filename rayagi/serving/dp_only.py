@@ -1,4 +1,4 @@
-"""Serving with simulator and agent in one GMI (GMI-DRL §3.1.1, Figure 5c): nothing crosses GMIs."""
+"""Serving with simulator and agent in one GMI (GMI-DRL §3.1.1, Figure 5c): no data crosses GMIs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DpOnlyServingFactory:
 
 
 class DpOnlyServing(SimulatingProgram):
-    """On a GPU slice the policy lives there and physics stays on the host. [unverified on GPU]"""
+    """On a GPU slice the policy runs on the GPU and physics on the host. [unverified on GPU]"""
 
     def __init__(self, job: ServingJob, context: GmiContext) -> None:
         gmi = job.spec.gmi
@@ -40,10 +40,10 @@ class DpOnlyServing(SimulatingProgram):
         )
 
     def serve(self, num_steps: int) -> ServingResult:
-        """So many steps of every environment.
+        """Make ``num_steps`` steps of every environment.
 
         Raises:
-            DiskError, WriterError: what was recorded cannot be written.
+            DiskError, WriterError: experience cannot be written.
             SimulationError: a simulation became unstable.
         """
         simulator, sink, clock = self.simulator, self.sink, time.perf_counter

@@ -1,4 +1,4 @@
-"""Drives serving GMIs: asks all of them for some steps at a time until a limit is reached, and adds up what they did."""
+"""The serving loop. Requests steps from all GMIs until a limit is reached, and merges their results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rayagi.run.quantities import count_text, duration_text
 from rayagi.serving.program import ServingResult, merged_results
 
 DEFAULT_TIME_S = 60.0
-"""Where no limit was given."""
+"""Default limit."""
 REQUEST_S = 1.0
-"""About what is asked for at a time: how long Ctrl-C has to wait for."""
-TELL_EVERY_S = 5.0
+"""Approximate duration of one request: the longest that Ctrl-C waits."""
+LOG_EVERY_S = 5.0
 FINISH_S = 600.0
-"""For the writers to complete their last files."""
+"""Time limit for the writers to complete their last files."""
 _FIRST_STEPS = 8
 
 
@@ -31,13 +31,13 @@ class ServingSession(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingLimits:
-    """What ends it; the first one reached does."""
+    """Limits of serving; the first one reached ends it."""
 
     env_steps: int | None = None
     episodes: int | None = None
-    """That ended, of all environments."""
+    """Ended episodes of all environments."""
     time_s: float | None = None
-    """Of serving, without starting and stopping."""
+    """Time of serving, without startup and shutdown."""
 
     def text(self) -> str:
         """For people."""
@@ -53,13 +53,13 @@ class ServingLimits:
 
 @dataclass(slots=True)
 class Served:
-    """What was done so far."""
+    """Totals so far."""
 
     total: ServingResult = field(default_factory=ServingResult)
     wall_s: float = 0.0
-    """As the driver saw it."""
+    """Wall time measured by the driver."""
     stop: str = ""
-    """Why it ended; empty where it was interrupted."""
+    """Why it ended; empty if it was interrupted."""
 
     @property
     def steps_per_s(self) -> float:
@@ -68,17 +68,17 @@ class Served:
 
     @property
     def episodes(self) -> int:
-        """That ended."""
+        """Number of ended episodes."""
         return len(self.total.episode_returns)
 
     def return_mean(self) -> float | None:
-        """Of the episodes that ended."""
+        """Mean return of the ended episodes."""
         returns = self.total.episode_returns
         return sum(returns) / len(returns) if returns else None
 
 
 class ServingLoop:
-    """One call of ``serve`` serves until a limit or an interrupt, and has everything written."""
+    """Serves until a limit or an interrupt, then waits until everything is written."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class ServingLoop:
         """Serve, then finish.
 
         Raises:
-            DiskError, WriterError: what was recorded could not be written; complete files stand.
-            GmiLostError, GmiSilentError: a GMI is gone.
+            DiskError, WriterError: experience could not be written; complete files stay.
+            GmiLostError, GmiSilentError: a GMI was lost or does not answer.
         """
-        served, begin, told_at = self.served, self._clock(), self._clock()
+        served, begin, logged_at = self.served, self._clock(), self._clock()
         while not self._interrupt.requested:
             served.stop = self._reached()
             if served.stop:
@@ -109,14 +109,14 @@ class ServingLoop:
             results = self._session.run("serve", self._request_steps(), timeout_s=FINISH_S)
             served.total = merged_results([served.total, merged_results(results)])
             served.wall_s = self._clock() - begin
-            if self._clock() - told_at >= TELL_EVERY_S:
-                told_at = self._clock()
+            if self._clock() - logged_at >= LOG_EVERY_S:
+                logged_at = self._clock()
                 self._log(self._line())
         self._session.run("finish", FINISH_S, timeout_s=FINISH_S + 10.0)
         return served
 
     def _request_steps(self) -> int:
-        """Steps of every environment to ask for: a second's worth, not past a limit that can be counted."""
+        """Steps per environment of the next request: about ``REQUEST_S`` worth, and not past the time or step limit."""
         done_steps = self.served.total.env_steps // self._total_envs
         wall_s = self.served.wall_s
         want_s = REQUEST_S

@@ -1,4 +1,4 @@
-"""What goes wrong with serving; each replays from its fields, so that it arrives as itself through Ray."""
+"""Errors of serving. Each is rebuilt from its fields, so that Ray passes it with its own type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rayagi.run.errors import RunError
 
 
 class DatasetError(RunError):
-    """A folder is no dataset, or not one that this can be added to."""
+    """A folder is no dataset, or one that cannot be appended to."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -17,7 +17,7 @@ class DatasetError(RunError):
 
 
 class WriterError(RunError):
-    """The process that writes a GMI's experience failed, is too slow, or is gone."""
+    """The writer process of a GMI failed, is too slow, or died."""
 
     def __init__(self, gmi: int, reason: str) -> None:
         super().__init__(gmi, reason)
@@ -28,7 +28,7 @@ class WriterError(RunError):
 
 
 class ListenError(RunError):
-    """A server cannot have the address that it was given."""
+    """A server cannot listen at its address."""
 
     def __init__(self, address: str, reason: str, hint: str) -> None:
         super().__init__(address, reason, hint)
@@ -39,7 +39,7 @@ class ListenError(RunError):
 
 
 class ExportError(RunError):
-    """A dataset cannot be written as was asked."""
+    """A dataset cannot be exported as requested."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)

@@ -1,4 +1,4 @@
-"""A dataset's files: written under a temporary name, flushed, listed and renamed, so that a file is whole or not there."""
+"""Atomic dataset files. Each is written under a temporary name, flushed, listed in the manifest and renamed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from rayagi.serving.program import FileFormat
 from rayagi.serving.statistics import FileStatistics
 
 _GROUP_BYTES = 16 * 2**20
-"""Rows are gathered to so much before they are written together: a row group of Parquet, a record batch of Arrow."""
-_ELSEWHERE = "free space there, or serve to another folder with --out"
+"""Rows are buffered up to this size, then written as one Parquet row group or Arrow record batch."""
+_HINT = "free space there, or serve to another folder with --out"
 
 
 class RotatingFiles:
-    """Writes rows to one file after another. After an error no more is written, and what was complete stays.
+    """Writes rows to one file after another. After an error it writes no more; complete files stay.
 
-    ``complete`` is called with a file's name and what is known of it, after its content is on the disk and before it has
-    its name.
+    ``complete`` is called with a file's name and statistics, after its content is on the disk and before it is renamed.
     """
 
     def __init__(
@@ -52,10 +51,10 @@ class RotatingFiles:
         self._open: _OpenFile | None = None
 
     def write(self, batch: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
-        """Add rows, and begin another file where this one is full.
+        """Add rows, and begin another file when this one is full.
 
         Raises:
-            DiskError: the disk is full or read-only; the unfinished file is gone, complete ones stand.
+            DiskError: the disk is full or read-only. The unfinished file is removed; complete files stay.
         """
         while batch.num_rows:
             if self._open is None:
@@ -72,12 +71,12 @@ class RotatingFiles:
         """Complete the last file. Safe to call twice.
 
         Raises:
-            DiskError: it could not be written, and is gone.
+            DiskError: it could not be written, and is removed.
         """
         file, self._open = self._open, None
         if file is None:
             return
-        with disk_errors(file.path, _ELSEWHERE):
+        with disk_errors(file.path, _HINT):
             try:
                 file.finish()
                 self._complete(file.path.name, file.statistics)
@@ -89,7 +88,7 @@ class RotatingFiles:
         self._number += 1
 
     def _try(self, file: _OpenFile, part: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
-        with disk_errors(file.path, _ELSEWHERE):
+        with disk_errors(file.path, _HINT):
             try:
                 file.add(part, ended)
             except BaseException:
@@ -103,14 +102,14 @@ class RotatingFiles:
 
 @contextmanager
 def finished_folder(out: Path) -> Iterator[Path]:
-    """A folder to write to, absolute, which becomes ``out`` when the block ends well, and is removed when it does not.
+    """A temporary folder (absolute path), renamed to ``out`` when the block succeeds and removed when it fails.
 
     Raises:
-        ExportError: ``out`` is there already.
+        ExportError: ``out`` exists already.
         DiskError: it cannot be written.
     """
     if out.exists():
-        raise ExportError(str(out), "is there already; choose another folder")
+        raise ExportError(str(out), "exists already; choose another folder")
     unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
     with disk_errors(out, "free space there, or choose another folder"):
         try:
@@ -122,17 +121,17 @@ def finished_folder(out: Path) -> Iterator[Path]:
 
 
 class _OpenFile:
-    """A file under its temporary name, which readers of a folder pass over since it begins with a dot."""
+    """A file under its temporary name. Readers ignore it, since the name begins with a dot."""
 
     def __init__(self, folder: Path, name: str, file_format: FileFormat, schema: pa.Schema) -> None:
         self.path = folder / name
         self.unfinished = folder / f".{name}.unfinished"
         self.statistics = FileStatistics()
         self._schema = schema
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_bytes = 0
-        with disk_errors(self.path, _ELSEWHERE):
-            # A file of Python's own: its errors keep their number.
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+        with disk_errors(self.path, _HINT):
+            # Python's own file object: its errors keep errno.
             self._file = self.unfinished.open("wb")
             try:
                 self._writer: Any = (
@@ -147,25 +146,25 @@ class _OpenFile:
 
     @property
     def size(self) -> int:
-        """Bytes so far: on the disk, and as gathered."""
-        return self._file.tell() + self._gathered_bytes
+        """Bytes so far: written and buffered."""
+        return self._file.tell() + self._buffered_bytes
 
     def add(self, batch: pa.RecordBatch, ended: Sequence[EndedEpisode]) -> None:
-        """Take rows in."""
+        """Buffer rows, and write them when there are enough."""
         values = batch.column("obs").flatten().to_numpy().reshape(batch.num_rows, -1)
         self.statistics.add(
             torch.from_numpy(values.astype(np.float64)),
             ended,
             last_episode=pc.max(batch.column("episode")).as_py(),
         )
-        self._gathered.append(batch)
-        self._gathered_bytes += batch.nbytes
-        if self._gathered_bytes >= _GROUP_BYTES:
-            self._write_gathered()
+        self._buffered.append(batch)
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_bytes >= _GROUP_BYTES:
+            self._write_buffered()
 
     def finish(self) -> None:
-        """Have all of it on the disk."""
-        self._write_gathered()
+        """Flush everything to the disk."""
+        self._write_buffered()
         self._writer.close()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -173,19 +172,19 @@ class _OpenFile:
         self._file.close()
 
     def discard(self) -> None:
-        """Leave nothing behind."""
-        with suppress(Exception):  # it fails where the file failed
+        """Close and remove the file."""
+        with suppress(Exception):  # fails if the file failed
             self._writer.close()
         with suppress(OSError):
             self._file.close()
         self.unfinished.unlink(missing_ok=True)
 
-    def _write_gathered(self) -> None:
-        if not self._gathered:
+    def _write_buffered(self) -> None:
+        if not self._buffered:
             return
-        table = pa.Table.from_batches(self._gathered, self._schema).combine_chunks()
+        table = pa.Table.from_batches(self._buffered, self._schema).combine_chunks()
         self._writer.write_table(table)
-        self._gathered, self._gathered_bytes = [], 0
+        self._buffered, self._buffered_bytes = [], 0
 
 
 def _numbers_of_ended(batch: pa.RecordBatch) -> list[int]:

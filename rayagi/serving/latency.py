@@ -1,4 +1,4 @@
-"""Latencies as counts by size, so that those of many steps, GMIs and hours merge, and percentiles come out of them."""
+"""Latency histogram with logarithmic buckets. Histograms of several GMIs merge; percentiles are accurate to 1 %."""
 
 from __future__ import annotations
 
@@ -7,57 +7,57 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _LEAST_S, _GROWTH = 1e-6, 1.02
-"""Everything up to a microsecond is one class; each further class is two per cent wider than the one before."""
+"""Bucket 0 holds everything up to 1 us; each further bucket is 2 % wider than the one before."""
 _LOG_GROWTH = math.log(_GROWTH)
 
 
 @dataclass(slots=True)
 class Latencies:
-    """How often something took how long; percentiles are right to one per cent, in a few kilobytes at most."""
+    """A histogram of durations, in a few kilobytes at most."""
 
     counts: dict[int, int] = field(default_factory=dict)
-    """By class: class ``k`` holds durations up to 1 us x 1.02^k."""
+    """Counts by bucket: bucket ``k`` holds durations up to 1 us x 1.02^k."""
     count: int = 0
     total_s: float = 0.0
     longest_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
-        place = 0 if seconds <= _LEAST_S else math.ceil(math.log(seconds / _LEAST_S) / _LOG_GROWTH)
-        self.counts[place] = self.counts.get(place, 0) + 1
+        """Add one duration."""
+        bucket = 0 if seconds <= _LEAST_S else math.ceil(math.log(seconds / _LEAST_S) / _LOG_GROWTH)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self.count += 1
         self.total_s += seconds
         self.longest_s = max(self.longest_s, seconds)
 
     def merge(self, other: Latencies) -> None:
-        """Count those of another too."""
-        for place, count in other.counts.items():
-            self.counts[place] = self.counts.get(place, 0) + count
+        """Add another histogram."""
+        for bucket, count in other.counts.items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.count += other.count
         self.total_s += other.total_s
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def percentile(self, share: float) -> float | None:
-        """The duration in seconds that a share (0 to 1) did not exceed; None where nothing was counted.
+        """The duration in seconds that a share (0 to 1) did not exceed; None without data.
 
-        The nearest-rank percentile, as the geometric middle of its class.
+        Nearest-rank percentile, as the geometric middle of its bucket.
         """
         if self.count == 0:
             return None
-        rank, seen = max(1, math.ceil(share * self.count)), 0
-        for place in sorted(self.counts):
-            seen += self.counts[place]
-            if seen >= rank:
+        rank, cumulated = max(1, math.ceil(share * self.count)), 0
+        for bucket in sorted(self.counts):
+            cumulated += self.counts[bucket]
+            if cumulated >= rank:
                 break
         return (
-            min(self.longest_s, _LEAST_S * _GROWTH ** (place - 0.5))
-            if place
+            min(self.longest_s, _LEAST_S * _GROWTH ** (bucket - 0.5))
+            if bucket
             else min(self.longest_s, _LEAST_S)
         )
 
     @property
     def mean_s(self) -> float | None:
-        """Mean in seconds; None where nothing was counted."""
+        """Mean in seconds; None without data."""
         return self.total_s / self.count if self.count else None
 
     def to_dict(self) -> dict[str, float | int | None]:
@@ -85,7 +85,7 @@ class Latencies:
 
 
 def merged(parts: Iterable[Latencies]) -> Latencies:
-    """Those of all parts together."""
+    """The sum of all histograms."""
     whole = Latencies()
     for part in parts:
         whole.merge(part)

@@ -1,13 +1,13 @@
-"""The dataset folder: what lies where, and which files are complete.
+"""The dataset folder: its files, and the manifest of the complete ones.
 
     dataset.json         layout version, format, task, sizes of the columns
     provenance.json      per session: run, checkpoint, seed, template, versions, machine, how it ended
-    manifest.jsonl       a line per complete file: its name and what is known of its rows
+    manifest.jsonl       a line per complete file: its name and statistics
     statistics.json      rows, episodes, returns, observations' mean and standard deviation, of all complete files
     data/                the files: s000-g001-00002.parquet is the third one of GMI 1 in the first session
 
-Writers add lines to the manifest on their own, so that it is right when everything else was killed. A line counts once its
-file has its name.
+Each writer appends its own lines, so the manifest stays correct when all other processes were killed. A line counts once its
+file has its final name.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rayagi.serving.errors import DatasetError
 from rayagi.serving.program import FileFormat
 from rayagi.serving.statistics import FileStatistics, merge_statistics
 
-_LOOK_S = 0.05
-_OUT = "free space there, or choose another folder with --out"
+_POLL_S = 0.05
+_HINT = "free space there, or choose another folder with --out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompleteFile:
-    """A file that is whole."""
+    """A complete file of the dataset."""
 
     path: Path
     session: int
@@ -52,7 +52,7 @@ class Description:
     layout: ColumnLayout
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored."""
+        """The JSON content of dataset.json."""
         stored = {"layout": LAYOUT_VERSION, "task": self.task, "format": self.format}
         return {**stored, **self.layout.to_dict()}
 
@@ -66,13 +66,13 @@ class DatasetFolder:
 
     @classmethod
     def create(cls, path: Path, description: Description) -> DatasetFolder:
-        """Make a dataset in a folder that is not there yet, or empty.
+        """Create a dataset in a new or empty folder.
 
         Raises:
-            DatasetError: something is there already.
-            DiskError: it cannot be made.
+            DatasetError: the folder is not empty.
+            DiskError: it cannot be created.
         """
-        with disk_errors(path, _OUT):
+        with disk_errors(path, _HINT):
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise DatasetError(str(path), _what_is_there(path))
             (path / "data").mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class DatasetFolder:
         """Open a dataset.
 
         Raises:
-            DatasetError: there is none, or one of another layout.
+            DatasetError: there is no dataset, or its layout version differs.
         """
         try:
             stored = json.loads((path / "dataset.json").read_text())
@@ -107,16 +107,16 @@ class DatasetFolder:
 
     @property
     def data(self) -> Path:
-        """Where the files are: what pyarrow and others are given."""
+        """Folder of the files, for pyarrow and other readers."""
         return self.path / "data"
 
     def lock(self) -> None:
-        """Keep other processes from serving here until this one ends; remove what killed ones left unfinished.
+        """Lock the dataset for this process; remove unfinished files of killed processes.
 
         Raises:
             DatasetError: another process is serving into it.
         """
-        with disk_errors(self.path, _OUT):
+        with disk_errors(self.path, _HINT):
             descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,19 +125,19 @@ class DatasetFolder:
             raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
         self._lock = descriptor
         if self.wait_for_writers(0.0):
-            for leftover in self.data.glob(".*.unfinished"):  # of writers that were killed
+            for leftover in self.data.glob(".*.unfinished"):  # of killed writers
                 leftover.unlink(missing_ok=True)
 
     def unlock(self) -> None:
-        """Let others serve here."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @contextmanager
     def being_written(self) -> Iterator[None]:
-        """A writer is at work; others may be too."""
-        with disk_errors(self.path, _OUT):
+        """Hold the shared writers' lock while a writer runs; several may hold it."""
+        with disk_errors(self.path, _HINT):
             descriptor = os.open(self.path / ".writers", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -146,9 +146,9 @@ class DatasetFolder:
             os.close(descriptor)
 
     def wait_for_writers(self, timeout_s: float) -> bool:
-        """Wait until no writer is at work on this host; False where one still is when the time is up."""
+        """Wait until no writer runs on this host. False if one still runs after ``timeout_s``."""
         until = time.monotonic() + timeout_s
-        with disk_errors(self.path, _OUT):
+        with disk_errors(self.path, _HINT):
             descriptor = os.open(self.path / ".writers", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             while True:
@@ -157,23 +157,23 @@ class DatasetFolder:
                 except BlockingIOError:
                     if time.monotonic() >= until:
                         return False
-                    time.sleep(_LOOK_S)
+                    time.sleep(_POLL_S)
                 else:
                     return True
         finally:
             os.close(descriptor)
 
     def list_file(self, name: str, *, session: int, gmi: int, statistics: FileStatistics) -> None:
-        """Add a line to the manifest, in one piece: several writers add to it.
+        """Append a line to the manifest by one ``write``, since several writers append to it.
 
         Raises:
             DiskError: it cannot be written.
         """
         path = self.path / "manifest.jsonl"
         line = {"file": name, "session": session, "gmi": gmi, **statistics.to_dict()}
-        # The line feed before it ends a line that another writer could not finish.
+        # The leading line feed ends a partial line of another writer.
         content = f"\n{json.dumps(line)}\n".encode()
-        with disk_errors(path, _OUT):
+        with disk_errors(path, _HINT):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 written = os.write(descriptor, content)
@@ -181,7 +181,7 @@ class DatasetFolder:
             finally:
                 os.close(descriptor)
         if written < len(content):
-            raise DiskError(str(path), "no space left on device", _OUT)
+            raise DiskError(str(path), "no space left on device", _HINT)
 
     def files(self) -> list[CompleteFile]:
         """The complete files, by session, GMI and number."""
@@ -201,17 +201,17 @@ class DatasetFolder:
                     statistics=FileStatistics.from_dict(stored),
                 )
             except (ValueError, KeyError, TypeError):
-                continue  # a line that was cut short
+                continue  # a partial line
             if path.exists():
                 found[path.name] = entry
         return [found[name] for name in sorted(found)]
 
     def statistics(self) -> FileStatistics:
-        """Of all complete files."""
+        """Merged statistics of all complete files."""
         return merge_statistics(file.statistics for file in self.files())
 
     def sessions(self) -> list[dict[str, Any]]:
-        """What provenance.json says of each time that the dataset was written to."""
+        """Entries of provenance.json, one per session."""
         try:
             return list(json.loads((self.path / "provenance.json").read_text())["sessions"])
         except FileNotFoundError:
@@ -220,20 +220,20 @@ class DatasetFolder:
             raise DatasetError(str(self.path), f"provenance.json cannot be read ({error})") from error
 
     def write_session(self, session: int, about: Mapping[str, Any]) -> None:
-        """Set what provenance.json says of a session.
+        """Write a session's entry in provenance.json.
 
         Raises:
-            DiskError: it cannot be written; the old one stands.
+            DiskError: it cannot be written; the old file stays.
         """
         sessions = self.sessions()
         sessions[session:] = [dict(about)]
         replace_json(self.path / "provenance.json", {"sessions": sessions})
 
     def write_statistics(self) -> FileStatistics:
-        """Write statistics.json anew.
+        """Rewrite statistics.json from the manifest.
 
         Raises:
-            DiskError: it cannot be written; the manifest has all that it is made of.
+            DiskError: it cannot be written; the manifest still has all its data.
         """
         whole = self.statistics()
         replace_json(self.path / "statistics.json", {"files": len(self.files()), **whole.summary()})
@@ -243,4 +243,4 @@ class DatasetFolder:
 def _what_is_there(path: Path) -> str:
     if (path / "dataset.json").exists():
         return "holds a dataset already; add to it with --append, or choose another folder with --out"
-    return "is there already and is no dataset; choose another folder with --out"
+    return "exists already and is no dataset; choose another folder with --out"

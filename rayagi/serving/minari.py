@@ -1,6 +1,6 @@
-"""Datasets as Minari has them: one record per episode, with the environment's spaces and specification.
+"""Exports datasets to Minari: one record per episode, with the environment's spaces and specification.
 
-Written through Minari's own storage, so that its versions decide the details. Opened with
+Uses Minari's own storage, so that the installed version decides the format. Open with
 ``minari.MinariDataset("OUT/data")``, or by name where OUT lies in Minari's datasets folder.
 """
 
@@ -21,19 +21,19 @@ from rayagi.serving.files import finished_folder
 from rayagi.serving.spaces import spaces_of
 
 _DATA_FORMAT = "arrow"
-"""Of Minari's storages, the one that needs nothing beyond what rayagi has."""
+"""The storage format of Minari that needs no further dependency."""
 
 
 def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
-    """Write a Minari dataset; returns the episodes.
+    """Write a Minari dataset; returns the number of episodes.
 
     Args:
         dataset: what ``rayagi serve`` wrote
-        out: folder to make; where it lies in Minari's datasets folder, its path there is the dataset's name
-        whole_only: leave out episodes that the end of the recording cut; else these count as truncated
+        out: folder to create; if it lies in Minari's datasets folder, its path there is the dataset's name
+        whole_only: leave out episodes cut by the end of the recording; else they count as truncated
 
     Raises:
-        ExportError: ``out`` is there, its name is none for Minari, or Minari is not installed.
+        ExportError: ``out`` exists, Minari does not accept its name, or Minari is not installed.
         DiskError: it cannot be written; nothing of it is left.
     """
     minari, new_storage, episode_buffer = _minari()
@@ -73,7 +73,7 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
 
 
 def _minari() -> tuple[Any, Any, Any]:
-    """The package, what makes a storage, and an episode's buffer. Imported here: it is an optional extra."""
+    """Minari's package, storage constructor and EpisodeBuffer. Imported here: it is an optional extra."""
     try:
         import minari
         from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -84,7 +84,7 @@ def _minari() -> tuple[Any, Any, Any]:
 
 
 def _dataset_name(out: Path) -> str:
-    """``namespace/name-v0``, as Minari wants it."""
+    """``namespace/name-v0``, as Minari requires."""
     from minari.storage import get_dataset_path
 
     root, path = Path(get_dataset_path()).absolute(), out.absolute()
@@ -96,12 +96,12 @@ def _dataset_name(out: Path) -> str:
             )
         name = f"{name}-v0"
     if not re.fullmatch(r"[\w\-/]+-v\d+", name):
-        raise ExportError(str(out), f"{name!r} is no name for Minari: letters, digits, - and _ only")
+        raise ExportError(str(out), f"{name!r} is no valid Minari name: letters, digits, - and _ only")
     return name
 
 
 def _env_spec(dataset: Dataset) -> Any:
-    """Gymnasium's specification, with the options that the environments had; None for a task that it does not know."""
+    """Gymnasium's EnvSpec with the environments' options; None for a task that Gymnasium does not know."""
     found = gymnasium.registry.get(dataset.folder.description.task)
     if found is None:
         return None

@@ -1,14 +1,14 @@
-"""What a GMI runs when it serves, whatever the template: the interface between programs, recording and the driver.
+"""Interfaces of serving: between a GMI's program, its recording and the driver.
 
-The loop that a serving ``dp_only`` GMI runs, written against these interfaces::
+The loop of a serving ``dp_only`` GMI::
 
     sink = open_sink(job, context, simulator)          rayagi.serving.recording
     for _ in range(num_steps):
         actions = act(simulator.obs)
-        sink.acted(simulator.obs, actions)
-        sink.stepped(simulator.step(actions))
+        sink.record_actions(simulator.obs, actions)
+        sink.record_step(simulator.step(actions))
 
-Where roles are apart, the GMI with the simulator records: it has the observations, and the actions that came back.
+In the other templates the GMI with the simulator records: it has the observations and receives the actions.
 """
 
 from __future__ import annotations
@@ -30,92 +30,92 @@ FileFormat = Literal["parquet", "arrow"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """Where experience goes, and what is told with it; picklable."""
+    """Target of recording, and its metadata; picklable."""
 
     folder: str
-    """Of the dataset, as every host knows it."""
+    """Path of the dataset, the same on every host."""
     format: FileFormat
     session: int
-    """Which time this is that the dataset is written to, from 0."""
+    """Number of this session of the dataset, from 0."""
     first_episode: int
     """Number of this session's first episode."""
     rows_per_file: int
     bytes_per_file: int
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What a file says of its origin: task, run, checkpoint."""
+    """Origin, stored in every file: task, run, checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingJob:
-    """What every GMI is to serve; picklable."""
+    """What every GMI serves; picklable."""
 
     spec: RunSpec
-    """Of the run, with ``gmi`` as it is to serve."""
+    """The run's settings, with ``gmi`` as for serving."""
     shared: Mapping[str, Any]
     """The checkpoint's shared state: the policy."""
     version: int
-    """Updates that the policy has seen."""
+    """Number of updates of the policy."""
     greedy: bool
-    """The policy's mode; else samples, as in training."""
+    """Whether to act by the policy's mode; else it samples, as in training."""
     seed: int
     recording: Recording | None = None
-    """None: nothing is written."""
+    """None: write nothing."""
 
 
 class RowSink(Protocol):
-    """Takes every step of one GMI's environments, and costs it little."""
+    """Records every step of one GMI's environments, off the critical path."""
 
     wait_s: float
-    """Seconds that the GMI has waited for room so far."""
+    """Seconds that the GMI has waited for a free slot so far."""
 
     def record_actions(self, obs: Tensor, actions: Tensor) -> None:
-        """What is about to be done, copied now: obs (N, obs_dim) float32, actions (N, dim) float32 or (N,) int64; host.
+        """Copy a step's obs (N, obs_dim) float32 and actions (N, dim) float32 or (N,) int64, on the host.
 
         Raises:
-            DiskError: what was taken before could not be written.
+            DiskError: earlier steps could not be written.
         """
         ...
 
     def record_step(self, step: StepResult) -> None:
-        """What came of it.
+        """Copy the step's result.
 
         Raises:
-            DiskError: what was taken before could not be written.
+            DiskError: earlier steps could not be written.
         """
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Have everything written that was taken, within the time limit. Safe to call twice.
+        """Wait until everything recorded is written. Safe to call twice.
 
         Raises:
             DiskError: it could not be written.
-            WriterError: the writer did not finish, or ended by itself.
+            WriterError: the writer did not finish in time, or died.
         """
         ...
 
 
 @dataclass(slots=True)
 class ServingResult:
-    """What one GMI did when it was asked for steps; several merge into one."""
+    """Result of one request to a GMI; several results merge."""
 
     env_steps: int = 0
-    """Of its own environments; 0 where it has none."""
+    """Steps of its own environments; 0 without any."""
     wall_s: float = 0.0
     step: Latencies = field(default_factory=Latencies)
-    """Of a step of all environments of a GMI: inference, simulation and recording."""
+    """Latency of a step of all environments of a GMI: inference, simulation and recording."""
     act: Latencies = field(default_factory=Latencies)
-    """Of one inference."""
+    """Latency of one inference."""
     simulate: Latencies = field(default_factory=Latencies)
-    """Of the simulator's part of a step."""
+    """Latency of the simulator's part of a step."""
     write_wait_s: float = 0.0
-    """Waiting for the writer, the part of ``step`` that writing costs besides copying."""
+    """Seconds of waiting for the writer, a part of ``step``."""
     episode_returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended."""
+    """Returns of the ended episodes."""
     episode_lengths: list[int] = field(default_factory=list)
 
 
 def merged_results(parts: Iterable[ServingResult]) -> ServingResult:
-    """GMIs that worked at the same time as one: steps add up, the slowest tells the time."""
+    """Merge results of GMIs that ran concurrently: steps add up, wall time is the maximum."""
     whole = ServingResult()
     for part in parts:
         whole.env_steps += part.env_steps
@@ -137,20 +137,20 @@ class ServingProgram(ABC):
 
     @abstractmethod
     def serve(self, num_steps: int) -> ServingResult:
-        """So many steps of every environment; all GMIs are asked at once.
+        """Make ``num_steps`` steps of every environment; the driver calls all GMIs concurrently.
 
         Raises:
-            DiskError: what was recorded cannot be written.
+            DiskError: experience cannot be written.
         """
 
     @abstractmethod
     def finish(self, timeout_s: float) -> None:
-        """Have everything written that was recorded; nothing where this GMI records nothing.
+        """Wait until everything recorded is written; returns at once if this GMI records nothing.
 
         Raises:
-            DiskError, WriterError: it was not written.
+            DiskError, WriterError: it could not be written.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the program holds; called at the end, also after an error."""
+        """Release resources; called at the end, also after an error."""

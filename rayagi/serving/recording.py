@@ -1,4 +1,4 @@
-"""A GMI's end of recording: every step is copied into a slot of shared memory, from which a process beside it writes."""
+"""Recording in a GMI. Copies every step into shared memory, from which a separate writer process makes files."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rayagi.serving.writer_process import WriterJob
 START_S = 60.0
 """For the writer's process to start."""
 SLOW_S = 120.0
-"""For the writer to make room, before it counts as stuck."""
+"""A writer that frees no slot for so long counts as stuck."""
 _SLOTS = 8
 _BLOCK_STEPS = 64
 _BLOCK_BYTES = 8 * 2**20
-"""A block is so large at most, or one step."""
-_LOOK_S = 0.25
-"""After which a GMI that waits for room looks whether its writer is well."""
-# The writer is nobody's child, so that it can finish when its GMI is ended with all its children.
+"""Largest block; at least one step."""
+_CHECK_S = 0.25
+"""How often a GMI that waits for a free slot checks its writer."""
+# Fork twice: the writer must not be a child of the GMI, which may be killed with all its children.
 _BOOTSTRAP = "import os; os.fork() and os._exit(0); from rayagi.serving.writer_process import main; main()"
 
 
 class NoSink:
-    """Takes everything and keeps nothing: for those who only measure."""
+    """Discards everything: for serving without ``--out``."""
 
     wait_s = 0.0
 
@@ -62,7 +62,7 @@ def open_sink(
     first_env_index: int,
     total_envs: int,
 ) -> RowSink:
-    """Where a GMI's steps go: to a writer of its own, or nowhere where nothing is to be written.
+    """The sink of a GMI's steps: a writer process of its own, or ``NoSink`` without a recording.
 
     Raises:
         DiskError: the writer cannot write.
@@ -87,7 +87,7 @@ def open_sink(
 
 
 class ChannelSink:
-    """Fills blocks in the slots of a channel, environment first; a full one is posted to the writer."""
+    """Fills blocks in the slots of a channel, environment first, and commits each full one to the writer."""
 
     def __init__(self, job: WriterJob, *, version: int) -> None:
         self._job, self._version = job, version
@@ -96,11 +96,11 @@ class ChannelSink:
         self._ring = ProducerRing(schema, rows=job.num_envs, slots=_SLOTS, producer=0)
         endpoint = self._writer.endpoint()
         self.writer_pid = pid_of(endpoint)
-        """Of the process that writes."""
+        """Process id of the writer."""
         self._ring.attach(endpoint)
         self._reservation: ReservedSlot | None = None
         self._views: dict[int, dict[str, tuple[Tensor, ...]]] = {}
-        """By slot: each field step by step, cut once."""
+        """By slot: each field's view per step, made once."""
         self._filled = 0
         self._last_obs = torch.zeros(0)
         action = job.layout.action
@@ -109,21 +109,21 @@ class ChannelSink:
         self.wait_s = 0.0
 
     def record_actions(self, obs: Tensor, actions: Tensor) -> None:
-        """Copy what is about to be done, actions within their range.
+        """Copy observations and actions of a step, actions clipped to their range.
 
         Raises:
-            DiskError, WriterError: the writer gave up, or is stuck.
+            DiskError, WriterError: the writer failed, or is stuck.
         """
         if self._reservation is None:
             self._reservation = self._reserve()
         views = self._views[self._reservation.slot]
         views["obs"][self._filled].copy_(obs)
-        # What the simulator will use: it clips too.
+        # The simulator clips in the same way.
         views["action"][self._filled].copy_(actions if self._range is None else actions.clamp(*self._range))
 
     def record_step(self, step: StepResult) -> None:
-        """Copy what came of it, and post the block if it is full."""
-        assert self._reservation is not None, "acted() comes first"
+        """Copy a step's result, and commit the block if it is full."""
+        assert self._reservation is not None, "record_actions() comes first"
         views, place = self._views[self._reservation.slot], self._filled
         views["reward"][place].copy_(step.rewards)
         views["terminated"][place].copy_(step.terminated)
@@ -136,10 +136,10 @@ class ChannelSink:
             self._post()
 
     def close(self, timeout_s: float) -> None:
-        """Post what there is, and wait until the writer has completed its file.
+        """Commit the last block, and wait until the writer has completed its file.
 
         Raises:
-            DiskError, WriterError: it has not.
+            DiskError, WriterError: it could not complete the file.
         """
         if self._closed:
             return
@@ -166,13 +166,13 @@ class ChannelSink:
         begin = time.monotonic()
         while True:
             try:
-                reservation = self._ring.reserve(timeout_s=_LOOK_S)
+                reservation = self._ring.reserve(timeout_s=_CHECK_S)
             except ChannelTimeoutError as error:
                 self._writer.check()
                 waited_s = time.monotonic() - begin
                 if waited_s > SLOW_S:
                     raise WriterError(
-                        self._job.gmi, f"has made no room for {waited_s:.0f} s: {error}"
+                        self._job.gmi, f"has freed no slot for {waited_s:.0f} s: {error}"
                     ) from error
             else:
                 break
@@ -184,74 +184,72 @@ class ChannelSink:
 
 
 class _WriterHandle:
-    """The writer's process, and what it says."""
+    """The writer's process, and the status lines it sends."""
 
     def __init__(self, job: WriterJob) -> None:
         self._gmi = job.gmi
-        # Where this process finds its modules, the writer does.
+        # The writer imports from the same paths as this process.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOTSTRAP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # the terminal's Ctrl-C is not for it
+            start_new_session=True,  # it must not get the terminal's Ctrl-C
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._said = self._process.stdout
+        self._status_pipe = self._process.stdout
         self._text = b""
         self._process.stdin.write(f"{job.to_json()}\n".encode())
         self._process.stdin.close()
         self._process.wait()
 
     def endpoint(self) -> str:
-        """What to attach to.
+        """The address of the writer's channel.
 
         Raises:
             DiskError, WriterError: it did not start.
         """
-        said = self._listen(START_S)
-        if said is None:
+        status = self._read_status(START_S)
+        if status is None:
             raise WriterError(self._gmi, f"did not start within {START_S:.0f} s")
-        return str(said["endpoint"])
+        return str(status["endpoint"])
 
     def check(self) -> None:
-        """Go on if it is well.
+        """Raise what the writer reported, if anything.
 
         Raises:
             DiskError: it cannot write.
             WriterError: it failed or ended.
         """
-        self._listen(0.0)
+        self._read_status(0.0)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until it is done.
+        """Wait until the writer is done.
 
         Raises:
             DiskError, WriterError: it could not write everything, or takes longer.
         """
-        if self._listen(timeout_s) is None:
-            raise WriterError(
-                self._gmi, f"did not complete its file within {timeout_s:.0f} s; it still works on it"
-            )
-        self._said.close()
+        if self._read_status(timeout_s) is None:
+            raise WriterError(self._gmi, f"did not complete its file within {timeout_s:.0f} s; it still runs")
+        self._status_pipe.close()
 
-    def _listen(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next thing it says; None where it said nothing in time."""
+    def _read_status(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next status line; None if there is none within ``timeout_s``."""
         until = time.monotonic() + timeout_s
         while b"\n" not in self._text:
-            ready, _, _ = select.select([self._said], [], [], max(0.0, until - time.monotonic()))
+            ready, _, _ = select.select([self._status_pipe], [], [], max(0.0, until - time.monotonic()))
             if not ready:
                 return None
-            more = os.read(self._said.fileno(), 65536)
+            more = os.read(self._status_pipe.fileno(), 65536)
             if not more:
-                raise WriterError(self._gmi, "ended by itself: it was killed, or memory ran out")
+                raise WriterError(self._gmi, "ended unexpectedly: it was killed, or memory ran out")
             self._text += more
         line, _, self._text = self._text.partition(b"\n")
-        said: dict[str, Any] = json.loads(line)
-        if "disk" in said:
-            raise DiskError(*said["disk"])
-        if "failed" in said:
-            raise WriterError(self._gmi, f"failed with {said['failed']}")
-        return said
+        status: dict[str, Any] = json.loads(line)
+        if "disk" in status:
+            raise DiskError(*status["disk"])
+        if "failed" in status:
+            raise WriterError(self._gmi, f"failed with {status['failed']}")
+        return status

@@ -1,12 +1,12 @@
-"""Datasets as RLlib's offline algorithms read them.
+"""Reads and exports datasets for RLlib's offline algorithms.
 
-RLlib (new API stack) makes an episode of one step of every row. It can read a dataset as it is, where the algorithm needs no
-next observation (BC)::
+RLlib (new API stack) makes every row an episode of one step. Algorithms without next observations (BC) can read a dataset
+as it is::
 
     config = BCConfig().environment(**spaces("data/ant")).offline_data(**offline_settings("data/ant"))
 
-Where one is needed (CQL, MARWIL, IQL), ``rayagi export data/ant --to rllib OUT`` writes it into every row, under RLlib's own
-names, and ``offline_data(input_=[OUT])`` reads that.
+For the others (CQL, MARWIL, IQL), ``rayagi export data/ant --to rllib OUT`` writes the next observation into every row,
+under RLlib's names, and ``offline_data(input_=[OUT])`` reads that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
 from rayagi.serving.spaces import spaces_of
 
-# Columns of ray.rllib.core.columns.Columns, which is not imported: it takes seconds.
+# Names of ray.rllib.core.columns.Columns. Importing it takes seconds.
 _NAMES = {
     "obs": "obs",
     "actions": "action",
@@ -39,11 +39,11 @@ _ROWS_PER_FILE, _ROWS_PER_GROUP = 2**20, 2**16
 
 
 def offline_settings(path: Path | str) -> dict[str, Any]:
-    """Keyword arguments of ``AlgorithmConfig.offline_data`` to read a Parquet dataset where it lies.
+    """Keyword arguments of ``AlgorithmConfig.offline_data`` to read a Parquet dataset in place.
 
     Raises:
-        DatasetError: there is none.
-        ExportError: it is of Arrow files, which Ray Data does not read.
+        DatasetError: there is no dataset.
+        ExportError: it has Arrow files, which Ray Data does not read.
     """
     dataset = open_dataset(path)
     if dataset.folder.description.format != "parquet":
@@ -62,20 +62,20 @@ def offline_settings(path: Path | str) -> dict[str, Any]:
 
 
 def spaces(path: Path | str) -> dict[str, Any]:
-    """Keyword arguments of ``AlgorithmConfig.environment``: what an algorithm needs to know that runs no environment.
+    """Keyword arguments of ``AlgorithmConfig.environment`` for algorithms that run no environment.
 
     Raises:
-        DatasetError: there is none.
+        DatasetError: there is no dataset.
     """
     obs, action = spaces_of(open_dataset(path).folder.description.layout)
     return {"observation_space": obs, "action_space": action}
 
 
 def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
-    """Write Parquet files with a ``new_obs`` in every row; returns the rows.
+    """Write Parquet files with ``new_obs`` in every row; returns the number of rows.
 
     Raises:
-        ExportError: ``out`` is there already.
+        ExportError: ``out`` exists already.
         DiskError: it cannot be written; nothing of it is left.
     """
     layout = dataset.folder.description.layout
@@ -130,7 +130,7 @@ def _batches(episodes: Iterator[Episode], schema: pa.Schema) -> Iterator[pa.Reco
             "actions": pa.array(episode.actions) if episode.actions.ndim == 1 else lists(episode.actions),
             "rewards": pa.array(episode.rewards),
             "terminateds": pa.array(last & episode.terminated),
-            # What the end of the recording cut is as good as cut by time: the next observation is known.
+            # Episodes cut by the end of the recording count as truncated: the next observation is known.
             "truncateds": pa.array(last & (not episode.terminated)),
         }
         yield pa.record_batch([columns[name] for name in schema.names], schema=schema)

@@ -1,4 +1,4 @@
-"""The agent of a policy that serves: its mode, or samples as in training."""
+"""The serving agent. Acts by the policy's mode, or samples as in training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayagi.models.policy import NetworkPolicy
 from rayagi.serving.program import ServingJob
 
 _STEPS = 32
-"""That noise is drawn for at a time."""
+"""Steps of one block of noise."""
 
 
 class ServingAgent:
-    """Acts for a GMI's environments. Where it samples, each environment has noise of its own, whichever GMI draws it."""
+    """Acts for a GMI's environments. The noise of an environment does not depend on the GMI that draws it."""
 
     def __init__(
         self, job: ServingJob, policy: NetworkPolicy, info: EnvInfo, *, num_envs: int, first_env_index: int
@@ -31,7 +31,7 @@ class ServingAgent:
 
     def act(self, obs: Tensor) -> Tensor:
         """Actions (N, dim) or (N,) for raw observations (N, obs_dim), on the host, valid until the next call."""
-        # The mode needs no new noise: its first block lasts.
+        # The mode needs no new noise: the first block is reused.
         if self._step == _STEPS and not (self._greedy and self._block):
             self._acting = self._agent.through(self._rollout, self._noise())
             self._block += 1
@@ -39,7 +39,7 @@ class ServingAgent:
         return self._acting(self._step - 1, obs)
 
     def _noise(self) -> Tensor:
-        """Of a block of steps, (T, N, output_dim) float32, on the policy's device: none where the mode is wanted."""
+        """Noise of a block of steps, (T, N, output_dim) float32, on the policy's device; zeros for the mode."""
         if self._greedy:
             return torch.zeros_like(self._rollout.outputs)
         return self._policy.noise(
@@ -52,7 +52,7 @@ class ServingAgent:
 
 
 def _one_row(info: EnvInfo, num_envs: int, device: torch.device) -> Rollout:
-    """A block's steps all in the memory of one: nobody looks back."""
+    """A rollout whose steps all share the memory of one step: earlier steps are not read again."""
     row = Rollout.allocate(1, num_envs, info, device)
     for field in fields(row):
         value = getattr(row, field.name)

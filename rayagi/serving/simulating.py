@@ -1,4 +1,4 @@
-"""What the serving GMIs with a simulator have in common: environments, and a sink for what they do."""
+"""Base of serving programs with a simulator: environments, and a sink that records their steps."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rayagi.serving.program import ServingJob, ServingProgram, ServingResult
 from rayagi.serving.recording import open_sink
 
 _CLOSE_S = 3.0
-"""For the writer where nobody asked to finish: it goes on by itself."""
+"""Time limit for the writer on ``close`` without ``finish``; it continues by itself."""
 
 
 class SimulatingProgram(ServingProgram):
-    """Has environments of its own, and records what they do."""
+    """A serving program that simulates and records."""
 
     def __init__(self, job: ServingJob, context: GmiContext, envs: Sequence[int]) -> None:
-        """Make the environments, and open the sink.
+        """Create the environments, and open the sink.
 
         Args:
-            job: what is to be served
+            job: what to serve
             context: of this GMI
-            envs: environments of each GMI
+            envs: number of environments of each GMI
 
         Raises:
-            DiskError, WriterError: nothing can be written.
+            DiskError, WriterError: the writer cannot start or write.
         """
         spec, index = job.spec, context.identity.index
         self.num_envs, self.first_env_index = envs[index], sum(envs[:index])
@@ -51,7 +51,7 @@ class SimulatingProgram(ServingProgram):
 
     @contextmanager
     def measured(self, num_steps: int) -> Iterator[ServingResult]:
-        """The result of so many steps of every environment, which are made inside."""
+        """Yield the result of ``num_steps`` steps of every environment, and fill it in after the block."""
         result, waited_s, begin = ServingResult(), self.sink.wait_s, time.perf_counter()
         yield result
         result.wall_s = time.perf_counter() - begin
@@ -60,15 +60,15 @@ class SimulatingProgram(ServingProgram):
         result.episode_returns, result.episode_lengths = self.simulator.take_finished()
 
     def finish(self, timeout_s: float) -> None:
-        """Have everything written that was recorded.
+        """Wait until everything recorded is written.
 
         Raises:
-            DiskError, WriterError: it was not written.
+            DiskError, WriterError: it could not be written.
         """
         self.sink.close(timeout_s)
 
     def close(self) -> None:
-        """Release the environments, and let the writer finish."""
+        """Close the sink and the environments; the writer finishes by itself."""
         try:
             self.sink.close(_CLOSE_S)
         finally:

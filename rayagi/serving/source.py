@@ -1,4 +1,4 @@
-"""The policy of a run folder, as a checkpoint has it."""
+"""Loads the policy of a run folder from a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayagi.run.folder import open_run
 
 
 class PolicyMismatchError(RunError):
-    """A checkpoint's networks are not those of the run's task and settings."""
+    """A checkpoint's networks differ from those of the run's task and settings."""
 
     def __init__(self, run: str, checkpoint: str, task: str, difference: str) -> None:
         super().__init__(run, checkpoint, task, difference)
@@ -26,29 +26,29 @@ class PolicyMismatchError(RunError):
     def __str__(self) -> str:
         return (
             f"{self.run}: {self.checkpoint} does not fit {self.task} with the networks of its config.yaml "
-            f"({self.difference}); it is of another run, or the settings were changed"
+            f"({self.difference}); it belongs to another run, or the settings were changed"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedPolicy:
-    """A checkpoint's policy, and what it belongs to."""
+    """A checkpoint's policy with its run, task and counters."""
 
     policy: NetworkPolicy
     spec: RunSpec
     info: EnvInfo
     checkpoint: str
     version: int
-    """Updates that it has seen."""
+    """Number of updates of the policy."""
     env_steps: int
     shared: Mapping[str, Any]
     """The checkpoint's shared state."""
     damaged: tuple[str, ...]
-    """Checkpoints that were passed over, and why."""
+    """Damaged checkpoints that were skipped, with the reason."""
 
 
 def saved_policy(run: Path, which: str) -> SavedPolicy:
-    """Read a policy back.
+    """Load a policy.
 
     Args:
         run: folder
@@ -56,8 +56,8 @@ def saved_policy(run: Path, which: str) -> SavedPolicy:
 
     Raises:
         RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
-        NoCheckpointError: there is no such checkpoint that is whole.
-        PolicyMismatchError: it is of another task, or of other networks.
+        NoCheckpointError: there is no intact checkpoint of that name.
+        PolicyMismatchError: it belongs to another task, or to other networks.
     """
     folder = open_run(run)
     spec = run_spec_from_dict(folder.read_config())

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces of a dataset, for the tools that want them."""
+"""Gymnasium spaces of a dataset, for exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayagi.serving.column_layout import ColumnLayout
 
 
 def spaces_of(layout: ColumnLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Of observations, and of actions, as the columns hold them."""
+    """Observation space and action space of the columns."""
     obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
     action = layout.action
     if action.kind == "discrete":

@@ -1,4 +1,4 @@
-"""What is known of a file's rows, and of a dataset's: merged exactly from its files."""
+"""Statistics of a file's rows; those of a dataset are merged exactly from its files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rayagi.serving.column_layout import EndedEpisode
 
 @dataclass(slots=True)
 class FileStatistics:
-    """Of one file, or of several together."""
+    """Statistics of one or several files."""
 
     rows: int = 0
     bytes: int = 0
     episodes: int = 0
-    """That ended here."""
+    """Episodes whose last row is here."""
     return_sum: float = 0.0
     return_min: float = math.inf
     return_max: float = -math.inf
@@ -29,12 +29,12 @@ class FileStatistics:
     last_episode: int = -1
     """Largest number of an episode that has rows here."""
     obs: Moments | None = None
-    """Of the observations; None without rows."""
+    """Moments of the observations; None without rows."""
 
     def add(self, obs: Tensor, ended: Sequence[EndedEpisode], last_episode: int) -> None:
-        """Count rows, by their observations (rows, obs_dim), and the episodes that ended with them.
+        """Add rows, by their observations (rows, obs_dim), and the episodes that ended in them.
 
-        ``last_episode``: the largest number of an episode that has rows among them.
+        ``last_episode``: the largest episode number in these rows.
         """
         self._add_obs(Moments.from_batch(obs))
         self.rows += len(obs)
@@ -49,7 +49,7 @@ class FileStatistics:
             self.length_sum += episode.length
 
     def merge(self, other: FileStatistics) -> None:
-        """Count those of another file too."""
+        """Add another file's statistics."""
         for name in ("rows", "bytes", "episodes", "return_sum", "length_sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.return_min = min(self.return_min, other.return_min)
@@ -62,7 +62,7 @@ class FileStatistics:
         self.obs = obs if self.obs is None else merged(self.obs, obs)
 
     def to_dict(self) -> dict[str, Any]:
-        """A line of the manifest; what is of no episode or row is null."""
+        """A line of the manifest; null where there is no episode or row."""
         obs = self.obs
         return {
             "rows": self.rows,
@@ -102,7 +102,7 @@ class FileStatistics:
         )
 
     def summary(self) -> dict[str, Any]:
-        """For statistics.json: rows, episodes that ended, their returns, observations' mean and standard deviation."""
+        """For statistics.json: rows, ended episodes, returns, mean and standard deviation of the observations."""
         count = self.episodes
         return {
             "rows": self.rows,
@@ -118,7 +118,7 @@ class FileStatistics:
 
 
 def merge_statistics(parts: Iterable[FileStatistics]) -> FileStatistics:
-    """Of all files."""
+    """Merged statistics of all files."""
     whole = FileStatistics()
     for part in parts:
         whole.merge(part)

@@ -1,6 +1,7 @@
-"""Serving with simulators and agents in different GMIs (GMI-DRL §3.1.1, Figures 5a and 5b): they exchange every step.
+"""Serving with simulators and agents in different GMIs (GMI-DRL §3.1.1, Figures 5a and 5b).
 
-dp_mp has an agent for each simulator, mp_dp an agent for several. The GMI with the simulator records.
+They exchange observations and actions at every step. dp_mp has one agent per simulator, mp_dp one agent for several. The GMI
+with the simulator records.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TaskDedicatedServingFactory:
 
 
 class SimulatorServing(SimulatingProgram):
-    """Steps its environments as the agent of another GMI asks, and records what comes of it."""
+    """Steps its environments with the actions of another GMI's agent, and records every step."""
 
     def __init__(self, job: ServingJob, context: GmiContext, assignment: RoleAssignment) -> None:
         super().__init__(job, context, assignment.envs)
@@ -47,12 +48,12 @@ class SimulatorServing(SimulatingProgram):
         self._requests = 0
 
     def serve(self, num_steps: int) -> ServingResult:
-        """So many steps of every environment, with the agent's actions.
+        """Make ``num_steps`` steps of every environment, with the agent's actions.
 
         Raises:
-            DiskError, WriterError: what was recorded cannot be written.
+            DiskError, WriterError: experience cannot be written.
             SimulationError: a simulation became unstable.
-            PartnerLostError, ChannelTimeoutError: the agent is gone or silent.
+            PartnerLostError, ChannelTimeoutError: the agent died or does not answer.
         """
         with self.measured(num_steps) as result, close_on_error(self._server):
             self._recorded.simulate = result.simulate
@@ -65,7 +66,7 @@ class SimulatorServing(SimulatingProgram):
         return result
 
     def close(self) -> None:
-        """Leave the agent, release the environments, and let the writer finish."""
+        """Disconnect from the agent, then close sink and environments."""
         try:
             self._server.close()
         finally:
@@ -93,10 +94,10 @@ class AgentServing(ServingProgram):
         self._requests = 0
 
     def serve(self, num_steps: int) -> ServingResult:
-        """So many steps of every environment of its simulators, which count them.
+        """Act for ``num_steps`` steps of all its simulators, which count them.
 
         Raises:
-            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+            PartnerLostError, ChannelTimeoutError: a simulator died or does not answer.
         """
         result, clock = ServingResult(), time.perf_counter
         begin, simulators = clock(), self._simulators
@@ -112,15 +113,15 @@ class AgentServing(ServingProgram):
         return result
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing is recorded here."""
+        """Nothing to do: an agent records nothing."""
 
     def close(self) -> None:
-        """Leave the simulators."""
+        """Disconnect from the simulators."""
         self._simulators.close()
 
 
 class _RecordingSimulator:
-    """A simulator whose steps go to a sink, and are timed."""
+    """A simulator that times and records its steps."""
 
     def __init__(self, simulator: Simulator, sink: RowSink) -> None:
         self._simulator, self._sink = simulator, sink
@@ -128,7 +129,7 @@ class _RecordingSimulator:
 
     @property
     def obs(self) -> Tensor:
-        """What to act on next."""
+        """The current observations."""
         return self._simulator.obs
 
     def step(self, actions: Tensor) -> StepResult:

@@ -1,4 +1,4 @@
-"""Which template serves, and the program of its GMIs."""
+"""Chooses the serving template and the program of its GMIs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rayagi.serving.program import ServingJob
 from rayagi.serving.task_dedicated import TaskDedicatedServingFactory
 
 TIE = 1.02
-"""Templates whose predictions differ by less are equally fast: unit costs are measured no better."""
+"""Templates whose predictions differ by less count as equally fast: unit costs are not more accurate."""
 
 
 def chosen_template(
     spec: RunSpec, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
 ) -> str:
-    """The template as asked; for ``auto``, the one that the placement model finds fastest (GMI-DRL, eq. 2), with why.
+    """The requested template; for ``auto``, the fastest by the placement model (GMI-DRL, eq. 2), with the reason logged.
 
-    Of several that are equally fast by the model, the one that moves the fewest bytes between GMIs.
+    Of several equally fast ones, the one that moves the fewest bytes between GMIs.
 
     Raises:
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     if asked != "auto":
         return asked
-    # Imported here: without auto there is no need to measure.
+    # Imported here: only auto measures.
     from placement.templates import choose, explain
     from rayagi.coordinator.profiling import cached_unit_costs
 
@@ -42,5 +42,5 @@ def chosen_template(
 
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
-    """What builds the program of each GMI."""
+    """The factory of each GMI's program."""
     return DpOnlyServingFactory(job) if template == "dp_only" else TaskDedicatedServingFactory(job)

@@ -1,8 +1,8 @@
-"""The process beside a GMI that writes its experience: takes blocks off a channel, makes rows of them, and files.
+"""Writer process of a GMI. Takes blocks from a channel, converts them to rows and writes files.
 
-It is started by rayagi.serving.recording and outlives its GMI: what a GMI had committed before it was killed is written,
-then the file is completed. It says on standard output, a JSON object per line: ``{"endpoint"}`` once it can be attached to;
-then ``{"done": rows}``, ``{"disk": [path, reason, way out]}`` or ``{"failed": text}``.
+rayagi.serving.recording starts it. It outlives its GMI: it writes what a killed GMI had committed, then completes the file.
+It reports on standard output, one JSON object per line: ``{"endpoint"}`` when the GMI can attach;
+then ``{"done": rows}``, ``{"disk": [path, reason, hint]}`` or ``{"failed": text}``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rayagi.serving.manifest import DatasetFolder
 from rayagi.serving.program import Recording
 
 FIRST_S = 120.0
-"""For the GMI to attach and to send its first block; after that it may be as slow as it likes."""
+"""Time limit for the GMI to attach and send its first block; there is none for later blocks."""
 _TAKE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriterJob:
-    """What the writer of a GMI needs to know; travels as JSON."""
+    """The writer's parameters, sent as JSON."""
 
     recording: Recording
     layout: ColumnLayout
@@ -43,10 +43,10 @@ class WriterJob:
     first_env_index: int
     total_envs: int
     num_steps: int
-    """Of a block."""
+    """Steps of a block."""
 
     def to_json(self) -> str:
-        """One line."""
+        """The job as one line of JSON."""
         recording = {name: getattr(self.recording, name) for name in Recording.__dataclass_fields__}
         own = {name: getattr(self, name) for name in _NUMBERS}
         return json.dumps({"recording": recording, "layout": self.layout.to_dict(), **own})
@@ -63,7 +63,7 @@ _NUMBERS = ("gmi", "num_envs", "first_env_index", "total_envs", "num_steps")
 
 
 class Writer:
-    """Makes rows of blocks. The newest block is held back: its last rows tell what came after if none follows it."""
+    """Converts blocks to rows. Holds the newest block back: if none follows, its last rows need ``final_obs``."""
 
     def __init__(self, job: WriterJob) -> None:
         recording = job.recording
@@ -88,24 +88,24 @@ class Writer:
         )
         self._held: Block | None = None
         self.rows = 0
-        """Given to files so far."""
+        """Rows written to files so far."""
 
     def take(self, block: Block) -> None:
-        """Write the block before, and hold this one.
+        """Write the previous block, and hold this one.
 
         Raises:
-            DiskError: complete files stand.
-            ValueError: an observation or reward of the block is not finite; it is not taken.
+            DiskError: a file could not be written; complete files stay.
+            ValueError: an observation or reward of the block is not finite; the block is not written.
         """
         _check_finite(block, self._numbering.envs)
         self._write(is_last=False)
         self._held = block
 
     def close(self) -> None:
-        """Write what is held, and complete the file.
+        """Write the held block, and complete the file.
 
         Raises:
-            DiskError: complete files stand.
+            DiskError: the file could not be written; complete files stay.
         """
         self._write(is_last=True)
         self._files.close()
@@ -131,7 +131,7 @@ class Writer:
 
 def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
     for what, values in (("an observation", block.obs), ("a reward", block.reward)):
-        # One cheap sum finds any; should finite values overflow it, the exact look below finds nothing.
+        # A cheap sum finds any NaN or infinity. If finite values overflow it, the exact check below finds none.
         if not np.isfinite(values.sum(dtype=np.float64)):
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
@@ -141,7 +141,7 @@ def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
 
 
 def block_of(batch: Batch) -> Block:
-    """A copy of what came, so that its slot is free again."""
+    """Copy a batch to a block, so that its slot can be released."""
     length = int(batch["length"][0])
 
     def steps(name: str) -> Any:
@@ -160,12 +160,12 @@ def block_of(batch: Batch) -> Block:
 
 
 def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
-    """Write until the GMI has left or is gone.
+    """Write until the GMI has closed its end or died.
 
     Raises:
-        DiskError: complete files stand.
-        ValueError: an observation or reward is not finite; what came before is in complete files.
-        ChannelTimeoutError: the GMI never came.
+        DiskError: a file could not be written; complete files stay.
+        ValueError: an observation or reward is not finite; earlier blocks are in complete files.
+        ChannelTimeoutError: the GMI never attached.
     """
     limit_s = FIRST_S
     try:
@@ -175,7 +175,7 @@ def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
             except ChannelTimeoutError:
                 if limit_s == FIRST_S:
                     raise
-                continue  # it lives, and is slow
+                continue  # the GMI is alive but slow
             if batch is None:
                 break
             with batch:
@@ -192,13 +192,13 @@ def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
 
 
 def send_status(**values: Any) -> None:
-    """Say something to the GMI, if it is still there."""
+    """Send a status line to the GMI, if it still reads."""
     with suppress(OSError):
         os.write(sys.stdout.fileno(), f"{json.dumps(values)}\n".encode())
 
 
 def main() -> None:
-    """Read the job from standard input, and do it."""
+    """Read the job from standard input and run it."""
     torch.set_num_threads(1)
     job = WriterJob.from_json(sys.stdin.readline())
     try:

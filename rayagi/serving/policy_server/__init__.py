@@ -1,1 +1,1 @@
-"""Actions for robots and games outside: one policy, several clients, few inferences (docs/serving.md)."""
+"""Policy server: actions for external robots and games, over HTTP or a local socket (docs/serving.md)."""

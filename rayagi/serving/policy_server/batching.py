@@ -1,4 +1,4 @@
-"""Several clients' requests as one inference: serve what is there, and never wait longer than was said."""
+"""Dynamic batching: requests of several clients share one inference, within a bounded wait."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rayagi.serving.latency import Latencies
 from rayagi.serving.policy_server.requests import RequestError
 
 Act = Callable[[NDArray[np.float32]], tuple[NDArray[Any], int]]
-"""Actions of observations (rows, obs_dim), and the version of the policy that chose them."""
+"""Maps observations (rows, obs_dim) to actions and the policy's version."""
 _WINDOW_S = 10.0
-"""Over which requests per second are counted."""
+"""Window of the requests-per-second rate."""
 
 
 @dataclass(slots=True)
 class ServerStatistics:
-    """Since the beginning; what /stats tells."""
+    """Counters since the start, as returned by /stats."""
 
     started: float = field(default_factory=time.monotonic)
     requests: int = 0
@@ -31,11 +31,11 @@ class ServerStatistics:
     batches: int = 0
     refused: int = 0
     latency: Latencies = field(default_factory=Latencies)
-    """From a whole request to its actions."""
+    """From a complete request to its actions."""
     inference: Latencies = field(default_factory=Latencies)
-    """Of one batch."""
+    """Latency of one batch."""
     _answered: deque[tuple[float, int]] = field(default_factory=deque)
-    """When, and how many requests, within the window."""
+    """(time, number of requests) of each batch in the window."""
 
     def answered(self, requests: int, rows: int, inference_s: float) -> None:
         """Count a batch."""
@@ -49,13 +49,13 @@ class ServerStatistics:
             self._answered.popleft()
 
     def requests_per_s(self) -> float:
-        """Of the last ten seconds, or since the beginning where that is shorter."""
+        """Rate over the last ten seconds, or since the start if that is shorter."""
         now = time.monotonic()
         recent = sum(count for at, count in self._answered if at >= now - _WINDOW_S)
         return recent / max(1e-3, min(_WINDOW_S, now - self.started))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """JSON-compatible values for /stats."""
         return {
             "uptime_s": round(time.monotonic() - self.started, 1),
             "requests": self.requests,
@@ -76,12 +76,11 @@ class _Waiting:
 
 
 class MicroBatcher:
-    """Gathers requests of one event loop, and answers them together.
+    """Batches requests of one event loop.
 
-    A batch is what has come by the time that the loop has looked at every socket: while one inference runs, requests
-    gather for the next. It waits for more only where the last batch had more, since then more clients are likely to ask at
-    the same pace; at most ``max_wait_s`` after the first one came. So a client that is alone never waits, and several that
-    ask at the same time share.
+    A batch holds all requests that the loop has read from its sockets when it runs; while one inference runs, requests
+    collect for the next. It waits for more requests only if the last batch had more, at most ``max_wait_s`` after the first
+    one arrived. So a single client never waits, and concurrent clients share an inference.
     """
 
     def __init__(self, act: Act, *, max_wait_s: float, max_rows: int, statistics: ServerStatistics) -> None:
@@ -89,12 +88,12 @@ class MicroBatcher:
         self._statistics = statistics
         self._waiting: deque[_Waiting] = deque()
         self._expected = 1
-        """Requests of the last batch."""
+        """Number of requests in the last batch."""
         self._timer: asyncio.Handle | None = None
         self._due = False
 
     async def actions(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """The actions of some observations (rows, obs_dim), and the policy's version.
+        """Actions for observations (rows, obs_dim), and the policy's version.
 
         Raises:
             RequestError: the inference failed.
@@ -113,7 +112,7 @@ class MicroBatcher:
         return result
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer once everything that the loop has read already has been looked at."""
+        """Run the batch after the loop has handled everything it has already read."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -127,7 +126,7 @@ class MicroBatcher:
         rows = 0
         while self._waiting and (not batch or rows + len(self._waiting[0].obs) <= self._max_rows):
             entry = self._waiting.popleft()
-            if not entry.answer.cancelled():  # else the client has gone
+            if not entry.answer.cancelled():  # else the client disconnected
                 batch.append(entry)
                 rows += len(entry.obs)
         if batch:

@@ -2,9 +2,9 @@
 
     magic "RAG1" | kind: uint8 | 3 bytes of zero | request: uint32 | body bytes: uint32 | body
 
-The server says HELLO first, with a JSON body as of /info. A client sends OBSERVE with float32 observations, row after row,
-and gets ACTIONS (float32, or int64 where they are choices) or ERROR (text) with the same request number. It may send several
-before it reads; answers come in any order.
+The server sends HELLO first, with the JSON body of /info. A client sends OBSERVE with float32 observations, row by row. It
+receives ACTIONS (float32, or int64 for discrete actions) or ERROR (text) with the same request number. It may send several
+requests before it reads; answers arrive in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAGIC = b"RAG1"
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     HELLO = 1
     OBSERVE = 2
@@ -27,11 +27,11 @@ class Kind(IntEnum):
 
 
 class FrameError(Exception):
-    """What came is no frame."""
+    """The received bytes are not a frame."""
 
 
 class Header(NamedTuple):
-    """Of one frame."""
+    """Header of one frame."""
 
     kind: Kind
     request: int
@@ -39,19 +39,19 @@ class Header(NamedTuple):
 
 
 def frame(kind: Kind, request: int, body: bytes) -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return HEADER.pack(MAGIC, kind, request, len(body)) + body
 
 
 def header(data: bytes) -> Header:
-    """The first bytes of a frame.
+    """Decode a frame's header.
 
     Raises:
-        FrameError: they are none.
+        FrameError: the bytes are not a header.
     """
     magic, kind, request, body_bytes = HEADER.unpack(data)
     if magic != MAGIC or kind not in Kind._value2member_map_:
         raise FrameError(
-            f"expected a frame that begins with {MAGIC!r} and a kind from 1 to {len(Kind)}, {data!r} came"
+            f"expected a frame that begins with {MAGIC!r} and a kind from 1 to {len(Kind)}, got {data!r}"
         )
     return Header(Kind(kind), request, body_bytes)

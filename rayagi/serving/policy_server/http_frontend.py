@@ -1,11 +1,11 @@
-"""The server's HTTP side.
+"""HTTP frontend of the policy server.
 
     POST /act      observations: JSON {"obs": [...]}, application/x-npy, or application/octet-stream (raw float32)
     GET  /info     task, sizes, ranges, checkpoint
     GET  /stats    requests, latency percentiles, requests per second
-    GET  /health   200 while it answers; needs no token
+    GET  /health   200 while the server runs; needs no token
 
-Actions come back in the format of the request; the policy's version is in JSON, and in the header X-Policy-Version.
+Actions return in the format of the request. The policy's version is in the JSON, and in the header X-Policy-Version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayagi.serving.policy_server.requests import BodyFormat, RequestError, enco
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
 READ_S = 10.0
-"""For a client to send its whole request."""
+"""Time limit for a client to send its complete request."""
 _FORMATS: dict[str, BodyFormat] = {
     "application/json": "json",
     "application/x-npy": "npy",
@@ -33,7 +33,7 @@ _TYPES = {body_format: name for name, body_format in _FORMATS.items()}
 
 
 class HttpFrontend:
-    """The handlers; ``app`` is what aiohttp runs."""
+    """HTTP handlers; aiohttp runs ``app``."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class HttpFrontend:
         body_format = _FORMATS.get(request.content_type)
         if body_format is None:
             raise RequestError(
-                f"Content-Type {request.content_type} came; expected {', '.join(_FORMATS)}", status=415
+                f"got Content-Type {request.content_type}; expected {', '.join(_FORMATS)}", status=415
             )
         obs, single = self._expected.parsed(await self._body(request), body_format)
         actions, version = await self._batcher.actions(obs)
@@ -77,7 +77,7 @@ class HttpFrontend:
                 return await request.read()
         except TimeoutError:
             raise RequestError(
-                f"the body had not come after {READ_S:.0f} s; expected {request.content_length} bytes",
+                f"the body did not arrive within {READ_S:.0f} s; expected {request.content_length} bytes",
                 status=408,
             ) from None
         except web.HTTPRequestEntityTooLarge:
@@ -99,7 +99,7 @@ class HttpFrontend:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Ask for the token, and make refusals readable."""
+        """Check the token, and turn errors into JSON."""
         try:
             if self._token is not None and request.path != "/health":
                 self._check_token(request, self._token)
@@ -112,7 +112,7 @@ class HttpFrontend:
 
     def _check_token(self, request: web.Request, token: str) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        # In a time that does not tell how much of it was right.
+        # Constant-time comparison.
         if not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
             raise RequestError(
                 "the token is missing or wrong; expected Authorization: Bearer TOKEN", status=401
@@ -123,5 +123,5 @@ class HttpFrontend:
         body: dict[str, Any] = {"error": reason}
         response = web.Response(status=status, text=json.dumps(body), content_type="application/json")
         if status in (408, 413):
-            response.force_close()  # what is left of the body is not waited for
+            response.force_close()  # do not wait for the rest of the body
         return response

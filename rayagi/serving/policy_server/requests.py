@@ -1,4 +1,4 @@
-"""What clients send, checked before any of it is used: every refusal says what was expected."""
+"""Validation of requests, before any of their content is used. Every error says what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BodyFormat = Literal["json", "npy", "raw"]
 
 
 class RequestError(Exception):
-    """A request that cannot be answered; ``status`` is HTTP's for it."""
+    """A request that cannot be answered; ``status`` is the HTTP status."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason, status)
@@ -28,28 +28,28 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What a request has to hold."""
+    """Shape and size limits of a request."""
 
     obs_dim: int
     max_rows: int
 
     @property
     def max_body_bytes(self) -> int:
-        """Of one request in any format: JSON takes most, some 25 characters a number."""
+        """Size limit of a request in any format. JSON is the largest, some 25 characters per number."""
         return 4096 + 32 * self.obs_dim * self.max_rows
 
     def shapes(self) -> str:
-        """For a refusal."""
+        """Expected shapes, for error messages."""
         return (
             f"expected float32 observations of shape ({self.obs_dim},) or (rows, {self.obs_dim}), at most "
             f"{self.max_rows} rows"
         )
 
     def parsed(self, body: bytes, body_format: BodyFormat) -> tuple[NDArray[np.float32], bool]:
-        """Observations (rows, obs_dim), and whether it was a single one without the first dimension.
+        """Parse observations as (rows, obs_dim), and whether it was a single one of shape (obs_dim,).
 
         Raises:
-            RequestError: they are not what is expected.
+            RequestError: the body is not as expected.
         """
         if body_format == "json":
             values = self._from_json(body)
@@ -60,10 +60,10 @@ class Expected:
         single = values.ndim == 1
         rows = values[None] if single else values
         if rows.ndim != 2 or rows.shape[1] != self.obs_dim or len(rows) == 0:
-            raise RequestError(f"observations of shape {values.shape} came; {self.shapes()}")
+            raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
         if len(rows) > self.max_rows:
             raise RequestError(f"{len(rows)} rows came; {self.shapes()}", status=413)
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
             rows = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(rows).all():
             row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
@@ -85,7 +85,7 @@ class Expected:
         except (ValueError, OverflowError):
             raise RequestError(f"'obs' has rows of different lengths; {wanted}") from None
         if values.dtype.kind not in "iuf":
-            raise RequestError(f"'obs' holds something else than numbers; {wanted}")
+            raise RequestError(f"'obs' holds values that are not numbers; {wanted}")
         return values
 
     def _from_npy(self, body: bytes) -> NDArray[Any]:
@@ -100,7 +100,7 @@ class Expected:
             raise RequestError(f"the body is no .npy file ({error}); {wanted}") from None
         if dtype.kind not in "iuf":
             raise RequestError(f"the .npy file holds {dtype}; {wanted}")
-        # Before anything is allocated: what the header says is the client's word.
+        # Before anything is allocated: the header comes from the client.
         content = body[stream.tell() :]
         if math.prod(shape) * dtype.itemsize != len(content):
             raise RequestError(
@@ -112,14 +112,14 @@ class Expected:
         row_bytes = 4 * self.obs_dim
         if not body or len(body) % row_bytes:
             raise RequestError(
-                f"{len(body)} bytes came; expected little-endian float32, {row_bytes} bytes for each observation of "
+                f"got {len(body)} bytes; expected little-endian float32, {row_bytes} bytes for each observation of "
                 f"{self.obs_dim} numbers"
             )
         return np.frombuffer(body, dtype="<f4").reshape(-1, self.obs_dim)
 
 
 def encoded(actions: NDArray[Any], body_format: BodyFormat) -> bytes:
-    """Actions as npy or raw bytes: little-endian float32, or int64 where they are choices."""
+    """Actions as npy or raw bytes: little-endian float32, or int64 for discrete actions."""
     if body_format == "npy":
         stream = io.BytesIO()
         np.save(stream, actions, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The policy that a server answers with, and how it is exchanged for a newer one."""
+"""The policy of a policy server, replaced atomically by newer checkpoints."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rayagi.serving.source import SavedPolicy, saved_policy
 
 
 class ServedPolicy:
-    """Answers with the policy's mode, within the range of actions. Exchanged as a whole, between two batches."""
+    """Computes the policy's mode, clipped to the action range. Replaced as a whole, between two batches."""
 
     def __init__(self, run: Path, which: str) -> None:
-        """Read it.
+        """Load the policy.
 
         Raises:
             RunError, ConfigError, EnvError: as ``saved_policy``.
@@ -34,18 +34,18 @@ class ServedPolicy:
         self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
 
     def act(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """Actions of observations (rows, obs_dim), (rows, dim) or (rows,); and the version of the policy."""
+        """Actions for observations (rows, obs_dim), (rows, dim) or (rows,); and the policy's version."""
         actions = self._agent.act_greedily(torch.from_numpy(obs))
         if self._range is not None:
             actions = actions.clamp(*self._range)
         return actions.numpy(), self.saved.version
 
     def expected(self, max_rows: int) -> Expected:
-        """What a request has to hold."""
+        """Shape and size limits of a request."""
         return Expected(obs_dim=self.saved.info.obs_dim, max_rows=max_rows)
 
     def info(self) -> dict[str, Any]:
-        """What a client needs to know."""
+        """Content of /info: task, sizes, range, checkpoint."""
         info, action = self.saved.info, self.saved.info.action
         return {
             "task": info.env_id,
@@ -63,7 +63,7 @@ class ServedPolicy:
         }
 
     def newest(self) -> str | None:
-        """Name of the checkpoint that would be read now; None where there is none. Cheap: no checkpoint is opened."""
+        """Name of the checkpoint that ``read`` would load; None if there is none. Cheap: opens no checkpoint."""
         store = CheckpointStore(self._run / "checkpoints")
         if self._which in ("best", "last"):
             pointer = store.pointer(self._which)
@@ -71,23 +71,23 @@ class ServedPolicy:
         return self._which
 
     def read(self) -> SavedPolicy:
-        """The checkpoint as it is now; takes a while, and may run beside ``act`` in another thread.
+        """Load the current checkpoint. Slow; may run in another thread beside ``act``.
 
         Raises:
-            RunError: as ``saved_policy``; the policy in use stays.
+            RunError: as ``saved_policy``; the current policy stays.
         """
         return saved_policy(self._run, self._which)
 
     def exchange(self, saved: SavedPolicy) -> None:
-        """Answer with another policy from now on.
+        """Use another policy from now on.
 
         Raises:
-            ValueError: it is for observations or actions of other sizes than clients were told.
+            ValueError: its observation or action sizes differ from those in /info.
         """
         own, new = self.saved.info, saved.info
         if (own.obs_dim, own.action) != (new.obs_dim, new.action):
             raise ValueError(
-                f"{saved.checkpoint} is for {new.obs_dim} observations and {new.action.dim} actions, and clients were told "
+                f"{saved.checkpoint} has {new.obs_dim} observations and {new.action.dim} actions; clients expect "
                 f"{own.obs_dim} and {own.action.dim}"
             )
         self._use(saved)

@@ -1,4 +1,4 @@
-"""The policy server: doors, batcher and policy, from start to drain."""
+"""The policy server: frontends, batcher and policy, from start to shutdown."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.socket_frontend import SocketFrontend
 
 DRAIN_S = 5.0
-"""For what has come to be answered after SIGTERM."""
+"""Time limit to answer pending requests after SIGTERM."""
 IDLE_S = 75.0
-"""After which an HTTP connection without a whole request is closed; clients connect again."""
-LOOK_S = 1.0
-"""How often ``--follow`` looks for a newer checkpoint."""
+"""Keep-alive timeout of HTTP connections; clients reconnect."""
+POLL_S = 1.0
+"""How often ``--follow`` checks for a newer checkpoint."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Where it listens and how it answers."""
+    """Addresses, limits and batching of the server."""
 
     host: str = "127.0.0.1"
     port: int | None = None
-    """HTTP; 0: any; None: no HTTP."""
+    """HTTP port; 0: any free one; None: no HTTP."""
     unix: Path | None = None
     token: str | None = None
     max_wait_s: float = 1e-3
@@ -48,10 +48,10 @@ class ServerSettings:
 
 
 class PolicyServer:
-    """Answers until it is told to stop. ``tell`` gets what its user should know."""
+    """Runs until it is stopped. ``log`` receives messages for the user."""
 
-    def __init__(self, policy: ServedPolicy, settings: ServerSettings, tell: Callable[[str], object]) -> None:
-        self._policy, self._settings, self._tell = policy, settings, tell
+    def __init__(self, policy: ServedPolicy, settings: ServerSettings, log: Callable[[str], object]) -> None:
+        self._policy, self._settings, self._log = policy, settings, log
         self.statistics = ServerStatistics()
         self._batcher = MicroBatcher(
             policy.act,
@@ -60,31 +60,31 @@ class PolicyServer:
             statistics=self.statistics,
         )
         self.ready = asyncio.Event()
-        """Set once it listens."""
+        """Set when it listens."""
         self.port: int | None = None
-        """That HTTP is at."""
+        """HTTP port in use."""
         self._stop = asyncio.Event()
         self._reading = asyncio.Lock()
 
     def stop(self) -> None:
-        """Answer what has come, then end."""
+        """Answer pending requests, then end."""
         self._stop.set()
 
     async def run(self, *, signals: bool = True) -> None:
-        """Serve until ``stop``; with ``signals``, until SIGTERM or Ctrl-C, and SIGHUP loads the checkpoint anew.
+        """Serve until ``stop``. With ``signals``, SIGTERM and Ctrl-C stop it, and SIGHUP reloads the checkpoint.
 
-        Where SIGINT is ignored, as for a script's background job, it stays so.
+        If SIGINT is ignored, as in a script's background job, it stays ignored.
 
         Raises:
-            ListenError: the socket or port cannot be had.
+            ListenError: the socket or port is not available.
         """
         torch.set_num_threads(self._settings.threads)
-        # As many connections as this user may have: idle ones must not keep others out.
+        # Raise the limit of open files: idle connections must not block others.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         loop = asyncio.get_running_loop()
         runner = await self._open_http()
-        door = await self._open_socket(runner)
+        frontend = await self._open_socket(runner)
         background: set[asyncio.Task[None]] = set()
         ending = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         if signals:
@@ -105,42 +105,42 @@ class PolicyServer:
         finally:
             for task in background:
                 task.cancel()
-            if door is not None:
-                await door.close(DRAIN_S)
+            if frontend is not None:
+                await frontend.close(DRAIN_S)
             if runner is not None:
                 await runner.cleanup()
             for number in (*ending, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(number)
 
     async def reload(self) -> None:
-        """Read the checkpoint anew, beside the answering, and go over to it; a bad one leaves the old one in use."""
+        """Reload the checkpoint in another thread and use it; if it is bad, keep the current one."""
         async with self._reading:
             try:
                 saved = await asyncio.to_thread(self._policy.read)
                 self._policy.exchange(saved)
             except (RunError, ValueError) as error:
-                self._tell(f"kept {self._policy.saved.checkpoint}: {error}")
+                self._log(f"kept {self._policy.saved.checkpoint}: {error}")
             else:
-                self._tell(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
+                self._log(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
 
     async def _follow(self) -> None:
-        seen = self._policy.saved.checkpoint
+        loaded = self._policy.saved.checkpoint
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             newest = await asyncio.to_thread(self._policy.newest)
-            if newest not in (None, seen):
-                seen = str(newest)
+            if newest not in (None, loaded):
+                loaded = str(newest)
                 await self.reload()
 
     async def _open_http(self) -> web.AppRunner | None:
         settings = self._settings
         if settings.port is None:
             return None
-        door = HttpFrontend(
+        frontend = HttpFrontend(
             self._policy, self._batcher, self.statistics, max_rows=settings.max_rows, token=settings.token
         )
         runner = web.AppRunner(
-            door.app,
+            frontend.app,
             access_log=None,
             handle_signals=False,
             shutdown_timeout=DRAIN_S,
@@ -157,28 +157,28 @@ class PolicyServer:
                 where, reason, "choose another --port or --host (--port 0 takes any free one)"
             ) from error
         self.port = int(runner.addresses[0][1])
-        self._tell(f"HTTP at {_url(settings.host, self.port)}")
+        self._log(f"HTTP at {_url(settings.host, self.port)}")
         return runner
 
     async def _open_socket(self, runner: web.AppRunner | None) -> SocketFrontend | None:
         settings = self._settings
         if settings.unix is None:
             return None
-        door = SocketFrontend(
+        frontend = SocketFrontend(
             settings.unix, self._policy, self._batcher, self.statistics, max_rows=settings.max_rows
         )
         try:
-            await door.open()
+            await frontend.open()
         except BaseException:
             if runner is not None:
                 await runner.cleanup()
             raise
-        self._tell(f"local socket at {settings.unix}")
-        return door
+        self._log(f"local socket at {settings.unix}")
+        return frontend
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the host name."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -187,7 +187,7 @@ def is_loopback(host: str) -> bool:
 
 
 def new_token() -> str:
-    """One that cannot be guessed."""
+    """A random access token."""
     return secrets.token_urlsafe(24)
 
 

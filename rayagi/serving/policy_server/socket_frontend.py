@@ -1,4 +1,4 @@
-"""The server's local side: frames over a Unix socket that only this user may open."""
+"""Socket frontend of the policy server: frames over a Unix socket that only this user may open."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rayagi.serving.policy_server.requests import RequestError, encoded
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
 _PIPELINED = 64
-"""Requests of one client under way; then it is not read from until some are answered."""
+"""Most unanswered requests of a client; then the server stops reading from it."""
 _HIGH_WATER_BYTES = 2**20
-"""Of answers that a client has not read; then it is not read from either."""
+"""Most unread answers of a client; then the server stops reading from it."""
 
 
 class SocketFrontend:
-    """Listens at a path. One client's slowness or death is its own."""
+    """Listens at a path. A slow or dead client does not affect the others."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class SocketFrontend:
         self._pending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Begin to listen.
+        """Start to listen.
 
         Raises:
-            ListenError: another server listens there, or it cannot be made.
+            ListenError: another server listens there, or the socket cannot be created.
         """
         _refuse_taken(self._path)
         before = os.umask(0o177)
@@ -58,14 +58,14 @@ class SocketFrontend:
             os.umask(before)
 
     async def close(self, timeout_s: float) -> None:
-        """Take no more clients, answer what has come, and let go of all."""
+        """Accept no more clients, answer pending requests, and disconnect all."""
         if self._server is not None:
             self._server.close()
         if self._pending:
             await asyncio.wait(self._pending, timeout=timeout_s)
         clients = dict(self._clients)
         for writer in clients.values():
-            writer.close()  # sends what is buffered first
+            writer.close()  # flushes its buffer first
         if clients:
             _, slow = await asyncio.wait(clients, timeout=timeout_s)
             for task in slow:
@@ -82,7 +82,7 @@ class SocketFrontend:
             writer.write(frame(Kind.HELLO, 0, json.dumps(info).encode()))
             await self._attend(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # it has gone
+            pass  # the client disconnected
         except FrameError as error:
             self._statistics.refused += 1
             writer.write(frame(Kind.ERROR, 0, str(error).encode()))
@@ -99,7 +99,7 @@ class SocketFrontend:
             limit = 4 * self._expected.obs_dim * self._expected.max_rows
             if kind != Kind.OBSERVE or body_bytes > limit:
                 raise FrameError(
-                    f"{kind.name} of {body_bytes} bytes came; expected OBSERVE of at most {limit} bytes"
+                    f"got {kind.name} of {body_bytes} bytes; expected OBSERVE of at most {limit} bytes"
                 )
             body = await reader.readexactly(body_bytes)
             await free.acquire()
@@ -107,7 +107,7 @@ class SocketFrontend:
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
             task.add_done_callback(lambda _: free.release())
-            await writer.drain()  # a client that does not read is not read from
+            await writer.drain()  # stop reading from a client that does not read
 
     async def _answer(self, request: int, body: bytes, writer: asyncio.StreamWriter) -> None:
         try:
@@ -121,10 +121,10 @@ class SocketFrontend:
 
 
 def _refuse_taken(path: Path) -> None:
-    """Remove a socket that nobody listens at any more; refuse anything else.
+    """Remove a socket without a listener.
 
     Raises:
-        ListenError: something is there.
+        ListenError: the path exists and is in use, or is no socket.
     """
     hint = "choose another --unix path"
     try:
@@ -132,11 +132,11 @@ def _refuse_taken(path: Path) -> None:
     except OSError:
         return
     if not stat.S_ISSOCK(kind):
-        raise ListenError(str(path), "something is there that is no socket", hint)
+        raise ListenError(str(path), "the path exists and is no socket", hint)
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except OSError:
-            path.unlink(missing_ok=True)  # of a server that was killed
+            path.unlink(missing_ok=True)  # of a killed server
         else:
             raise ListenError(str(path), "another server listens there", f"end it, or {hint}")

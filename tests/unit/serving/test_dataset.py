@@ -215,7 +215,7 @@ def test_folders_that_are_no_dataset_or_not_free_are_refused(tmp_path):
     description = Description(task="Task-v0", format="parquet", layout=CONTINUOUS)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    with pytest.raises(DatasetError, match="is there already and is no dataset; choose another folder"):
+    with pytest.raises(DatasetError, match="exists already and is no dataset; choose another folder"):
         DatasetFolder.create(tmp_path / "mine", description)
     folder = DatasetFolder.create(tmp_path / "d", description)
     with pytest.raises(DatasetError, match="holds a dataset already; add to it with --append"):

@@ -231,7 +231,7 @@ def test_clients_come_back_when_the_server_does(run, tmp_path):
 
 
 def test_a_newer_checkpoint_is_followed_and_a_damaged_one_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
     run = saved_run(tmp_path, iterations=(1,))
     folder = open_run(run)
     spec = run_spec_from_dict(folder.read_config())
@@ -263,7 +263,7 @@ def test_a_place_that_is_taken_is_said(run, tmp_path):
         with pytest.raises(ListenError, match="another server listens there; end it"):
             asyncio.run(listen(unix=tmp_path / "s"))
     (tmp_path / "notes").write_text("keep me")
-    with pytest.raises(ListenError, match="something is there that is no socket"):
+    with pytest.raises(ListenError, match="the path exists and is no socket"):
         asyncio.run(listen(unix=tmp_path / "notes"))
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "stale"))
@@ -336,11 +336,11 @@ def test_in_a_scripts_background_ctrl_c_is_not_for_the_server_and_sigterm_ends_i
     async def main():
         reloaded = asyncio.Event()
 
-        def tell(text):
+        def log(text):
             if text.startswith("now iteration_"):
                 reloaded.set()
 
-        server = PolicyServer(ServedPolicy(run, "best"), ServerSettings(unix=tmp_path / "s"), tell)
+        server = PolicyServer(ServedPolicy(run, "best"), ServerSettings(unix=tmp_path / "s"), log)
         task = asyncio.create_task(server.run())
         await server.ready.wait()
         os.kill(os.getpid(), signal.SIGINT)

@@ -118,7 +118,7 @@ def test_a_killed_writer_is_noticed_and_named(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(STEPS))
     os.kill(own.writer_pid, signal.SIGKILL)
-    with pytest.raises(WriterError, match="writer of GMI 3 ended by itself: it was killed"):
+    with pytest.raises(WriterError, match="writer of GMI 3 ended unexpectedly: it was killed"):
         feed(own, range(1000 * STEPS))
 
 
