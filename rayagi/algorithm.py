@@ -1,4 +1,4 @@
-"""rayagi as an RLlib Algorithm: train, evaluate, save, restore, Tune. The work is the Session's."""
+"""RLlib Algorithm classes: train, evaluate, save, restore, Tune. They delegate to a Session."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rayagi.rllib_results import ResultLog, evaluation_results
 from rayagi.rllib_watch import RunWatch
 from rayagi.run.unstable_share import UnstableShare
 
-# What these say concerns parts of RLlib that rayagi replaces.
+# Their warnings concern parts of RLlib that rayagi replaces.
 for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
@@ -61,27 +61,27 @@ class GmiAlgorithm(Algorithm):
     config_class: ClassVar[type[GmiConfig]]
 
     def __init__(self, config: AlgorithmConfig | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        # RLlib drops Tune's word on which trial this is, and its trial_id is "default" then.
+        # RLlib drops Tune's trial info; its own trial_id is then "default".
         self._trial = config.get(TRIAL_INFO) if isinstance(config, Mapping) else None
         super().__init__(config, **kwargs)
 
     @classmethod
     def get_default_config(cls) -> GmiConfig:
-        """The algorithm's config as nobody touched it."""
+        """The algorithm's unmodified config."""
         return cls.config_class()
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
-        """What a Tune trial reserves: its own process first, then one bundle per GMI, from the plan.
+        """Bundles that a Tune trial reserves: its own process first, then one per GMI of the plan.
 
         Raises:
-            ConfigError, PlanError: a setting, or a plan, that cannot be met.
+            ConfigError, PlanError: invalid settings, or no possible plan.
         """
         rayagi_config = cls.get_default_config().update_from_dict(config)
         machine = cluster_machine() if ray.is_initialized() else local_machine()
         plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
         cpus = rayagi_config.num_cpus_for_main_process
-        # The trial's own process only waits for the GMIs: unless asked for, it has no CPU, and they can have all.
+        # The trial's own process only waits for the GMIs, so by default it reserves no CPU.
         own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
         return PlacementGroupFactory([own, *plan.bundles()], strategy=plan.strategy())
 
@@ -98,7 +98,7 @@ class GmiAlgorithm(Algorithm):
         self.env_runner_group = self.eval_env_runner_group = self.offline_eval_runner_group = None
         self.env_to_module_connector = self.module_to_env_connector = None
         self.evaluation_config = self.config
-        self._set_up_metrics()  # RLlib's step() times itself with these
+        self._set_up_metrics()  # RLlib's step() uses these metrics
         env = self.run_spec.env
         self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.unstable = UnstableShare(env.max_unstable_share)
@@ -115,28 +115,28 @@ class GmiAlgorithm(Algorithm):
             self.watch = RunWatch(self.run_spec, self.session, run=run)
             self._call_back("on_algorithm_init")
         except BaseException:
-            self.cleanup()  # nobody gets hold of an algorithm whose setup raised
+            self.cleanup()  # the caller gets no algorithm to stop
             raise
 
     @staticmethod
     def _resolved(spec: RunSpec) -> RunSpec:
-        """With numbers where "auto" leaves them to a search: inside Tune the one that asked for resources has searched."""
+        """Replace "auto" by searched numbers. Inside Tune, ``default_resource_request`` has already searched."""
         if not spec.gmi.wants_search:
             return spec
         machine = cluster_machine() if ray.is_initialized() else local_machine()
         return resolve_auto(spec, machine, log=_logger.info)
 
     def _run_name(self) -> str | None:
-        """The trial's id as tag of the exported metrics; outside Tune there is none."""
+        """The trial's id, the tag of exported metrics; None outside Tune."""
         return None if self._trial is None else str(self._trial.trial_id)
 
     @property
     def plan(self) -> PlacementPlan:
-        """What runs where."""
+        """The session's placement plan."""
         return self._session().plan
 
     def training_step(self) -> None:
-        """One iteration of every GMI. RLlib wants results through ``self.metrics`` and nothing returned."""
+        """One iteration of every GMI. RLlib expects results in ``self.metrics`` and no return value."""
         began = time.perf_counter()
         with self.metrics.log_time(("timers", "gmi_iteration")):
             (result,) = self._session().train(1)
@@ -158,7 +158,7 @@ class GmiAlgorithm(Algorithm):
         return results
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
-        """The policy as it is now, as RLlib's DefaultPPOTorchRLModule on raw observations (rayagi.rl_module)."""
+        """The current policy as RLlib's DefaultPPOTorchRLModule on raw observations (rayagi.rl_module)."""
         return self._module(self._session().state_dict()) if module_id == DEFAULT_MODULE_ID else None
 
     def get_state(
@@ -168,7 +168,7 @@ class GmiAlgorithm(Algorithm):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Everything that a later process needs to go on; the module is a component of its own."""
+        """Complete state for a resume; the RLModule is saved separately."""
         return {
             "session": self._session().state_dict(),
             "metrics_logger": self.metrics.get_state(),
@@ -177,12 +177,12 @@ class GmiAlgorithm(Algorithm):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``get_state()``; on another number of GMIs, with a warning: the batch changes with it."""
+        """Restore ``get_state()``. Warns on another number of GMIs, since the batch changes with it."""
         saved, here = state["session"]["num_gmis"], self.plan.num_gmis
         if saved != here:
             _logger.warning(
-                "the checkpoint is of num_gmis=%d and goes on with %d: iterations have %.3g times as many steps, "
-                "and environments start anew; gmi(num_gmis=%d) keeps both",
+                "the checkpoint has num_gmis=%d and continues with %d: iterations have %.3g times as many steps, "
+                "and environments restart; gmi(num_gmis=%d) keeps both",
                 saved,
                 here,
                 here / saved,
@@ -194,7 +194,7 @@ class GmiAlgorithm(Algorithm):
         self._iteration = state["training_iteration"]
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The config, with the number of GMIs that this machine gave: ``from_checkpoint`` keeps the batch elsewhere."""
+        """The config with the number of GMIs in use, so that ``from_checkpoint`` keeps the batch on other machines."""
         config, gmi = self.config, self.config.to_run_spec().gmi
         if gmi.wants_search:
             found = self.run_spec.gmi
@@ -204,7 +204,7 @@ class GmiAlgorithm(Algorithm):
         return (config.get_state(),), {}
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
-        """None: the state is the session's, and the module that is written beside it is never read back."""
+        """No components: the session has the state, and the saved RLModule is never loaded back."""
         return []
 
     def save_to_path(
@@ -215,7 +215,7 @@ class GmiAlgorithm(Algorithm):
         filesystem: pyarrow.fs.FileSystem | None = None,
         use_msgpack: bool = False,
     ) -> str:
-        """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` goes on from it.
+        """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` restores it.
 
         For use without rayagi, the policy is also written as an RLModule, under learner_group/learner/rl_module, where
         RLlib's default module can be it: not with encoders for images.
@@ -226,7 +226,7 @@ class GmiAlgorithm(Algorithm):
         if path is None:
             path = tempfile.mkdtemp(prefix="rayagi_checkpoint_")
         if filesystem is None:
-            # Resolved here for both parts: the path that RLlib returns has lost its scheme.
+            # Resolved here for both parts: RLlib returns the path without its scheme.
             filesystem, path = pyarrow.fs.FileSystem.from_uri(_absolute(path))
         state = state or self.get_state()
         saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
@@ -238,7 +238,7 @@ class GmiAlgorithm(Algorithm):
     def restore_from_path(
         self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any
     ) -> None:
-        """Go on from a checkpoint that ``save_to_path`` wrote.
+        """Restore a checkpoint of ``save_to_path``.
 
         Raises:
             ValueError: a component alone: rayagi's policy has observation statistics beside its weights.
@@ -272,7 +272,7 @@ class GmiAlgorithm(Algorithm):
 
     @staticmethod
     def _get_env_id_and_creator(env: Any, config: AlgorithmConfig) -> tuple[str, Any]:
-        """RLlib would read an id with a dot as a class; environments are made inside the GMIs."""
+        """Return the id unchanged: RLlib would read an id with a dot as a class. GMIs create the environments."""
         return str(env), None
 
     def _session(self) -> Session:
@@ -304,11 +304,11 @@ def _algorithm_class(definition: AlgorithmDefinition) -> type[GmiAlgorithm]:
 ALGORITHMS: dict[str, type[GmiAlgorithm]] = {
     name: _algorithm_class(each) for name, each in DEFINITIONS.items()
 }
-"""By their names in a RunSpec."""
-globals().update({each.__name__: each for each in ALGORITHMS.values()})  # where pickle and Tune look for them
+"""Algorithm class by name in a RunSpec."""
+globals().update({each.__name__: each for each in ALGORITHMS.values()})  # pickle and Tune look for them here
 
 
 def _absolute(path: str | Path) -> str:
-    """A path that Arrow understands: it takes URIs, and local paths only if they are absolute."""
+    """A path for Arrow, which accepts URIs and absolute local paths."""
     text = str(path)
     return text if "://" in text else str(Path(text).absolute())

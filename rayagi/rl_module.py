@@ -1,4 +1,4 @@
-"""A trained policy as RLlib's own DefaultPPOTorchRLModule, for whoever loads checkpoints with RLlib alone."""
+"""Exports a policy as RLlib's DefaultPPOTorchRLModule, for loading checkpoints with RLlib alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONSTANTS = ("log_std_clip_param_const",)
 
 
 class ExportError(RuntimeError):
-    """RLlib's module has other weights than rayagi's networks: RLlib changed."""
+    """RLlib's module has other weights than rayagi's networks, since RLlib changed."""
 
     def __init__(self, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
         super().__init__(missing, unexpected)
@@ -41,8 +41,8 @@ class ExportError(RuntimeError):
     def __str__(self) -> str:
         return (
             "RLlib's DefaultPPOTorchRLModule does not fit rayagi's networks: "
-            f"it also wants {', '.join(self.missing) or 'nothing'}, "
-            f"and has no place for {', '.join(self.unexpected) or 'nothing'}; "
+            f"it also needs {', '.join(self.missing) or 'nothing'}, "
+            f"and does not have {', '.join(self.unexpected) or 'nothing'}; "
             "use the Ray version that constraints.txt names"
         )
 
@@ -62,7 +62,7 @@ class NotExportableError(RuntimeError):
 
 
 def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space]]:
-    """Observation and action space of an environment, as RLlib wants them."""
+    """Observation and action space of an environment, as Gymnasium spaces."""
     observations = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
     if info.action.kind == "discrete":
         return observations, gymnasium.spaces.Discrete(info.action.num_choices)
@@ -73,7 +73,7 @@ def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space
 
 
 def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
-    """RLlib's module of the same architecture, with weights of its own making."""
+    """RLlib's module of the same architecture, with its own initial weights."""
     config = DefaultModelConfig(
         fcnet_hiddens=list(network.hidden),
         fcnet_activation=network.activation,
@@ -119,9 +119,10 @@ def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
         linears = [(i, layer) for i, layer in enumerate(tower) if isinstance(layer, nn.Linear)]
         for position, (i, layer) in enumerate(linears):
             weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+            # Fold normalisation into the first layer: W (s x + o) + b = (W s) x + (W o + b).
             if position == 0:
                 weight, bias = weight * scale, bias + weight @ offset
-            # Hidden layers keep their place among the activations; the last linear layer is RLlib's head.
+            # Hidden layers keep their index among the activations; the last linear layer is RLlib's head.
             name = f"{head}.net.mlp.0" if position == len(linears) - 1 else f"encoder.{encoder}.net.mlp.{i}"
             weights[f"{name}.weight"], weights[f"{name}.bias"] = weight.float(), bias.float()
     log_std = policy.model.head.state_dict().get("log_std")
@@ -131,7 +132,7 @@ def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
 
 
 def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -> None:
-    """Put weights into RLlib's module, whose own ``set_state`` would skip unknown names without a word.
+    """Load weights into RLlib's module. Its own ``set_state`` would silently skip unknown names.
 
     Raises:
         ExportError: names differ.
@@ -145,7 +146,7 @@ def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -
 
 
 def save_modules(module: RLModule, folder: Path, filesystem: pyarrow.fs.FileSystem) -> None:
-    """Write the module as ``default_policy`` of a MultiRLModule, as RLlib's own checkpoints have it."""
+    """Write the module as ``default_policy`` of a MultiRLModule, as in RLlib's checkpoints."""
     with _without_deprecations():
         modules = MultiRLModule(rl_module_specs={DEFAULT_MODULE_ID: RLModuleSpec.from_module(module)})
     modules[DEFAULT_MODULE_ID].set_state(module.get_state())
@@ -154,7 +155,7 @@ def save_modules(module: RLModule, folder: Path, filesystem: pyarrow.fs.FileSyst
 
 @contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """RLlib's constructors of modules warn of themselves."""
+    """Suppress deprecation warnings that RLlib's module constructors raise about themselves."""
     logger = logging.getLogger("ray._common.deprecation")
     before, logger.disabled = logger.disabled, True
     try:
@@ -164,7 +165,7 @@ def _without_deprecations() -> Iterator[None]:
 
 
 def _affine(normaliser: ObservationNormaliser | None, obs_dim: int) -> tuple[Tensor, Tensor]:
-    """Scale and offset (obs_dim) of normalisation without its clip, read from what becomes of 0 and 1."""
+    """Scale and offset (obs_dim) of normalisation without its clip, from its outputs for 0 and 1."""
     zeros = torch.zeros(obs_dim, dtype=torch.float64)
     if normaliser is None:
         return zeros + 1, zeros

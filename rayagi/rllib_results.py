@@ -1,4 +1,4 @@
-"""A session's results under RLlib's keys."""
+"""Converts a session's results to RLlib's result keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayagi.monitoring.catalogue import CATALOGUE, reward_column
 class ResultLog:
     """Writes iterations into an Algorithm's MetricsLogger.
 
-    Keeps the last episodes itself: RLlib's logger forgets its window with every result.
+    Keeps the last episodes itself: RLlib's logger clears its window with every result.
     """
 
     def __init__(self, num_episodes: int) -> None:
@@ -28,10 +28,10 @@ class ResultLog:
         self._evaluation_return: float | None = None
 
     def log(self, metrics: MetricsLogger, result: IterationResult, wall_s: float) -> dict[str, float]:
-        """Add one iteration; several may follow before RLlib makes one result of them.
+        """Add one iteration; RLlib may combine several to one result.
 
         Returns:
-            What follows from it for the whole run, by the names of rayagi.monitoring.catalogue.
+            Derived metrics of the run, by the names of rayagi.monitoring.catalogue.
         """
         steps, episodes = int(result.metrics["env_steps"]), len(result.episode_returns)
         sampled = ("env_runners", "num_env_steps_sampled")
@@ -55,7 +55,7 @@ class ResultLog:
         for metric in CATALOGUE:
             reading = result.metrics.get(metric.name, self._gauges.get(metric.name))
             if reading is not None:
-                # A gauge holds until the next value: GMIs at their own pace do not report in every iteration.
+                # A gauge keeps its last value: asynchronous GMIs do not report in every iteration.
                 if metric.kind == "gauge":
                     self._gauges[metric.name] = reading
                 metrics.log_value(("rayagi", metric.name), reading, reduce="item")
@@ -67,12 +67,12 @@ class ResultLog:
         return row
 
     def evaluated(self, result: EvaluationResult, wall_s: float) -> None:
-        """Remember an evaluation."""
+        """Store an evaluation's return and time."""
         self._totals["train_s"] += wall_s
         self._evaluation_return = result.mean_return()
 
     def _derived(self, result: IterationResult, wall_s: float) -> dict[str, float]:
-        """As the training loop of `rayagi train` works it out; without what is not known yet."""
+        """Derived metrics, as in the training loop of `rayagi train`; without those not yet known."""
         steps = result.metrics["env_steps"]
         added = {
             "env_steps_total": steps,
@@ -92,7 +92,7 @@ class ResultLog:
         return row
 
     def state_dict(self) -> StateDict:
-        """The last episodes, and what adds up over a run."""
+        """The last episodes, and the run's totals."""
         return {
             "returns": list(self.returns),
             "lengths": list(self.lengths),
@@ -102,7 +102,7 @@ class ResultLog:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from saved episodes."""
+        """Inverse of ``state_dict``."""
         self.returns.clear()
         self.lengths.clear()
         self.returns.extend(state["returns"])
@@ -115,7 +115,7 @@ class ResultLog:
 
 
 def episode_metrics(returns: deque[float] | list[float], lengths: deque[int] | list[int]) -> dict[str, float]:
-    """RLlib's names for statistics of whole episodes; empty where there were none."""
+    """Episode statistics by RLlib's names; empty without episodes."""
     if not returns:
         return {}
     return {
@@ -127,7 +127,7 @@ def episode_metrics(returns: deque[float] | list[float], lengths: deque[int] | l
 
 
 def evaluation_results(result: EvaluationResult) -> dict[str, Any]:
-    """What ``Algorithm.evaluate`` returns."""
+    """Result of ``Algorithm.evaluate``."""
     lengths = result.episode_lengths
     counts = {"num_episodes": len(lengths), "num_env_steps_sampled": sum(lengths)}
     return {"env_runners": {**episode_metrics(result.episode_returns, lengths), **counts}}

@@ -1,5 +1,4 @@
-"""What `rayagi train` tells of a run beside its results, for RLlib's face: what was predicted, what is noticed, and the
-numbers of all GMIs together in Ray's metric export."""
+"""Monitoring of an RLlib Algorithm as in `rayagi train`: prediction, health monitor and exported metrics."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ _logger = logging.getLogger(__name__)
 
 
 class RunWatch:
-    """Beside one session of an Algorithm. It tells and proposes; what is done is for Tune, or whoever built it, to say."""
+    """Monitors one session of an Algorithm. It logs and proposes; Tune or the user decides."""
 
     def __init__(self, spec: RunSpec, session: Session, *, run: str) -> None:
-        """Look up what is expected of the session's plan.
+        """Predict the throughput of the session's plan.
 
         Args:
             spec: of the run
-            session: open
+            session: an open session
             run: tag of the exported metrics
         """
         self._spec = spec
@@ -50,11 +49,11 @@ class RunWatch:
     def iterated(
         self, result: IterationResult, row: Mapping[str, float], *, iteration: int, wall_s: float
     ) -> None:
-        """Count an iteration, export its row, and look at the GMIs.
+        """Count an iteration, export its row, and check the GMIs.
 
         Args:
             result: of all GMIs
-            row: what the driver works out of it, by the names of rayagi.monitoring.catalogue
+            row: derived metrics, by the names of rayagi.monitoring.catalogue
             iteration: its number, from 1
             wall_s: how long it took
         """
@@ -77,15 +76,17 @@ class RunWatch:
         self._exporter.export(row)
 
     def summary(self) -> str:
-        """How fast the session was, beside what was expected of it; empty where nothing was computed."""
+        """Measured and predicted throughput of the session; empty without iterations."""
         if not self._steps:
             return ""
         speed = self._steps / self._seconds
         if self._expected is None:
-            told = f"nobody measured this plan before; `rayagi search {self._spec.env.id}` does"
+            prediction = (
+                f"no prediction: this plan was not measured here; `rayagi search {self._spec.env.id}` does"
+            )
         else:
-            told = f"predicted {replace(self._expected, measured_steps_per_s=speed).text()}"
-        return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {told}"
+            prediction = f"predicted {replace(self._expected, measured_steps_per_s=speed).text()}"
+        return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {prediction}"
 
 
 def _follow_up(decision: Decision) -> str:
@@ -93,4 +94,4 @@ def _follow_up(decision: Decision) -> str:
 
 
 def _never(spec: RunSpec) -> NoReturn:
-    raise AssertionError("replanning is not asked for here")
+    raise AssertionError("replan is off here")

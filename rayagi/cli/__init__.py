@@ -1,4 +1,4 @@
-"""The command line. Light on import: each command loads what it needs when it runs."""
+"""The ``rayagi`` command line. Light on import: each command imports what it needs when it runs."""
 
 from rayagi.cli.main import main
 from rayagi.cli.process import run_process

@@ -1,4 +1,4 @@
-"""What the commands' parsers have in common."""
+"""Helpers shared by the commands' argument parsers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
         description=f"{text[0].upper()}{text[1:]}.",
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # half an option would start minutes of work that nobody asked for
+        allow_abbrev=False,  # an abbreviated option could start minutes of unwanted work
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of texts as argparse wants it: its message is shown."""
+    """Wrap a parser so that argparse shows its error message."""
 
     def convert(text: str) -> Any:
         try:
@@ -36,9 +36,9 @@ def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def seed_argument(text: str) -> int:
-    """A seed."""
+    """Parse a seed."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least 0")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""``rayagi cleanup``: undo on this host what killed runs left on its GPUs."""
+"""``rayagi cleanup``: restore this host's GPUs after killed runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayagi.cli.output import complain
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List every carving that this host knows of, and mend those of dead processes; returns the exit code."""
+    """List all partition ledgers of this host, and restore those of dead processes; returns the exit code."""
     ledgers, unreadable = all_ledgers()
     for ledger in ledgers:
         print("\n".join(_described(ledger)))

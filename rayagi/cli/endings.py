@@ -1,4 +1,4 @@
-"""What a training run leaves and says at its end, good or bad."""
+"""End of a training run: status, report, follow-up commands and error notes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rayagi.run.folder import RunFolder, RunRecord
 from rayagi.run.loop_types import TrainingOutcome
 
 _DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
-"""Ends that a run would meet again if it went on from its last checkpoint."""
+"""Errors that would recur if the run continued from its last checkpoint."""
 
 
 def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interrupted_by: str) -> int:
-    """Record how the run ended, write the report, and say what to do next; returns the exit code."""
+    """Record how the run ended, write the report, and print the next commands; returns the exit code."""
     position = outcome.position
     folder.update(
         status="interrupted" if outcome.stop is None else "finished",
@@ -38,7 +38,7 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
         },
     )
     if position.iteration > 0:
-        # Imported here: drawing is not needed before the end, and takes its time to load.
+        # Imported here: matplotlib is slow to import and needed only at the end.
         from rayagi.monitoring.report import mean_speed, speed_range, summary_text, write_report
 
         progress = read_rows(folder.progress_csv)
@@ -46,7 +46,7 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
         report = write_report(folder)
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:
-        say(f"\nSaved {outcome.checkpoint}. Go on with:\n  rayagi train --resume {folder.path}")
+        say(f"\nSaved {outcome.checkpoint}. Continue with:\n  rayagi train --resume {folder.path}")
         return INTERRUPTED
     evaluate = f"  rayagi evaluate {folder.path}"
     say("\nNext:\n" + evaluate + (f"\n{evaluate} --video out.mp4" if has_pictures(spec.env.id) else ""))
@@ -56,34 +56,34 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
 def after_failure(
     folder: RunFolder, spec: RunSpec, error: BaseException, *, before: RunRecord | None
 ) -> None:
-    """Leave the folder saying what happened, and the error saying what still stands.
+    """Record the error in the run folder, and add notes to it about what was saved.
 
-    ``before``: what a resumed run's record was; None for a new run.
+    ``before``: the record of a resumed run; None for a new run.
     """
     known = explain(error)
     if before is not None and known is not None and known.exit_code == BAD_INPUT:
-        # It did not go on: whatever ended it before still holds.
+        # It did not continue: keep the earlier reason.
         with suppress(RunError):
             folder.update(**asdict(before))
         if isinstance(known.error, PlanError):
             error.add_note(
-                "A resumed run keeps its number of GMIs, since its batch is theirs together. With another number, "
+                "A resumed run keeps its number of GMIs, since the total batch depends on it. With another number, "
                 f"start a new run:\n  rayagi train {spec.env.id} --config {folder.path}/config.yaml --gmis N"
             )
         return
     checkpoints = folder.checkpoints.names()
-    stopped = not isinstance(error, Exception)  # by Ctrl-C, or by SIGTERM while Ray starts
+    stopped = not isinstance(error, Exception)  # by Ctrl-C, or by SIGTERM during startup of Ray
     if (
         before is None
         and not checkpoints
         and _is_bare(folder, stopped=stopped)
         and (stopped or known is not None)
     ):
-        # Nothing was computed: an empty folder would only be in the way.
+        # Nothing was computed: remove the empty folder.
         shutil.rmtree(folder.path, ignore_errors=True)
-        error.add_note("Nothing had been computed yet, and no run folder is left.")
+        error.add_note("Nothing was computed yet, so no run folder was kept.")
         return
-    # The disk may be what failed: the first error is the one to tell.
+    # The disk may have failed: report the first error only.
     with suppress(RunError):
         if known is None and not stopped:
             log = folder.path / "error.log"
@@ -97,14 +97,14 @@ def after_failure(
 
 
 def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:
-    """Whether a new run's folder holds nothing worth keeping. After a failure its settings are, once it ran."""
+    """Whether a new run's folder has nothing worth keeping. After a failure, its settings are, once it ran."""
     if not folder.progress_csv.exists():
         return True
     return stopped and len(folder.progress_csv.read_text().splitlines()) < 2
 
 
 def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpoints: list[str]) -> str:
-    """What stands, and the command that goes on from there."""
+    """What was saved, and the command that continues from there."""
     stands = (
         f"The last good checkpoint is {checkpoints[-1]}."
         if checkpoints
@@ -117,11 +117,11 @@ def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, chec
             f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
         )
     if known is not None and isinstance(known.error, UnstableSimulationsError):
-        # A resumed run keeps its configuration, and would end here again.
+        # A resumed run keeps its configuration, and would fail again.
         return (
-            f"{stands} Once the model is repaired, start anew; or allow as many as there were, with room:\n"
+            f"{stands} Repair the model and start a new run, or allow more unstable steps:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
             f"--set env.max_unstable_share={min(1.0, 2 * known.error.unstable / known.error.env_steps):.2g}"
         )
-    where = "Go on from it with" if checkpoints else "Start it again with"
+    where = "Continue from it with" if checkpoints else "Start it again with"
     return f"{stands} {where}:\n  rayagi train --resume {folder.path}"

@@ -1,4 +1,4 @@
-"""``rayagi envs``: the environments there are."""
+"""``rayagi envs``: list the available environments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import gymnasium
 from rayagi.envs import UnknownEnvironmentError, list_envs, named_env
 
 _UNLISTED = (
-    ("isaacgym", "isaacgym/TASK, e.g. isaacgym/Ant: the tasks of IsaacGymEnvs, in a Python of their own"),
-    ("isaaclab", "isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: Isaac Lab's, in a Python of their own"),
+    ("isaacgym", "isaacgym/TASK, e.g. isaacgym/Ant: tasks of IsaacGymEnvs, in a separate Python"),
+    (
+        "isaaclab",
+        "isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: tasks of Isaac Lab, in a separate Python",
+    ),
     ("envpool", "EnvPool's ids, with --set env.engine=envpool"),
 )
-"""Engines whose environments only they know, and how one names them."""
+"""Engines that list their own environments, and the form of their ids."""
 
 
 def run(arguments: argparse.Namespace) -> int:

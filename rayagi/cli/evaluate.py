@@ -26,8 +26,8 @@ from rayagi.serving.source import saved_policy
 
 _VIDEO_SUFFIXES = (".mp4", ".gif", ".mkv")
 _MOST_FRAMES = 10_000
-"""Of a film, for tasks whose episodes need not end."""
-_ELSEWHERE = "free space there, or film to a file in another folder"
+"""Limit of a video, for tasks whose episodes may not end."""
+_HINT = "free space there, or write the video to another folder"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)
     if arguments.video is not None and spec.env.id.partition("/")[0] in ISAAC:
-        raise RenderingError(spec.env.id, "its simulator runs without a window; leave --video out")
+        raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     result = evaluate_in_new_envs(
         make_envs, agent, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, float]:
-    """Film one episode; returns its frames and its return.
+    """Record a video of one episode; returns the number of frames and the return.
 
     Raises:
-        RenderingError: the task or this machine cannot draw.
+        RenderingError: the task or this machine cannot render.
         DiskError: the file cannot be written.
     """
     import imageio.v2 as imageio
@@ -90,15 +90,15 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """A film that is written inside is on the disk after it, or a ``DiskError`` says why not."""
+    """Check that the video written in this block is complete; else raise ``DiskError`` with the reason."""
     try:
-        with disk_errors(path, _ELSEWHERE):
+        with disk_errors(path, _HINT):
             yield
-    except OSError as error:  # ffmpeg's end, which reaches Python as a broken pipe or without a number
+    except OSError as error:  # ffmpeg exited: a broken pipe, or an error without errno
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DiskError(str(path), f"the video writer gave up ({reason})", _ELSEWHERE) from error
+        raise DiskError(str(path), f"the video writer failed ({reason})", _HINT) from error
     if not path.exists() or path.stat().st_size == 0:
-        raise DiskError(str(path), "the video writer left it empty", _ELSEWHERE)
+        raise DiskError(str(path), "the video writer left it empty", _HINT)
 
 
 def _check_video(path: Path) -> None:
@@ -107,4 +107,4 @@ def _check_video(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--video {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise DiskError(str(path), "the folder is read-only", _ELSEWHERE)
+        raise DiskError(str(path), "the folder is read-only", _HINT)

@@ -1,4 +1,4 @@
-"""``rayagi export``: a dataset as other tools want it."""
+"""``rayagi export``: convert a dataset for RLlib or Minari."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Export; returns the exit code."""
     dataset = open_dataset(arguments.dataset)
     if arguments.to == "minari":
-        # Imported here: each needs libraries that the other does not.
+        # Imported here: each needs other libraries.
         from rayagi.serving.minari import export_minari
 
         episodes = export_minari(dataset, arguments.out, whole_only=arguments.whole)

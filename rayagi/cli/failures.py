@@ -1,6 +1,6 @@
-"""The one place that says which exceptions are known, and with which exit code they end a command.
+"""Known exceptions and their exit codes.
 
-Classes are looked up by name: a command that never imported Ray does not import it to say what went wrong.
+Classes are looked up by name, so that a command without Ray does not import it to report an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KNOWN: dict[str, int] = {
     "actors.errors.IterationMismatchError": FAILED,
     "collectives.experience.errors.NoChannelError": BAD_INPUT,
 }
-"""Exit code by class; the nearest base class that is named here counts."""
+"""Exit code by class name; the nearest listed base class counts."""
 
 
 class UsageError(Exception):
@@ -51,10 +51,10 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """What to tell the user."""
+    """Error message and exit code for the user."""
 
     error: BaseException
-    """The known one."""
+    """The known error."""
     exit_code: int
 
     @property
@@ -64,7 +64,7 @@ class Explanation:
 
 
 def explain(error: BaseException) -> Explanation | None:
-    """Message and exit code of a known error, or of the known one behind it; None where nobody expected it."""
+    """Message and exit code of a known error, or of a known cause of it; None for unexpected errors."""
     for candidate in _chain(error):
         for cls in type(candidate).__mro__:
             code = KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -74,11 +74,11 @@ def explain(error: BaseException) -> Explanation | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and its causes. Ray wraps a remote error with its whole traceback: the inner one comes first."""
-    seen: set[int] = set()
+    """An error and its causes. Ray wraps a remote error with its traceback: the inner error comes first."""
+    visited: set[int] = set()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in visited:
+        visited.add(id(current))
         inner = getattr(current, "cause", None)
         if isinstance(inner, BaseException):
             yield inner

@@ -1,4 +1,4 @@
-"""``rayagi info``: what there is to plan for, and which ways of sharing it are open."""
+"""``rayagi info``: the machine's devices, and which backends can share them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
         return load_machine(arguments.machine)
     if not arguments.cluster:
         return local_machine()
-    # Imported here: without a cluster there is no need to wait for Ray.
+    # Imported here: without a cluster Ray is not needed.
     from rayagi.coordinator.cluster import connected
 
     with connected(os.environ.get("RAY_ADDRESS") or "auto"):
@@ -39,7 +39,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 
 
 def _backend_lines(machine: Machine) -> list[str]:
-    """Each backend on each node: on its first GPU, and on others where they differ."""
+    """Availability of each backend per node: on its first GPU, and on others that differ."""
     rows: list[tuple[str, ...]] = [("node", "backend", "usable", "why")]
     for node in machine.nodes:
         for name, backend in BACKENDS.items():

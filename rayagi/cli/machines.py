@@ -1,4 +1,4 @@
-"""Which machine a command is about."""
+"""The machine that a command plans for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def machine_of_run() -> Machine:
     """What `rayagi train` would run on: the cluster at RAY_ADDRESS, else this machine.
 
     Raises:
-        ClusterUnreachableError: nothing answers there.
+        ClusterUnreachableError: no cluster answers there.
         InventoryError: a node could not be read.
     """
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
         return local_machine()
-    # Imported here: without a cluster there is no need to wait for Ray.
+    # Imported here: without a cluster Ray is not needed.
     from rayagi.coordinator.cluster import connected
 
     with connected():

@@ -1,4 +1,4 @@
-"""Reads the command line, runs the command, and turns what went wrong into a message and an exit code."""
+"""Entry point: parses the command line, runs the command, and maps errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _COMMANDS = {
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
 _LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
-"""Commands whose reader may leave early, such as `head`: they have done what was asked."""
+"""Commands that succeed even if the reader of their output, such as `head`, closes early."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 when it did what was asked, 1 when it failed, 2 for bad input, 130 when it was told to stop.
+        0 on success, 1 on failure, 2 for invalid input, 130 if interrupted.
     """
     arguments = build_parser().parse_args(argv)
     try:
-        # As with `python -m rayagi`: MODULE:ID finds modules of the working folder. Ray passes it on to the GMIs.
+        # As with `python -m rayagi`: MODULE:ID finds modules in the working folder. Ray passes the path to the GMIs.
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command in _LISTINGS:
             sys.stdout.flush()
         return code
-    except (KeyboardInterrupt, SystemExit) as error:  # Ray makes a SystemExit of SIGTERM while it starts
+    except (KeyboardInterrupt, SystemExit) as error:  # Ray converts SIGTERM to SystemExit during its startup
         complain("\n".join(["rayagi: stopped at once", *_notes(error)]))
         return INTERRUPTED
     except Exception as error:
@@ -78,5 +78,5 @@ def _report(error: Exception, *, debug: bool) -> int:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """What the command added about what still stands."""
+    """Notes that the command added to the error."""
     return list(getattr(error, "__notes__", ()))

@@ -1,4 +1,4 @@
-"""Text for people. A pipe whose reader left, or a terminal that was closed, never ends what the text is about."""
+"""Terminal output. A closed pipe or terminal never ends the command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def say(text: str) -> None:
-    """Write to standard output at once, so that a pipe or a log file shows it when it happens."""
+    """Write to standard output and flush, so that pipes and log files show it at once."""
     _write(text, sys.stdout)
 
 
@@ -19,8 +19,8 @@ def complain(text: str) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Send nowhere what a stream is still given: Python would otherwise fail on it once more at exit."""
-    with suppress(OSError, ValueError):  # a stream without a descriptor has nothing to redirect
+    """Redirect a stream to the null device: else Python fails again when it flushes at exit."""
+    with suppress(OSError, ValueError):  # a stream without a descriptor needs no redirection
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

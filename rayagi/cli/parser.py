@@ -1,4 +1,4 @@
-"""What the commands take, and the help that teaches them."""
+"""Argument parsers and help texts of the commands."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ examples:
   rayagi train Ant-v5 --time 5m --gmis 2              two GMIs, five minutes
   rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
-  rayagi train Ant-v5 --algorithm impala              collecting and learning at the same time
+  rayagi train Ant-v5 --algorithm impala              asynchronous collecting and learning
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
-  rayagi train --resume runs/Ant-v5-20260102-030405   go on after Ctrl-C or a crash
-  rayagi train --resume runs/ant-seed3 --time 1h      go on until one hour of training in all
+  rayagi train --resume runs/Ant-v5-20260102-030405   continue after Ctrl-C or a crash
+  rayagi train --resume runs/ant-seed3 --time 1h      continue until one hour of training in total
 
-limits count from the start of the run, resumed or not; the first one reached ends it. Without any, the
-configuration's total_env_steps decides, or ten minutes. With --resume, the limits given now replace those given
-before. --stop-return is compared with the evaluation's mean return where --evaluate-every is on, else with the
-mean return of the last 100 training episodes, once there are 100; the best checkpoint is chosen by the same.
+Limits count from the start of the run, resumed or not; the first one reached ends it. The default is the
+configuration's total_env_steps, or ten minutes. With --resume, new limits replace the old ones. --stop-return is
+compared with the mean return of an evaluation if --evaluate-every is on, else with that of the last 100 training
+episodes, once there are 100. The best checkpoint is chosen by the same return.
 
-Ctrl-C, SIGTERM or closing the terminal finishes what is being computed, saves, and says how to resume; Ctrl-C
-after that quits at once.
+Ctrl-C, SIGTERM or closing the terminal finishes the current request, saves, and prints how to resume; another
+Ctrl-C quits at once.
 """
 _EPILOG = """\
 start here:
-  rayagi envs                      which tasks there are
+  rayagi envs                      list the tasks
   rayagi info                      what this machine has, and how its GPUs may be shared
-  rayagi plan Ant-v5               how this machine would be cut, without starting anything
-  rayagi search Ant-v5             how it should be cut to train fastest, by trying
+  rayagi plan Ant-v5               how this machine would be partitioned, without starting anything
+  rayagi search Ant-v5             which partition trains fastest, by measuring
   rayagi train Ant-v5 --time 5m    train, watch, save; ends with a report
   rayagi evaluate runs/NAME --video out.mp4
-  rayagi serve runs/NAME --out DIR                     a dataset of what the policy does
-  rayagi policy-server runs/NAME --port 8000           its actions, for a robot or game outside
+  rayagi serve runs/NAME --out DIR                     record a dataset of the policy's experience
+  rayagi policy-server runs/NAME --port 8000           serve its actions to a robot or game
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
-  rayagi channels --watch          what experience travels on this machine now, and who holds it up
+  rayagi channels --watch          experience channels of this machine: contents, speed, slow consumers
 
-exit codes: 0 done, 1 failed, 2 bad input, 130 told to stop (by Ctrl-C, SIGTERM or a closed terminal: saved; during
-start-up or by Ctrl-C once more: what was saved before stands). Ray's cluster is taken from RAY_ADDRESS where that
-is set, by `rayagi plan` too; else a local one is started.
+exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted (Ctrl-C, SIGTERM or a closed terminal: saved;
+during startup, or by a second Ctrl-C: earlier checkpoints stay). If RAY_ADDRESS is set, this cluster is used, by
+`rayagi plan` too; else a local Ray is started.
 """
 
 
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _VersionAction(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Looks up the version only when it is printed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"rayagi {rayagi_version()}")
@@ -101,7 +101,7 @@ def _add_train(commands: Any) -> None:
     limits.add_argument(
         "--iterations", type=count_argument, metavar="N", help="iterations (rollout and update)"
     )
-    limits.add_argument("--stop-return", type=_return, metavar="R", help="mean return at which to end")
+    limits.add_argument("--stop-return", type=_return, metavar="R", help="mean return that ends the run")
     during = parser.add_argument_group("while it runs")
     during.add_argument(
         "--evaluate-every", type=count_argument, metavar="N", help="evaluate every N iterations"
@@ -115,18 +115,18 @@ def _add_train(commands: Any) -> None:
     during.add_argument(
         "--dashboard",
         action="store_true",
-        help="start Ray's dashboard with the local Ray, and say where it is",
+        help="start Ray's dashboard with the local Ray, and print its address",
     )
     during.add_argument(
         "--replan",
         action="store_true",
-        help="if a GMI turns out too slow, or memory runs out, go on with another plan at the next checkpoint; the "
-        "total batch may change (default: say so only)",
+        help="if a GMI is too slow or memory runs out, continue with another plan at the next checkpoint; the "
+        "total batch may change (default: only report it)",
     )
     folder = parser.add_argument_group("where it goes")
     folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
-    folder.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
+    folder.add_argument("--resume", type=Path, metavar="RUN", help="continue this run folder")
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -134,9 +134,7 @@ def _add_evaluate(commands: Any) -> None:
         "examples:\n  rayagi evaluate runs/NAME --episodes 20\n  rayagi evaluate runs/NAME --video out.mp4\n"
         "  rayagi evaluate runs/NAME --checkpoint last --seed 7\n"
     )
-    parser = add_command(
-        commands, "evaluate", "run whole episodes with a trained policy, without noise", examples
-    )
+    parser = add_command(commands, "evaluate", "run episodes with a trained policy, without noise", examples)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--episodes", type=count_argument, default=10, metavar="N", help="episodes (default 10)"
@@ -148,7 +146,10 @@ def _add_evaluate(commands: Any) -> None:
         "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
     )
     parser.add_argument(
-        "--video", type=Path, metavar="FILE", help="also film one episode, e.g. out.mp4 or out.gif"
+        "--video",
+        type=Path,
+        metavar="FILE",
+        help="also record a video of one episode, e.g. out.mp4 or out.gif",
     )
 
 
@@ -158,7 +159,7 @@ def _add_info(commands: Any) -> None:
         "  rayagi info --cluster            every node of the Ray cluster\n"
     )
     parser = add_command(
-        commands, "info", "show what there is to plan for, and how it may be shared", examples
+        commands, "info", "show this machine's devices, and how they can be shared", examples
     )
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
@@ -173,11 +174,11 @@ def _add_info(commands: Any) -> None:
 def _add_plan(commands: Any) -> None:
     examples = (
         "examples:\n  rayagi plan Ant-v5 --gmis 4\n  rayagi plan Ant-v5 --machine dgx.json\n"
-        "  rayagi plan Ant-v5 --explain                  which roles should share a GMI, in numbers measured here\n"
-        "  rayagi plan Ant-v5 --nodes 16 --gpus-per-node 8 --gpu H100    what such a cluster would do, and what binds it\n"
+        "  rayagi plan Ant-v5 --explain                  compare templates by unit costs measured here\n"
+        "  rayagi plan Ant-v5 --nodes 16 --gpus-per-node 8 --gpu H100    forecast such a cluster, with its bottleneck\n"
     )
     parser = add_command(
-        commands, "plan", "show how a machine would be cut, without starting anything", examples
+        commands, "plan", "show how a machine would be partitioned, without starting anything", examples
     )
     parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
@@ -187,7 +188,7 @@ def _add_plan(commands: Any) -> None:
         metavar="FILE",
         help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
-    group = parser.add_argument_group("from unit costs, measured here by a short profile and kept")
+    group = parser.add_argument_group("from unit costs, measured by a short profile and cached")
     group.add_argument("--explain", action="store_true", help="compare the templates (GMI-DRL, Tables 1-3)")
     group.add_argument(
         "--nodes", type=count_argument, metavar="N", help="forecast a cluster of 1, 2, 4, ... N nodes"
@@ -204,9 +205,9 @@ def _add_plan(commands: Any) -> None:
 def _add_search(commands: Any) -> None:
     examples = (
         "examples:\n  rayagi search Ant-v5\n  rayagi search Ant-v5 --budget 5m --objective time_to_return\n"
-        "  rayagi search Ant-v5 --gmis 2        only how many environments two GMIs should have\n\n"
+        "  rayagi search Ant-v5 --gmis 2        only the number of environments of two GMIs\n\n"
         "Tries real training at each candidate (GMI-DRL, Algorithm 1). Measurements are kept by machine, task, code and\n"
-        "library versions: a search goes on where the last one was interrupted, and `rayagi train --gmis auto` uses them.\n"
+        "library versions: an interrupted search continues, and `rayagi train --gmis auto` uses them.\n"
     )
     parser = add_command(
         commands, "search", "find the numbers of GMIs and environments that train fastest here", examples
@@ -218,12 +219,12 @@ def _add_search(commands: Any) -> None:
         "--objective",
         choices=("throughput", "time_to_return"),
         default="throughput",
-        help="steps per second, or those discounted by what a larger batch costs in learning",
+        help="steps per second, or these divided by the cost of larger batches in learning",
     )
     group.add_argument(
         "--budget", type=duration_argument, metavar="TIME", help="start no trial after this long: 5m"
     )
-    group.add_argument("--again", action="store_true", help="measure anew what was measured before")
+    group.add_argument("--again", action="store_true", help="ignore cached measurements")
     group.add_argument(
         "--cache", type=Path, metavar="DIR", help="measurements (default ~/.cache/rayagi/search)"
     )
@@ -233,15 +234,15 @@ def _add_search(commands: Any) -> None:
 
 def _add_envs(commands: Any) -> None:
     examples = (
-        "examples:\n  rayagi envs\n  rayagi envs ant        what has 'ant' in its name, Gymnasium's own too\n"
+        "examples:\n  rayagi envs\n  rayagi envs ant        ids that contain 'ant', Gymnasium's own too\n"
     )
-    parser = add_command(commands, "envs", "list the environments there are", examples)
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="part of a name, in any case")
+    parser = add_command(commands, "envs", "list the available environments", examples)
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="part of a name, ignoring case")
 
 
 def _add_report(commands: Any) -> None:
     parser = add_command(
-        commands, "report", "write a run's report.html and plots anew, and print its numbers", ""
+        commands, "report", "rewrite a run's report.html and plots, and print its figures", ""
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
 
@@ -250,10 +251,10 @@ def _add_cleanup(commands: Any) -> None:
     parser = add_command(
         commands,
         "cleanup",
-        "undo on this host's GPUs what killed runs left: MPS daemons, MIG instances",
+        "restore this host's GPUs after killed runs: MPS daemons, MIG instances",
         "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list what would be undone, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be undone")
 
 
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:
@@ -277,20 +278,20 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--gmis",
         type=_count_or_auto,
         metavar="N",
-        help="GMIs in all (default: one per core or GPU); auto: as `rayagi search` finds best",
+        help="total number of GMIs (default: one per core or GPU); auto: by `rayagi search`",
     )
     group.add_argument(
-        "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: as searched"
+        "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: by search"
     )
     group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
-    group.add_argument("--seed", type=seed_argument, help="seed of everything random (default 0)")
+    group.add_argument("--seed", type=seed_argument, help="seed of all random numbers (default 0)")
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="settings",
-        help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and wins over --config",
+        help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and overrides --config",
     )
 
 
@@ -309,7 +310,7 @@ def _return(text: str) -> float:
 
 
 def _interval(text: str) -> tuple[str, float]:
-    """``("iterations", 50)`` for a plain number, ``("time_s", 60.0)`` for one with a unit of time."""
+    """Parse ``50`` as ``("iterations", 50)`` and ``60s`` as ``("time_s", 60.0)``."""
     if text.strip().isdecimal():
         return "iterations", count_argument(text)
     return "time_s", duration_argument(text)

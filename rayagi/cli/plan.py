@@ -1,4 +1,4 @@
-"""``rayagi plan``: how a machine would be cut, without starting anything."""
+"""``rayagi plan``: show how a machine would be partitioned, without starting anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments)
     spec = spec_from(arguments)
     if spec.gmi.wants_search:
-        # Imported here, as below: planning without measurements needs neither torch nor Ray.
+        # Imported here and below: planning without measurements needs neither torch nor Ray.
         from rayagi.coordinator.auto import resolve_auto
 
         spec = resolve_auto(spec, machine, may_search=False)
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
-    """The choice of a template, or the forecast of a cluster, from a short profile that is kept for the next time."""
+    """Compare templates, or forecast a cluster, from a short cached profile."""
     from placement.templates import choose, explain
     from rayagi.coordinator.cluster_forecast import best_forecast, cluster_of, sizes_up_to, table
     from rayagi.coordinator.profiling import cached_unit_costs
@@ -56,7 +56,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     )
     if arguments.explain:
         say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
-        say("Every one can be run: rayagi train --template NAME.")
+        say("Any of them can be used: rayagi train --template NAME.")
     if arguments.nodes is not None:
         updates = spec.learning.num_epochs * spec.learning.num_minibatches
         sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None
@@ -74,7 +74,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:
-    """What is planned for: a recorded machine, else what `rayagi train` would run on."""
+    """The machine to plan for: a recorded one, else that of `rayagi train`."""
     if arguments.machine is not None:
         return load_machine(arguments.machine)
     return machine_of_run()

@@ -1,4 +1,4 @@
-"""``rayagi policy-server``: answer the observations of robots and games outside."""
+"""``rayagi policy-server``: serve a policy's actions to external robots and games."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until interrupted; returns the exit code."""
     if arguments.port is None and arguments.unix is None:
         raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
     given = None if arguments.token_file is None else _read_token(arguments.token_file)
@@ -48,7 +48,7 @@ async def _serve(policy: ServedPolicy, settings: ServerSettings) -> None:
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
-    """What HTTP clients must send: something new where other hosts reach the server."""
+    """Access token of HTTP clients; a new one if other hosts can reach the server."""
     if arguments.port is None or is_loopback(arguments.host):
         return None
     token = new_token()

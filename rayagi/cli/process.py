@@ -1,4 +1,4 @@
-"""The process of a command: from its arguments to its exit code."""
+"""Runs a command as a process, and ends it by ``os._exit``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rayagi.cli.main import main
 
 
 def run_process() -> NoReturn:
-    """Run the command and end the process, without the ends of the native libraries in it.
+    """Run the command and end the process, without the exit handlers of native libraries.
 
-    Their destructors and threads (two gRPCs, Arrow's allocator, torch) take their time, and can wait for each other for
-    ever: a training that was done, saved and reported was seen not to end. What Python has to do at its end is done.
+    Destructors and threads of these libraries (two gRPCs, Arrow's allocator, torch) are slow and can deadlock: one finished
+    and saved training did not end. Python's own exit functions do run.
     """
     code = main()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it has left, or it is closed
+        with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
             stream.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""``rayagi report``: a run's report.html and plots, anew, and its numbers."""
+"""``rayagi report``: rewrite a run's report.html and plots, and print its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayagi.run.folder import open_run
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its numbers; returns the exit code."""
+    """Write the report and print its figures; returns the exit code."""
     folder = open_run(arguments.run)
     print(summary_text(folder, write_report(folder)))
     return 0

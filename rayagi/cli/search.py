@@ -1,4 +1,4 @@
-"""``rayagi search``: find the configuration that trains fastest on this machine, by trying."""
+"""``rayagi search``: find the configuration that trains fastest on this machine, by measuring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayagi.run.quantities import bytes_text, duration_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; returns the exit code."""
-    tell = complain if arguments.json else say
+    log = complain if arguments.json else say
     spec = spec_from(arguments)
     refuse_unmeasured(spec, "the search trains")
     machine = machine_of_run()
@@ -30,17 +30,17 @@ def run(arguments: argparse.Namespace) -> int:
         folder=arguments.cache,
         again=arguments.again,
     )
-    tell(f"Searching for {spec.env.id}: what runs fastest here. Ctrl-C keeps what was measured.")
+    log(f"Searching for the fastest configuration of {spec.env.id}. Ctrl-C keeps all measurements.")
     try:
         result = search(
             spec,
             machine,
             settings,
-            on_trial=lambda trial: tell(_line(trial)),
-            on_start=lambda what: tell(f"  measuring {what} ..."),
+            on_trial=lambda trial: log(_line(trial)),
+            on_start=lambda what: log(f"  measuring {what} ..."),
         )
     except KeyboardInterrupt as error:
-        error.add_note("What was measured is kept: the same command goes on from there.")
+        error.add_note("All measurements are kept: the same command continues from there.")
         raise
     plots = save_plots(result, arguments.out or Path("runs") / f"search-{spec.env.id}")
     if arguments.json:
@@ -56,7 +56,7 @@ def save_plots(result: SearchResult, folder: Path) -> list[Path]:
     Raises:
         DiskError: they cannot be written.
     """
-    # Imported here: drawing takes its time to load and is needed at the end only.
+    # Imported here: matplotlib is slow to import and needed only at the end.
     from rayagi.monitoring.search_plots import save_search_plots
 
     with disk_errors(folder, "free space there, or choose another folder with --out"):
@@ -65,7 +65,7 @@ def save_plots(result: SearchResult, folder: Path) -> list[Path]:
 
 
 def summary(result: SearchResult, plots: list[Path]) -> str:
-    """The table of trials, what was best, and the command that uses it."""
+    """The table of trials, the best one, and the command that uses it."""
     best = result.best
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
     found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
@@ -75,8 +75,8 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    ended = "" if result.complete else " The budget ended the search; the same command goes on."
-    unsure = "" if best.verdict == "again" else " It was measured once, and shortly."
+    ended = "" if result.complete else " The budget ended the search; the same command continues it."
+    unsure = "" if best.verdict == "again" else " It was measured only once, briefly."
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
     because = f" It is {best.reason}." if best.reason and best.verdict == "again" else ""
     option = "--set gmi.gmis_per_gpu=" if result.on_gpus else "--gmis "
@@ -88,13 +88,13 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
             f"{because}{ended}{unsure}{noise}",
             f"Figures: {', '.join(str(path) for path in plots)}",
             f"\nUse it:\n  rayagi train {result.task} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
-            f"or whatever is best wherever it runs:\n  rayagi train {result.task} --gmis auto --num-envs auto",
+            f"or let each machine use its own best:\n  rayagi train {result.task} --gmis auto --num-envs auto",
         ]
     )
 
 
 def _number(given: int | str | None) -> int | None:
-    """A number that the search is held to."""
+    """A fixed number; None if the search chooses it."""
     return given if isinstance(given, int) else None
 
 
@@ -109,13 +109,13 @@ def _line(trial: Trial) -> str:
         return f"{what} not tried: eq. 4 projects {bytes_text(trial.projected_bytes or 0)} a GMI, more than there is"
     if trial.system_steps_per_s is None:
         return f"{what} took {bytes_text(outcome.memory_bytes)} a GMI, more than its share"
-    told = f"{what} {trial.system_steps_per_s:>9,.0f} steps/s +- {100 * outcome.relative_error:.0f} %"
+    line = f"{what} {trial.system_steps_per_s:>9,.0f} steps/s +- {100 * outcome.relative_error:.0f} %"
     sat = "" if trial.saturation is None else f"  Sat {trial.saturation:.2f}"
     if trial.verdict == "compared":
-        return f"{told}  measured again{_because(trial)}"
+        return f"{line}  measured again{_because(trial)}"
     if trial.verdict == "again":
-        return f"{told}  measured again" + ("  best" + _because(trial) if trial.best else "")
-    return told + sat + ("  best so far" if trial.best else "") + _ended(trial)
+        return f"{line}  measured again" + ("  best" + _because(trial) if trial.best else "")
+    return line + sat + ("  best so far" if trial.best else "") + _ended(trial)
 
 
 def _ended(trial: Trial) -> str:

@@ -1,4 +1,4 @@
-"""``rayagi serve``: run a trained policy on GMIs, and write its experience."""
+"""``rayagi serve``: run a trained policy on GMIs and record its experience."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from rayagi.serving.source import SavedPolicy, saved_policy
 from rayagi.serving.templates import chosen_template, serving_factory
 
 _WRITERS_S = 30.0
-"""For writers whose GMI has gone to complete their files."""
+"""Time limit for writers of ended GMIs to complete their files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Target:
-    """The dataset that is written, and which session this is."""
+    """The dataset to write, and the number of this session."""
 
     folder: DatasetFolder
     created: bool
-    """Whether it was not there before."""
+    """Whether this command created it."""
     session: int
     seed: int
     recording: Recording
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
-    """The run's, with GMIs as they are to serve: what was cut to train says nothing of serving."""
+    """The run's settings with GMIs for serving; those for training do not apply."""
     gmi = replace(
         spec.gmi,
         num_gmis=arguments.gmis,
@@ -93,16 +93,16 @@ def _spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
         backend=arguments.backend or "auto",
     )
     if gmi.num_envs == "auto":
-        raise UsageError("--num-envs: the run left it to a search; say how many environments each GMI serves")
+        raise UsageError('--num-envs: the run has "auto"; give the number of environments of each GMI')
     return replace(spec, gmi=gmi)
 
 
 def _target(arguments: argparse.Namespace, saved: SavedPolicy) -> _Target | None:
-    """Make or open the dataset, and lock it.
+    """Create or open the dataset, and lock it.
 
     Raises:
-        UsageError: options that need --out, or that contradict what is there.
-        DatasetError: the folder is in use, or is no dataset that this run can add to.
+        UsageError: options need --out, or contradict the existing dataset.
+        DatasetError: the folder is in use, or is no dataset that this run can append to.
     """
     if arguments.out is None:
         if arguments.append or arguments.format is not None:
@@ -182,7 +182,7 @@ def _serve(
             with interrupt:
                 served = loop.serve()
     except KeyboardInterrupt:
-        # While everything closes: what is written is written.
+        # Ctrl-C during shutdown: the files are already complete.
         if loop is None or not interrupt.requested:
             raise
         served = loop.served
@@ -223,7 +223,7 @@ def _note(target: _Target | None, provenance: dict[str, Any]) -> None:
 
 
 def _after_failure(target: _Target | None, provenance: dict[str, Any], error: BaseException) -> None:
-    """Let the writers end, and have the error say what is complete."""
+    """Wait for the writers, and add to the error which files are complete."""
     if target is None:
         return
     with suppress(RunError, KeyboardInterrupt):
@@ -232,19 +232,19 @@ def _after_failure(target: _Target | None, provenance: dict[str, Any], error: Ba
         files = [file for file in folder.files() if file.session == target.session]
         if target.created and not files:
             shutil.rmtree(folder.path, ignore_errors=True)
-            error.add_note("No file had been completed, and no dataset is left.")
+            error.add_note("No file was completed, so no dataset was kept.")
             return
         rows = sum(file.statistics.rows for file in files)
         error.add_note(
             f"Complete and readable in {folder.data}: {counted(len(files), 'file')} of this session with "
             f"{rows:,} rows."
         )
-        if "envs" not in provenance:  # it did not begin
+        if "envs" not in provenance:  # it did not start
             return
         stopped = not isinstance(error, Exception)
         reason = "stopped at once" if stopped else f"{type(error).__name__}: {error}"
         provenance |= {"ended": _now(), "status": "interrupted" if stopped else "failed", "reason": reason}
-        # The disk may be what failed: the first error is the one to tell.
+        # The disk may have failed: report the first error only.
         _note(target, provenance)
         folder.write_statistics()
 
@@ -261,7 +261,7 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
     if mean is not None:
         say(f"{served.episodes:,} episodes ended, mean return {mean:,.1f}")
     if target is not None:
-        target.folder.wait_for_writers(_WRITERS_S)  # where Ctrl-C came twice, they still complete their files
+        target.folder.wait_for_writers(_WRITERS_S)  # after a second Ctrl-C they still complete their files
         whole = target.folder.write_statistics()
         files = target.folder.files()
         say(
@@ -278,9 +278,9 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
 
 
 def _announce_end() -> None:
-    # Called from a signal handler: Python refuses to print where the signal came in the middle of a print.
+    # Called from a signal handler: Python raises if the signal interrupted another print.
     with suppress(RuntimeError):
-        say("Finishing what is being computed, then completing the files. Ctrl-C again quits at once.")
+        say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
 
 
 def _now() -> str:

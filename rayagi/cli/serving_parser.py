@@ -1,4 +1,4 @@
-"""What ``rayagi serve``, ``policy-server`` and ``export`` take."""
+"""Argument parsers of ``rayagi serve``, ``policy-server`` and ``export``."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ examples:
   rayagi serve runs/NAME --out data/ant --steps 1M       a dataset of a million steps, as Parquet
   rayagi serve runs/NAME --out data/ant --episodes 500 --explore
   rayagi serve runs/NAME --out data/ant --append --checkpoint last --steps 1M
-  rayagi serve runs/NAME --time 20s                      only measure: steps per second and latencies
+  rayagi serve runs/NAME --time 20s                      measure only: steps per second and latencies
   rayagi serve runs/NAME --template auto --out data/ant  the template that the placement model finds fastest
 
 The folder of --out then holds data/ (what pyarrow.dataset, pandas or RLlib open), statistics.json, provenance.json and
-manifest.jsonl. A file of data/ is whole or not there: Ctrl-C, a killed GMI or a full disk leave the complete ones readable.
-Without --steps, --episodes or --time it serves for a minute; the first limit that is reached ends it.
+manifest.jsonl. Files of data/ appear only when complete: after Ctrl-C, a killed GMI or a full disk they stay readable.
+Without --steps, --episodes or --time it serves for a minute; the first limit reached ends it.
 """
 _SERVER_EXAMPLES = """\
 examples:
   rayagi policy-server runs/NAME --port 8000                    HTTP on this machine only
   rayagi policy-server runs/NAME --unix /tmp/ant.sock           local socket, for the lowest latency
-  rayagi policy-server runs/NAME --port 8000 --host 0.0.0.0     for others too: prints the token that they need
-  rayagi policy-server runs/NAME --port 8000 --checkpoint last --follow    beside a run that goes on training
+  rayagi policy-server runs/NAME --port 8000 --host 0.0.0.0     for other hosts too: prints an access token
+  rayagi policy-server runs/NAME --port 8000 --checkpoint last --follow    follow a run that is still training
 
 ask it:
   curl -s localhost:8000/info
   curl -s localhost:8000/act -d '{"obs": [0.0, 0.0, 0.0, 0.0]}' -H 'Content-Type: application/json'
   python:  PolicyClient("http://localhost:8000").act(obs)      from rayagi.serving.client, needs numpy only
 
-Requests that come at the same time are answered with one inference. /stats tells p50, p90, p99 and requests per second;
-SIGHUP loads the checkpoint anew; SIGTERM or Ctrl-C answers what has come, then ends.
+Concurrent requests share one inference. /stats has p50, p90, p99 and requests per second. SIGHUP reloads the checkpoint;
+SIGTERM or Ctrl-C answers pending requests, then ends.
 """
 _EXPORT_EXAMPLES = """\
 examples:
   rayagi export data/ant --to minari data/ant-minari      opened by minari.MinariDataset; needs `pip install minari`
-  rayagi export data/ant --to rllib data/ant-rllib        with the next observation in every row, as CQL and MARWIL want it
+  rayagi export data/ant --to rllib data/ant-rllib        with the next observation in every row, for CQL and MARWIL
 """
 
 
@@ -58,7 +58,7 @@ def add_serving(commands: Any) -> None:
 
 def _add_serve(commands: Any) -> None:
     parser = add_command(
-        commands, "serve", "run a trained policy at full speed, and write its experience", _SERVE_EXAMPLES
+        commands, "serve", "run a trained policy at full speed and record its experience", _SERVE_EXAMPLES
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     _add_checkpoint(parser)
@@ -66,16 +66,16 @@ def _add_serve(commands: Any) -> None:
         "--template",
         choices=("dp_only", "dp_mp", "mp_dp", "auto"),
         default="dp_only",
-        help="which roles share a GMI (GMI-DRL, Figure 5); auto: as the placement model finds fastest",
+        help="which roles share a GMI (GMI-DRL, Figure 5); auto: the fastest by the placement model",
     )
     parser.add_argument(
-        "--gmis", type=count_argument, metavar="N", help="GMIs in all (default: one per core or GPU)"
+        "--gmis", type=count_argument, metavar="N", help="total number of GMIs (default: one per core or GPU)"
     )
     parser.add_argument(
         "--agents",
         type=count_argument,
         metavar="N",
-        help="of the GMIs of mp_dp, those with an agent (default 1)",
+        help="GMIs with an agent, for mp_dp (default 1)",
     )
     parser.add_argument(
         "--num-envs",
@@ -88,7 +88,7 @@ def _add_serve(commands: Any) -> None:
         "--seed",
         type=seed_argument,
         metavar="N",
-        help="of starts and exploration (default: the session's number)",
+        help="seed of start states and exploration (default: the session's number)",
     )
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument("--greedy", action="store_true", help="the policy's mode (default)")
@@ -97,38 +97,34 @@ def _add_serve(commands: Any) -> None:
     limits.add_argument(
         "--steps", type=count_argument, metavar="N", help="environment steps of all GMIs: 500k, 2M"
     )
-    limits.add_argument(
-        "--episodes", type=count_argument, metavar="N", help="episodes that ended, of all GMIs"
-    )
+    limits.add_argument("--episodes", type=count_argument, metavar="N", help="ended episodes of all GMIs")
     limits.add_argument("--time", type=duration_argument, metavar="TIME", help="time of serving: 90s, 5m")
     out = parser.add_argument_group("where it goes")
     out.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the dataset (default: nothing is written)"
     )
-    out.add_argument("--append", action="store_true", help="add to the dataset that is there")
-    out.add_argument("--format", choices=("parquet", "arrow"), help="of the files (default parquet)")
+    out.add_argument("--append", action="store_true", help="append to an existing dataset")
+    out.add_argument("--format", choices=("parquet", "arrow"), help="file format (default parquet)")
     out.add_argument(
-        "--rows-per-file", type=count_argument, default=1_000_000, metavar="N", help="at most (default 1M)"
+        "--rows-per-file", type=count_argument, default=1_000_000, metavar="N", help="maximum (default 1M)"
     )
     out.add_argument(
         "--file-size",
         type=bytes_argument,
         default=256 * 2**20,
         metavar="BYTES",
-        help="about (default 256MiB)",
+        help="approximate limit (default 256MiB)",
     )
 
 
 def _add_policy_server(commands: Any) -> None:
     parser = add_command(
-        commands, "policy-server", "answer the observations of a robot or game outside", _SERVER_EXAMPLES
+        commands, "policy-server", "serve a policy's actions to an external robot or game", _SERVER_EXAMPLES
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     _add_checkpoint(parser)
-    parser.add_argument(
-        "--follow", action="store_true", help="go over to newer checkpoints as they are saved"
-    )
-    where = parser.add_argument_group("where it listens: at least one")
+    parser.add_argument("--follow", action="store_true", help="use newer checkpoints as they are saved")
+    where = parser.add_argument_group("addresses: at least one")
     where.add_argument("--port", type=_port, metavar="P", help="HTTP; 0: any free port, which is printed")
     where.add_argument(
         "--host", default="127.0.0.1", help="address for HTTP (default 127.0.0.1, this machine only)"
@@ -138,8 +134,8 @@ def _add_policy_server(commands: Any) -> None:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="its first line is what HTTP clients must send as bearer token (default: none on this machine; elsewhere "
-        "one is made and printed)",
+        help="file whose first line is the bearer token of HTTP clients (default: none on this machine; with another "
+        "--host one is created and printed)",
     )
     how = parser.add_argument_group("how it answers")
     how.add_argument(
@@ -147,29 +143,29 @@ def _add_policy_server(commands: Any) -> None:
         type=_milliseconds,
         default=1.0,
         metavar="MS",
-        help="longest that a request waits for others to share its inference, in ms (default 1)",
+        help="longest time that a request waits for others to share its inference, in ms (default 1)",
     )
     how.add_argument(
         "--max-rows",
         type=count_argument,
         default=4096,
         metavar="N",
-        help="observations of one request (default 4096)",
+        help="maximum observations per request (default 4096)",
     )
     how.add_argument(
-        "--threads", type=count_argument, default=1, metavar="N", help="of inference (default 1)"
+        "--threads", type=count_argument, default=1, metavar="N", help="inference threads (default 1)"
     )
 
 
 def _add_export(commands: Any) -> None:
-    parser = add_command(commands, "export", "write a dataset as other tools want it", _EXPORT_EXAMPLES)
+    parser = add_command(commands, "export", "convert a dataset for other tools", _EXPORT_EXAMPLES)
     parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder that `rayagi serve` wrote")
     parser.add_argument("--to", choices=("minari", "rllib"), required=True, help="which format")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not be there yet")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
     parser.add_argument(
         "--whole",
         action="store_true",
-        help="leave out episodes that the end of the recording cut (default: truncated)",
+        help="leave out episodes cut by the end of the recording (default: they count as truncated)",
     )
 
 

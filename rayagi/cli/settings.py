@@ -1,4 +1,4 @@
-"""From options to a RunSpec and the limits of a run."""
+"""Converts command-line options to a RunSpec and the limits of a run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FIXED_ON_RESUME = {
 
 
 def spec_from(arguments: argparse.Namespace) -> RunSpec:
-    """Preset, then config file, then options, then ``--set``; checked, and the task exists.
+    """Combine preset, config file, options and ``--set``, in this order; validate, and check that the task exists.
 
     Raises:
-        UsageError, ConfigError, UnknownEnvironmentError: what was given cannot be run.
+        UsageError, ConfigError, UnknownEnvironmentError: the settings are invalid.
     """
     if arguments.task is None and arguments.config is None:
-        raise UsageError("which task? e.g. rayagi train Ant-v5; `rayagi envs` lists what there is")
+        raise UsageError("which task? e.g. rayagi train Ant-v5; `rayagi envs` lists all")
     if arguments.config is not None:
         spec = load_config_file(arguments.config, arguments.task, arguments.algorithm)
     else:
@@ -54,17 +54,17 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
-    # Before the rules, so that a wrong name is said to be one and nothing else.
+    # Before the rules, so that a wrong name gives only that error.
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     refuse_unfit_network(spec.network, info)
     return checked(spec)
 
 
 def refuse_unmeasured(spec: RunSpec, what: str) -> None:
-    """For commands that measure ppo on dp_only, whatever a run does with what they find.
+    """For commands that measure only ppo on dp_only.
 
     Raises:
-        UsageError: another algorithm or template was asked for.
+        UsageError: another algorithm or template was requested.
     """
     if (spec.algorithm, spec.gmi.template) != ("ppo", "dp_only"):
         raise UsageError(
@@ -74,17 +74,17 @@ def refuse_unmeasured(spec: RunSpec, what: str) -> None:
 
 
 def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
-    """The spec of a run that goes on: only what does not change what it learns may be given anew.
+    """The spec of a resumed run. Only options that do not affect learning may change.
 
     Raises:
-        UsageError: an option was given that a resumed run cannot change.
+        UsageError: a resumed run cannot change this option.
     """
     given = [
         option for name, option in _FIXED_ON_RESUME.items() if getattr(arguments, name) not in (None, [])
     ]
     if given:
         raise UsageError(
-            f"{', '.join(given)} cannot change on --resume: the run goes on as its config.yaml says. "
+            f"{', '.join(given)} cannot change on --resume: the run keeps its config.yaml. "
             "Start a new run for other settings: "
             f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml {given[0]} ..."
         )
@@ -101,7 +101,7 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
 
 
 def limits_from(arguments: argparse.Namespace, spec: RunSpec) -> Limits:
-    """What ends the run: the options; the spec's own number of steps too, where it gives one."""
+    """Limits of a run: the options, and the spec's total_env_steps if it is set."""
     limits = typed_limits(arguments)
     if spec.total_env_steps is not None:
         limits = replace(limits, env_steps=spec.total_env_steps)
@@ -109,28 +109,28 @@ def limits_from(arguments: argparse.Namespace, spec: RunSpec) -> Limits:
 
 
 def resumed_limits(arguments: argparse.Namespace, spec: RunSpec, stored: Mapping[str, Any]) -> Limits:
-    """What ends a run that goes on: what is typed now; without that, what ended it before."""
+    """Limits of a resumed run: the options; without any, its stored limits."""
     limits = typed_limits(arguments)
     if limits.is_empty():
         limits = Limits.from_dict(stored) if stored else limits_from(arguments, spec)
-    # A learning rate that has fallen to zero learns nothing more.
+    # With a learning rate of zero nothing more is learned.
     return replace(limits, env_steps=spec.total_env_steps) if decays_linearly(spec) else limits
 
 
 def decays_linearly(spec: RunSpec) -> bool:
-    """Whether the number of steps decides the learning rate too."""
+    """Whether the learning rate depends on the number of steps."""
     return spec.learning.lr_schedule == "linear"
 
 
 def with_num_gmis(spec: RunSpec, num_gmis: int) -> RunSpec:
-    """The spec with as many GMIs as a run has, where it left them to the machine: their batches add up."""
+    """The spec with a run's number of GMIs, if it is unset: the total batch depends on it."""
     if spec.gmi.num_gmis is not None or spec.gmi.gmis_per_gpu is not None:
         return spec
     return replace(spec, gmi=replace(spec.gmi, num_gmis=num_gmis))
 
 
 def typed_limits(arguments: argparse.Namespace) -> Limits:
-    """What the user typed as limits."""
+    """Limits given as options."""
     return Limits(
         time_s=arguments.time,
         env_steps=arguments.env_steps,

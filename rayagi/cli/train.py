@@ -1,4 +1,4 @@
-"""``rayagi train``: start or resume a run, drive it, and say how it ended."""
+"""``rayagi train``: start or resume a run, train, and report the result."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkp
         say("No checkpoint was saved yet: the run starts from the beginning.")
         return folder, spec, None
     for reason in checkpoint.damaged:
-        say(f"{reason}; going back to {checkpoint.name}.")
+        say(f"{reason}; continuing from {checkpoint.name}.")
     return folder, with_num_gmis(spec, checkpoint.state["num_gmis"]), checkpoint
 
 
@@ -145,7 +145,7 @@ def _refuse_if_done(
 def _describe(
     folder: RunFolder, spec: RunSpec, settings: LoopSettings, checkpoint: Checkpoint | None
 ) -> None:
-    """Write what is known before anything starts."""
+    """Write plan, settings and versions before anything starts."""
     folder.write_config(run_spec_to_dict(spec))
     replace_json(folder.path / "versions.json", collect_versions())
     every = settings.checkpoint_every
@@ -180,7 +180,7 @@ def _train(
             with screen, interrupt:
                 outcome = loop.run()
     except KeyboardInterrupt:
-        # While everything closes: the run is over and saved, whatever is left of Ray ends with this process.
+        # Ctrl-C during shutdown: the run is saved, and Ray ends with this process.
         if outcome is None:
             raise
     return outcome
@@ -196,7 +196,7 @@ def _opened(
     *,
     dashboard: bool,
 ) -> tuple[TrainingLoop, LiveProgress | PlainProgress]:
-    """The loop, where it starts, and its screen; ``stack`` closes what they need."""
+    """The training loop, restored if resumed, and its progress display; ``stack`` closes their resources."""
 
     def open_session(own: RunSpec, num_gmis: int | None = None) -> Session:
         session = session_of(
@@ -242,7 +242,7 @@ def _opened(
 
 
 def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
-    with suppress(SessionClosedError):  # it failed, and the run's end says why
+    with suppress(SessionClosedError):  # it failed; the end of the run reports why
         experience_record.save(folder.path, session.experience())
 
 
@@ -250,8 +250,8 @@ def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: 
     if num_gmis not in (None, plan.num_gmis):
         raise PlanError(
             f"resuming a run of {num_gmis} GMIs",
-            f"its settings give {plan.num_gmis} here, and with them another batch",
-            "Resume it on a machine like its first",
+            f"its settings give {plan.num_gmis} here, hence another batch",
+            "Resume it on a machine like the first one",
         )
     reject_insufficient_memory(spec, plan)
     table = plan.table()
@@ -273,12 +273,12 @@ def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LivePro
 
 
 def _announce_end() -> None:
-    # Called from a signal handler: Python refuses to print where the signal came in the middle of a print.
+    # Called from a signal handler: Python raises if the signal interrupted another print.
     with suppress(RuntimeError):
-        say("Finishing what is being computed, then saving. Ctrl-C again quits at once.")
+        say("Finishing the current request, then saving. Ctrl-C again quits at once.")
 
 
 def _say_dashboard() -> None:
-    # Ray's public API names the address only to whom connects, which the session does.
+    # Ray's public API returns the address only on connecting, which the session does.
     url = get_dashboard_url()
-    say(f"Ray's dashboard: http://{url}" if url else "This cluster runs no dashboard.")
+    say(f"Ray's dashboard: http://{url}" if url else "This cluster has no dashboard.")

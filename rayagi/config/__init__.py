@@ -1,1 +1,1 @@
-"""From what a user writes to a frozen, checked RunSpec."""
+"""Configuration: from user input (files, options, RLlib configs) to a frozen, validated RunSpec."""

@@ -1,4 +1,4 @@
-"""RLlib's batch sizes as rollout length and number of minibatches.
+"""Converts RLlib's batch sizes to rollout length and number of minibatches.
 
 In ``dp_only`` a GMI is what RLlib calls a Learner, and it collects its own batch of T * N steps.
 """
@@ -13,27 +13,27 @@ from rayagi.config.errors import NO_VALUE, ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenSizes:
-    """What the user said; None: nothing."""
+    """Sizes set by the user; None: not set."""
 
     rollout_length: int | None = None
     num_minibatches: int | None = None
     train_batch_size: int | None = None
-    """Steps of all GMIs in an iteration."""
+    """Steps per iteration of all GMIs."""
     train_batch_size_per_learner: int | None = None
-    """Steps of one GMI in an iteration."""
+    """Steps per iteration of one GMI."""
     minibatch_size: int | None = None
-    """Steps of one GMI in a minibatch."""
+    """Steps per minibatch of one GMI."""
 
 
 def rollout_and_minibatches(
     given: GivenSizes, *, num_envs: int, num_gmis: int | None, preset_length: int, preset_minibatches: int
 ) -> tuple[int, int]:
-    """Rollout length T and number of minibatches that agree with everything that was given.
+    """Rollout length T and number of minibatches that satisfy all given sizes.
 
-    Where only the length was given, the preset's number of minibatches is lowered until it divides it.
+    If only the length is given, the preset's number of minibatches is lowered until it divides the length.
 
     Raises:
-        ConfigError: sizes that contradict each other, or that N environments cannot make.
+        ConfigError: the sizes contradict each other, or do not fit N environments.
     """
     length = _rollout_length(given, num_envs, num_gmis)
     minibatches = _minibatches(given, num_envs, preset_length if length is None else length)
@@ -43,12 +43,12 @@ def rollout_and_minibatches(
 
 
 def _rollout_length(given: GivenSizes, num_envs: int, num_gmis: int | None) -> int | None:
-    said: list[tuple[str, int]] = []
+    lengths: list[tuple[str, int]] = []
     if given.rollout_length is not None:
-        said.append((f"rollout_length={given.rollout_length}", given.rollout_length))
+        lengths.append((f"rollout_length={given.rollout_length}", given.rollout_length))
     if given.train_batch_size_per_learner is not None:
         name = "training(train_batch_size_per_learner=)"
-        said.append(
+        lengths.append(
             (name, _per_environment(name, given.train_batch_size_per_learner, num_envs, "gmi(num_envs=)"))
         )
     if given.train_batch_size is not None:
@@ -61,13 +61,13 @@ def _rollout_length(given: GivenSizes, num_envs: int, num_gmis: int | None) -> i
                 "use gmi(num_gmis=) too, or train_batch_size_per_learner, the steps of one GMI",
             )
         total = num_gmis * num_envs
-        said.append((name, _per_environment(name, given.train_batch_size, total, "num_gmis * num_envs")))
-    if len({length for _, length in said}) > 1:
-        texts = [f"{name} means {length} steps of each environment" for name, length in said]
+        lengths.append((name, _per_environment(name, given.train_batch_size, total, "num_gmis * num_envs")))
+    if len({length for _, length in lengths}) > 1:
+        texts = [f"{name} means {length} steps of each environment" for name, length in lengths]
         raise ConfigError(
             "training()", NO_VALUE, "gives sizes that disagree: " + ", ".join(texts), "give one of them"
         )
-    return said[0][1] if said else None
+    return lengths[0][1] if lengths else None
 
 
 def _per_environment(name: str, size: int, environments: int, what: str) -> int:

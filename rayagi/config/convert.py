@@ -1,4 +1,4 @@
-"""RunSpec to and from plain data, strictly: unknown keys and wrong types are errors that name their path."""
+"""Converts RunSpec to and from plain data. Unknown keys and wrong types are errors that name their path."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rayagi.config.yaml_text import parse_yaml
 
 
 def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
-    """Nested plain data (dict, list, str, number, None); ``run_spec_from_dict`` makes it a RunSpec again.
+    """Nested plain data (dict, list, str, number, None); ``run_spec_from_dict`` is the inverse.
 
-    The algorithm's settings are in a section of their own name, ``ppo: {...}``.
+    The algorithm's settings are in a section with its name, ``ppo: {...}``.
     """
     data: dict[str, Any] = _plain(spec)
     return {spec.learning_section if key == "learning" else key: value for key, value in data.items()}
 
 
 def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
-    """A RunSpec from nested plain data; sections and fields that are not given keep RunSpec's defaults.
+    """A RunSpec from nested plain data; missing sections and fields get RunSpec's defaults.
 
-    Whole numbers may be written as floats (``2e6``) and floats as whole numbers. Sections of other algorithms' settings are
-    read, so that their mistakes are found, and left out.
+    Whole numbers may be written as floats (``2e6``) and floats as whole numbers. Sections of other algorithms are
+    validated, then ignored.
 
     Raises:
-        ConfigError: an unknown key (the nearest names are offered), an unknown algorithm, or a value of the wrong type.
+        ConfigError: an unknown key (the message has the nearest names), an unknown algorithm, or a value of the wrong type.
     """
     values = _values(run_spec_sections(), data, "")
     definition = DEFINITIONS[values.get("algorithm", next(iter(DEFINITIONS)))]
@@ -44,7 +44,7 @@ def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes`` laid over it, section by section; ``env.kwargs`` merges by key too."""
+    """``base`` updated with ``changes``, section by section; ``env.kwargs`` merges by key too."""
     result = dict(base)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -55,14 +55,14 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     """``spec`` with ``key=value`` texts applied in order, as ``--set`` takes them.
 
-    The key is a dotted path (``ppo.learning_rate``) or a field's name alone where only one section has it, or the
-    algorithm's does; the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
+    The key is a dotted path (``ppo.learning_rate``) or a field's name alone if one section, or the algorithm's,
+    has it; the value is YAML (``1e-4``, ``[64, 64]``, ``null``, ``true``).
 
-    A mapping is laid over a section and replaces a free mapping, so that ``env.kwargs={}`` can empty it.
+    A mapping updates a section but replaces a free mapping, so that ``env.kwargs={}`` can empty it.
 
     Raises:
         ConfigError: no ``=``, an unknown or ambiguous key, a value that is not YAML or has the wrong type, a setting of
-            another algorithm, or another task or algorithm, whose preset the spec does not have.
+            another algorithm, or another task or algorithm (their preset would differ).
     """
     data = run_spec_to_dict(spec)
     for setting in settings:
@@ -99,7 +99,7 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
 
 
 def setting_path(key: str, section: str) -> str:
-    """The dotted path that a ``--set`` key means in a run whose algorithm reads ``section``.
+    """The dotted path of a ``--set`` key, for an algorithm whose settings are in ``section``.
 
     Raises:
         ConfigError: nothing has that name, or more than one section has.
@@ -133,7 +133,7 @@ def _refuse_unread(path: str, section: str) -> None:
 
 @cache
 def run_spec_sections() -> dict[str, Any]:
-    """Key of a configuration -> its type: RunSpec's fields, with a section for each algorithm's settings in their place."""
+    """Key of a configuration -> its type: RunSpec's fields, with one section per algorithm."""
     keys: dict[str, Any] = {}
     for name, wanted in _hints(RunSpec).items():
         if name == "learning":
@@ -161,7 +161,7 @@ def setting_paths() -> dict[str, Literal["value", "mapping", "section"]]:
 
 
 def nearest(key: str, names: Iterable[str]) -> str:
-    """Offers the names nearest to ``key``, by full path or by last part; else lists the first few."""
+    """A hint with the names nearest to ``key``, by full path or last part; else the first few names."""
     names = list(names)
     by_leaf = {name.rpartition(".")[2]: name for name in names}
     leaf = key.rpartition(".")[2]
@@ -197,7 +197,7 @@ def _values(hints: Mapping[str, Any], data: Any, path: str) -> dict[str, Any]:
     """The values of one section's keys, converted.
 
     Raises:
-        ConfigError: no mapping, an unknown key, or a value of the wrong type.
+        ConfigError: not a mapping, an unknown key, or a value of the wrong type.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(
@@ -276,7 +276,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def describe(wanted: Any) -> str:
-    """An annotation in words, for messages."""
+    """A type annotation in words, for messages."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(repr(choice) for choice in arguments)

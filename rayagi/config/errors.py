@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where, and what to write instead."""
+"""Configuration errors: setting, value, reason and suggestion."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ConfigError(ValueError):
 
     Attributes:
         path: the setting as the user would write it (``ppo.learning_rate``), or a file's path
-        value: what was given; NO_VALUE where the error is not about a value
-        reason: what is wrong with it, and the limit
+        value: the given value; NO_VALUE if the error is not about a value
+        reason: what is wrong, and the limit
         suggestion: what to write instead; may be empty
     """
 

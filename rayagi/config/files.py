@@ -24,18 +24,18 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str | None = None) -> RunSpec:
     """Read a run's configuration, checked.
 
-    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), laid over the preset of the task and the
-    algorithm. A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig`` or one of its kind, or a function
+    A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), which updates the preset of task and
+    algorithm. A Python file defines ``config``: a RunSpec, a ``rayagi.PPOConfig`` (or another algorithm's), or a function
     without arguments that returns one.
 
     Args:
         path: a .yaml, .yml or .py file
-        env_id: the task, where the file does not say it
-        algorithm: the algorithm, where a YAML file does not say it; it says ppo where nobody does
+        env_id: the task, if the file does not set it
+        algorithm: the algorithm, if a YAML file does not set it; default ppo
 
     Raises:
         ConfigError: no such file, another suffix, a file that raises (with its line), an unknown key, a wrong
-            value, or a task or algorithm that is not the one asked for.
+            value, or a task or algorithm other than the requested one.
     """
     file = Path(path)
     if file.suffix not in (*_YAML_SUFFIXES, ".py"):
@@ -53,7 +53,7 @@ def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str
         ("algorithm", "algorithm", spec.algorithm, algorithm),
     ):
         if asked not in (None, value):
-            reason = f"is not the {what} that was asked for, {asked!r}"
+            reason = f"is not the requested {what}, {asked!r}"
             raise ConfigError(f"{path}: {name}", value, reason, "give one of them only")
     return spec
 
@@ -65,9 +65,7 @@ def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: str | Non
         raise ConfigError(str(file), NO_VALUE, f"is not YAML ({' '.join(str(error).split())})") from error
     data = {} if data is None else data
     try:
-        given = run_spec_from_dict(
-            data
-        )  # refuses what is not a mapping, and unknown keys, before anything else
+        given = run_spec_from_dict(data)  # reject non-mappings and unknown keys before anything else
         if "id" in _section(data, "env"):
             env_id = given.env.id
         elif env_id is None:
@@ -99,7 +97,7 @@ def _defined_config(file: Path, source: str) -> Any:
     def run() -> None:
         exec(compile(source, str(file), "exec"), module.__dict__)
 
-    # Files beside the configuration can be imported, as they could be if it were run as a script.
+    # The file can import modules from its own folder, as a script can.
     sys.path.insert(0, str(file.resolve().parent))
     try:
         _guarded(file, run)
@@ -115,7 +113,7 @@ def _defined_config(file: Path, source: str) -> Any:
 def _as_run_spec(file: Path, config: Any, env_id: str | None) -> RunSpec:
     if isinstance(config, RunSpec):
         return checked(config)
-    # PPOConfig is recognised by its method: importing its class would import RLlib for every YAML file too.
+    # Recognise PPOConfig by its method: importing the class would import RLlib for every YAML file.
     if hasattr(config, "to_run_spec"):
         if config.env is None and env_id is not None:
             config = config.copy(copy_frozen=False).environment(env_id)
@@ -132,7 +130,7 @@ def _as_run_spec(file: Path, config: Any, env_id: str | None) -> RunSpec:
 
 
 def _guarded(file: Path, call: Any) -> Any:
-    """``call()``, with whatever it raises as a ConfigError that names the file's line."""
+    """``call()``; converts its exceptions to a ConfigError with the file's line."""
     try:
         return call()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Where ImpalaConfig and A3CConfig were until version 0.1: checkpoints of RLlib's name the module."""
+"""Former module of ImpalaConfig and A3CConfig, until version 0.1: RLlib checkpoints name it."""
 
 from rayagi.config.rllib_classes import CONFIGS
 

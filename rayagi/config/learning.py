@@ -1,4 +1,4 @@
-"""Settings that learning algorithms have in common. Each algorithm's own are beside it, in rayagi.algorithms."""
+"""Settings common to all learning algorithms. Those of one algorithm are in its package under rayagi.algorithms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "program"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningSpec:
-    """What every algorithm has: a rollout, estimates from it, and minibatches that Adam steps on."""
+    """Settings of every algorithm: rollout, advantage estimation, minibatches, Adam."""
 
     rollout_length: int = 32
     """T: steps of every environment between updates."""
@@ -30,7 +30,7 @@ class LearningSpec:
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
     target_kl: float = 0.01
-    """For kl_adaptive: of an update, from the policy before it."""
+    """For kl_adaptive: KL divergence of an update from the policy before it."""
     max_grad_norm: float = 0.5
     """Clip the global gradient norm; 0: no clipping."""
     adam_eps: float = 1e-5
@@ -42,7 +42,7 @@ class LearningSpec:
     """Clip normalised observations to [-obs_clip, obs_clip]."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Every rule that the values break, whatever the rest of the run is; ``section`` is what users call the settings."""
+        """Every violated rule of these settings alone; ``section`` is their name for users."""
         for name in ("rollout_length", "num_epochs", "num_minibatches"):
             yield from at_least_one(f"{section}.{name}", getattr(self, name))
         for name in ("learning_rate", "target_kl", "adam_eps", "obs_clip"):
@@ -57,19 +57,19 @@ class LearningSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsynchronousSpec(LearningSpec):
-    """What algorithms have whose collectors and learners work at the same time."""
+    """Settings of algorithms whose collectors and learners run concurrently."""
 
     max_lag: int = 1
-    """Updates that the policy which collected a rollout may be behind. 0: the synchronous learner. 1: a rollout is collected
-    while the one before is learned from; more only evens out their paces, and learns more slowly."""
+    """Largest policy lag of a rollout, in updates. 0: the synchronous learner. 1: a rollout is collected while the learner
+    uses the previous one. More only decouples their speeds, and learns more slowly."""
     on_stale: Literal["wait", "drop", "correct"] = "wait"
-    """wait: no rollout begins that could be older than max_lag. drop: older ones are not learned from. correct: all are,
-    whatever their age (IMPALA's)."""
+    """wait: a collector does not begin a rollout that could exceed max_lag. drop: the learner drops older rollouts. correct:
+    it uses all of them (V-trace)."""
     rollouts_per_update: int | None = None
-    """Rollouts that one update takes, each of one collecting GMI. None: one of every such GMI, as ``wait`` always has it."""
+    """Rollouts per update, each from one collecting GMI. None: one from every collecting GMI, as always with ``wait``."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Those of every algorithm, and of the lag."""
+        """Violated rules of every algorithm, and of the lag."""
         yield from LearningSpec.broken_rules(self, section)
         if self.max_lag < 0:
             reason = "must be at least 0 (0: the synchronous learner)"
@@ -86,13 +86,13 @@ class AsynchronousSpec(LearningSpec):
 
 
 def at_least_one(path: str, value: int | str | None) -> Iterator[ConfigError]:
-    """The rule that a whole number, where one is given, is 1 or more."""
+    """Rule: an integer, if given, is at least 1."""
     if isinstance(value, int) and value < 1:
         yield ConfigError(path, value, "must be at least 1")
 
 
 def positive(path: str, value: float | None, *, zero: bool = False) -> Iterator[ConfigError]:
-    """The rule that a number, where one is given, is finite and greater than 0, or 0 where ``zero`` allows that."""
+    """Rule: a number, if given, is finite and greater than 0 (or 0, with ``zero``)."""
     if value is None:
         return
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):

@@ -1,4 +1,4 @@
-"""Where PPOConfig was until version 0.1: checkpoints of RLlib's name the module."""
+"""Former module of PPOConfig, until version 0.1: RLlib checkpoints name it."""
 
 from rayagi.config.rllib_classes import CONFIGS
 

@@ -1,4 +1,4 @@
-"""Default settings per task: what a run starts from where the user said nothing."""
+"""Presets: default settings per task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayagi.envs.registry import default_hidden, is_user_task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskPreset:
-    """Settings of one task that differ from the specs' own defaults."""
+    """Settings of one task that differ from the defaults in RunSpec."""
 
     learning: Mapping[str, Any] = field(default_factory=dict)
     """Fields of LearningSpec, for every algorithm."""
@@ -68,7 +68,7 @@ _BALL_BALANCE = TaskPreset(
     initial_log_std=-1.6,
     learning={"rollout_length": 32, "num_epochs": 4, "num_minibatches": 4, "lr_schedule": "kl_adaptive"},
 )
-"""Little noise: an action of 1 is 20 rad/s (experiments/tasks/README.md has the run with more)."""
+"""Little noise: an action of 1 is 20 rad/s (experiments/tasks/README.md has a run with more)."""
 
 _ANYMAL = TaskPreset(
     num_envs=256,
@@ -81,7 +81,7 @@ _DRAWER = replace(_MUJOCO, num_envs=64)
 """rayagi's own FrankaCabinet."""
 
 _CUBE = replace(_MUJOCO, num_envs=128, initial_log_std=-1.5)
-"""rayagi's own ShadowHand: one that explores widely drops the cube before it has learned anything."""
+"""rayagi's own ShadowHand: with more exploration it drops the cube before it learns anything."""
 
 _FUSED = TaskPreset(
     num_envs=64,
@@ -95,7 +95,7 @@ _FUSED_ACROBOT = replace(
     _FUSED,
     learning={**_FUSED.learning, "normalize_rewards": True},
 )
-"""Its rewards add up to -100 and less, and unscaled they cost seeds four times the steps (docs/fused.md)."""
+"""Returns are -100 and less; unscaled rewards cost some seeds four times the steps (docs/fused.md)."""
 
 _FUSED_PENDULUM = TaskPreset(
     num_envs=64,

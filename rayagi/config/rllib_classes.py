@@ -1,4 +1,4 @@
-"""PPOConfig and its kind: algorithms' configs in RLlib's words, made of their definitions. Only the driver imports this."""
+"""RLlib config classes (PPOConfig, ...), built from the algorithm definitions. Only the driver imports this."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_config import GmiConfig
 
-_DOC = """{name}, {summary}, on GMIs and in RLlib's words.
+_DOC = """{name}, {summary}, on GMIs, with RLlib's setting names.
 
-Whatever is not set comes from the task's preset. A setting of RLlib that rayagi does not honour raises ConfigError, which
-names what to use instead, when the algorithm is built::
+Unset settings come from the task's preset. An RLlib setting that rayagi does not support raises ConfigError when the
+algorithm is built; the message names the alternative::
 
     config = {config}().environment("Ant-v5").gmi(num_gmis=2, num_envs=32).training(lr=3e-4)
     algo = config.build_algo()
     result = algo.train()
 
-``training()`` honours ``{settings}``.
+``training()`` supports ``{settings}``.
 
-A run without a seed has seed 0, as ``rayagi train`` has: Tune's ``num_samples`` repeats the same run unless the seed differs
-too, as with ``debugging(seed=tune.randint(0, 2**31))``.
+A run without a seed has seed 0, as with ``rayagi train``. So Tune's ``num_samples`` repeats the same run unless the seed
+differs, as with ``debugging(seed=tune.randint(0, 2**31))``.
 """
 
 
@@ -36,5 +36,5 @@ def _config_class(definition: AlgorithmDefinition) -> type[GmiConfig]:
 
 
 CONFIGS: dict[str, type[GmiConfig]] = {name: _config_class(each) for name, each in DEFINITIONS.items()}
-"""By name of the algorithm."""
-globals().update({each.__name__: each for each in CONFIGS.values()})  # where pickle looks for them
+"""Config class by algorithm name."""
+globals().update({each.__name__: each for each in CONFIGS.values()})  # pickle looks for them here

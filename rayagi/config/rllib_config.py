@@ -1,4 +1,4 @@
-"""RLlib's AlgorithmConfig with a ``gmi`` section; ends in a frozen RunSpec. Only the driver imports this module."""
+"""RLlib's AlgorithmConfig with a ``gmi`` section, converted to a frozen RunSpec. Only the driver imports this module."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _DRIVER_CALLBACKS = frozenset(
 
 
 class GmiConfig(AlgorithmConfig):
-    """What the configs of all algorithms have in common; each is also a subclass of RLlib's own.
+    """Base of the config classes; each is also a subclass of RLlib's own.
 
-    Whatever is not set comes from the task's preset. A setting of RLlib that rayagi does not honour raises
-    ConfigError, which names what to use instead, when the algorithm is built.
+    Unset settings come from the task's preset. An RLlib setting that rayagi does not support raises ConfigError
+    when the algorithm is built; the message names the alternative.
     """
 
     algorithm: ClassVar[str]
@@ -51,7 +51,7 @@ class GmiConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class)
         self._is_online, self.num_env_runners = False, 0  # RLlib must never build environment runners
         self.min_time_s_per_iteration = (
-            None  # one iteration of the GMIs is one of RLlib's, whatever the algorithm
+            None  # one iteration of the GMIs is one RLlib iteration, for every algorithm
         )
         for name in self._settings().unset:
             setattr(self, name, PRESET)
@@ -76,18 +76,18 @@ class GmiConfig(AlgorithmConfig):
         reserve_timeout_s: float = NotProvided,
         collective_timeout_s: float = NotProvided,
     ) -> Self:
-        """How the machine is cut; fields of rayagi.config.spec.GmiSpec.
+        """How the machine is partitioned; fields of rayagi.config.spec.GmiSpec.
 
         Args:
             backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
             template: which roles share a GMI
-            num_gmis: GMIs in all; "auto": as a search on the machine finds best
-            num_learners: GMIs that train, where the template has trainers apart
+            num_gmis: total number of GMIs; "auto": chosen by a search on this machine
+            num_learners: GMIs that train, in templates with separate trainers
             gmis_per_gpu: GMIs on each GPU, or "auto"
             num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
             slices: unequal GMIs: the cores of each, or its share of a GPU
-            transport: what gradients travel by: "shm", "gloo" or "auto"
+            transport: of gradients: "shm", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
@@ -120,8 +120,8 @@ class GmiConfig(AlgorithmConfig):
         Args:
             env: environment id
             engine: what runs it, as `rayagi envs` says, or "auto"
-            max_unstable_share: share of environment steps in which simulations may become unstable before the run ends
-            rllib_settings: RLlib's own; ``env_config`` holds keyword arguments for the environment
+            max_unstable_share: largest share of environment steps that may become unstable; more end the run
+            rllib_settings: other RLlib settings; ``env_config`` holds keyword arguments for the environment
         """
         super().environment(env, **rllib_settings)
         return self._set(env_engine=engine, max_unstable_share=max_unstable_share)
@@ -140,9 +140,9 @@ class GmiConfig(AlgorithmConfig):
         total_env_steps: int | None = NotProvided,
         **settings: Any,
     ) -> Self:
-        """Settings of the algorithm: RLlib's names, and the fields of its own settings by their names.
+        """Settings of the algorithm, by RLlib's names or by the fields of rayagi's settings.
 
-        A name that RLlib's config of the algorithm lacks, such as ``max_lag``, is rayagi's.
+        Names that RLlib's config lacks, such as ``max_lag``, are rayagi's.
 
         ``lr_schedule`` is "constant", "linear" (to zero at ``total_env_steps``) or "kl_adaptive" (holds ``kl_target``).
 
@@ -169,7 +169,7 @@ class GmiConfig(AlgorithmConfig):
         """Raise for the first argument of ``training()`` that neither RLlib nor rayagi has.
 
         Raises:
-            ConfigError: the argument, and what is like it.
+            ConfigError: the argument, and similar names.
         """
         known = self._own_settings() | _training_parameters(type(self))
         for name, value in settings.items():
@@ -188,18 +188,18 @@ class GmiConfig(AlgorithmConfig):
     def _set(self, **settings: Any) -> Self:
         for name, value in settings.items():
             if value is not NotProvided:
-                setattr(self, name, value)  # refuses once frozen, as every RLlib setting does
+                setattr(self, name, value)  # raises once frozen, as for every RLlib setting
         return self
 
     def validate(self) -> None:
-        """Check everything, as building the algorithm does."""
+        """Validate all settings, as ``build_algo()`` does."""
         self.to_run_spec()
 
     def to_run_spec(self) -> RunSpec:
-        """The frozen, checked run that this config describes.
+        """Convert to a frozen, validated RunSpec.
 
         Raises:
-            ConfigError: a setting that rayagi does not honour, does not know, or cannot use.
+            ConfigError: a setting is unsupported, unknown, or invalid.
         """
         self._settings().refuse_unhonoured(self.to_dict(), self._pristine())
         self._check_callbacks()
@@ -210,7 +210,7 @@ class GmiConfig(AlgorithmConfig):
             raise ConfigError("environment(env=)", self.env, "must be an environment's id", suggestion)
         base = preset(self.env, self.algorithm)
         try:
-            # Twice: sizes can only be worked out from settings that have the right types.
+            # Twice: batch sizes can only be computed from settings with valid types.
             spec = run_spec_from_dict(merged(run_spec_to_dict(base), self._changes()))
             section, learning = spec.learning_section, spec.learning
             kl_target = getattr(self, "kl_target", PRESET)
@@ -224,20 +224,20 @@ class GmiConfig(AlgorithmConfig):
             raise error.at(self._settings().user_name(error.path)) from None
 
     def refuse_algorithm_settings(self) -> None:
-        """For who takes the RunSpec alone: refuse what it cannot carry.
+        """Reject settings that a RunSpec cannot hold, for commands that use the RunSpec alone.
 
         Raises:
-            ConfigError: a setting, such as callbacks, that only the algorithm of ``build_algo()`` honours.
+            ConfigError: a setting, such as callbacks, that works only with ``build_algo()``.
         """
         refuse_algorithm_only(self.to_dict(), self._pristine())
 
     def _given(self, name: str) -> Any:
-        """A batch size; None where the user gave none, or the algorithm takes none."""
+        """A batch size; None if the user set none, or the algorithm has none."""
         value = getattr(self, name) if self._settings().definition.rllib.takes_batch_sizes else PRESET
         return None if value is PRESET else value
 
     def _changes(self) -> dict[str, Any]:
-        """What the user set, as a nested dictionary of RunSpec's keys."""
+        """The user's settings as a nested dictionary with RunSpec's keys."""
         changes: dict[str, Any] = {}
         for name, (path, _) in self._settings().paths.items():
             value = getattr(self, name)
@@ -264,7 +264,7 @@ class GmiConfig(AlgorithmConfig):
         if num_envs == "auto" or num_gmis == "auto":
             for name in BATCH_SETTINGS:
                 if self._given(name) is not None:
-                    reason = "needs the numbers of GMIs and environments, and a search is to decide them"
+                    reason = "needs the numbers of GMIs and environments, which a search will choose"
                     raise ConfigError(
                         self._settings().user_name(name),
                         self._given(name),
@@ -273,7 +273,7 @@ class GmiConfig(AlgorithmConfig):
                     )
             num_envs, num_gmis = 1, None
         if num_envs < 1 or (num_gmis or 1) < 1 or spec.learning.rollout_length < 1:
-            return spec.learning.rollout_length, spec.learning.num_minibatches  # the rules say what is wrong
+            return spec.learning.rollout_length, spec.learning.num_minibatches  # the rules report the error
         return rollout_and_minibatches(
             given,
             num_envs=num_envs,
@@ -302,7 +302,7 @@ class GmiConfig(AlgorithmConfig):
 
 
 def _training_parameters(cls: type) -> set[str]:
-    """Names that ``training()`` of the class and of its bases takes."""
+    """Parameter names of ``training()`` in the class and its bases."""
     methods = [vars(base)["training"] for base in cls.__mro__ if "training" in vars(base)]
     return {
         parameter.name

@@ -1,6 +1,6 @@
-"""Which of RLlib's settings rayagi honours, what each becomes in a RunSpec, what to use for the others.
+"""RLlib settings that rayagi supports, their place in a RunSpec, and alternatives for the others.
 
-What concerns one algorithm is in its definition (rayagi.algorithms.definition.RllibFace).
+Those of one algorithm are in its definition (rayagi.algorithms.definition.RllibFace).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rayagi.config.errors import NO_VALUE, ConfigError
 
 
 class Unset(Enum):
-    """Stands for "the task's preset decides" where RLlib has a default of its own; survives pickling."""
+    """Marks a setting as unset, so that the task's preset applies instead of RLlib's default; survives pickling."""
 
     PRESET = "preset"
 
@@ -49,7 +49,7 @@ COMMON_PATHS: dict[str, tuple[str, str]] = {
     "evaluation_duration": ("evaluation.num_episodes", "evaluation(evaluation_duration=)"),
     "seed": ("seed", "debugging(seed=)"),
 }
-"""Attribute of a config: (its place in a RunSpec, how a user writes it)."""
+"""Attribute of a config: (its path in a RunSpec, how a user writes it)."""
 
 MODEL_PATHS: dict[str, str] = {
     "fcnet_hiddens": "network.hidden",
@@ -57,13 +57,13 @@ MODEL_PATHS: dict[str, str] = {
     "initial_log_std": "network.initial_log_std",
     "cnn": "network.cnn",
 }
-"""Key of rl_module(model_config=): its place in a RunSpec. ``initial_log_std`` and ``cnn`` are rayagi's own."""
+"""Key of rl_module(model_config=) -> its path in a RunSpec. ``initial_log_std`` and ``cnn`` are rayagi's own."""
 
 FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": True, "head_fcnet_hiddens": []}
-"""Keys of model_config with the one value that says what rayagi does."""
+"""Keys of model_config with the only value that rayagi supports."""
 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")
-"""Become rollout_length and num_minibatches together with num_envs (rayagi.config.batch_sizes)."""
+"""Converted, with num_envs, to rollout_length and num_minibatches (rayagi.config.batch_sizes)."""
 
 RLLIB_HONOURED = frozenset(
     {
@@ -83,16 +83,16 @@ RLLIB_HONOURED = frozenset(
         "min_train_timesteps_per_iteration",
     }
 )
-"""Settings that rayagi's algorithms themselves honour, as RLlib's own do."""
+"""Settings that rayagi's Algorithm classes support directly, as RLlib's own do."""
 
 ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking"}
-"""Those of them that leave no trace in a RunSpec: without an Algorithm nobody would see them."""
+"""Those that a RunSpec cannot hold: without an Algorithm they have no effect."""
 
 _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
-"""Attributes whose RLlib default means that nobody set them."""
+"""Attributes whose RLlib default means unset."""
 
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
-"""Not settings: what RLlib keeps beside them, and what Tune adds to a trial's config."""
+"""Not settings: keys that RLlib stores beside them, and that Tune adds to a trial's config."""
 _DICT_NAMES = {"lambda": "lambda_"}
 
 _SUGGESTIONS: tuple[tuple[str, str], ...] = (
@@ -106,7 +106,7 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
     (r"clip_rewards", "use training(normalize_rewards=)"),
     (
         r"normalize_actions|clip_actions",
-        "the environment gets the policy's actions as they are; wrap it to change them",
+        "the environment receives the policy's actions unchanged; wrap it to change them",
     ),
     (r"grad_clip_by", "only 'global_norm' is offered: training(grad_clip=)"),
     (r"entropy_coeff_schedule", "use training(entropy_coeff=) with one number"),
@@ -147,20 +147,20 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
-    """Which settings one algorithm's config has, the common ones included."""
+    """Settings of one algorithm's config, the common ones included."""
 
     definition: AlgorithmDefinition
 
     @property
     def paths(self) -> dict[str, tuple[str, str]]:
-        """Attribute of the config: (its place in a RunSpec, how a user writes it)."""
+        """Attribute of the config: (its path in a RunSpec, how a user writes it)."""
         section, names = self.definition.section, self.definition.rllib.names
         own = {name: (f"{section}.{leaf}", f"training({name}=)") for name, leaf in names.items()}
         return {**COMMON_PATHS, **own}
 
     @property
     def unset(self) -> tuple[str, ...]:
-        """Attributes that a new config sets to PRESET, so that a value the user gives is told from RLlib's default."""
+        """Attributes that a new config sets to PRESET, to distinguish user values from RLlib's defaults."""
         return (
             *(name for name in self.paths if name not in _KEPT_DEFAULTS),
             *(BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()),
@@ -176,14 +176,14 @@ class AlgorithmSettings:
         return _DICT_NAMES.get(key, key) in self.paths or key in RLLIB_HONOURED or key in sizes
 
     def refuse_unhonoured(self, config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
-        """Raise for the first setting of ``config`` that differs from ``pristine`` and that nothing would honour.
+        """Raise for the first setting of ``config`` that differs from ``pristine`` and is not supported.
 
         Args:
             config: the config's ``to_dict()``
-            pristine: the same of a config that nobody touched
+            pristine: the same of an unmodified config
 
         Raises:
-            ConfigError: the setting, and what to use instead.
+            ConfigError: the setting, and the alternative.
         """
         for key, value in config.items():
             if key in _INTERNAL_KEYS:
@@ -206,7 +206,7 @@ class AlgorithmSettings:
             )
 
     def user_name(self, path: str) -> str:
-        """How a user of the config writes the setting at ``path`` of a RunSpec."""
+        """How users of the config write the setting at ``path`` of a RunSpec."""
         for spec_path, written in self.paths.values():
             if path == spec_path or path.startswith((f"{spec_path}.", f"{spec_path}[")):
                 return written
@@ -223,7 +223,7 @@ class AlgorithmSettings:
 
 
 def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
-    """Raise for the first setting that only an Algorithm would honour and that differs from ``pristine``.
+    """Raise for the first setting that needs an Algorithm and differs from ``pristine``.
 
     Raises:
         ConfigError: the setting.
@@ -235,7 +235,7 @@ def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]
 
 
 def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``rl_module(model_config=)`` changes in a RunSpec: {path: value}.
+    """Changes of a RunSpec by ``rl_module(model_config=)``: {path: value}.
 
     Raises:
         ConfigError: a key that rayagi's networks do not have.
@@ -264,7 +264,7 @@ def _same(value: Any, default: Any) -> bool:
         return True
     try:
         return bool(value == default)
-    except (TypeError, ValueError):  # arrays and the like: not one of RLlib's defaults
+    except (TypeError, ValueError):  # arrays, for example: not an RLlib default
         return False
 
 

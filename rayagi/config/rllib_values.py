@@ -1,4 +1,4 @@
-"""Values of RLlib's settings that a RunSpec writes otherwise. Only the driver imports this module."""
+"""Converts RLlib values that a RunSpec represents differently. Only the driver imports this module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def to_spec_value(name: str, value: Any) -> Any:
-    """The value of a setting, as a RunSpec has it."""
+    """Convert a setting's value to that in a RunSpec."""
     if name == "grad_clip" and value is None:
         return 0.0
     if name == "evaluation_interval" and value is None:
@@ -22,7 +22,7 @@ def to_spec_value(name: str, value: Any) -> Any:
 
 
 def given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> dict[str, Any]:
-    """What a user set. Of a DefaultModelConfig: sizes, activation, and what differs from its defaults."""
+    """Keys that the user set. For a DefaultModelConfig: sizes, activation, and values other than its defaults."""
     if isinstance(model_config, Mapping):
         return dict(model_config)
     defaults = dataclasses.asdict(DefaultModelConfig())

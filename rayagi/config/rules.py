@@ -1,4 +1,4 @@
-"""Rules on a RunSpec's values and between its sections. ``checked`` is the only door from a spec to a run."""
+"""Validation rules of a RunSpec, within and between sections. Every run passes ``checked``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NATURE_LEAST_PIXELS = 36
 
 
 def checked(spec: RunSpec) -> RunSpec:
-    """``spec`` itself, once every rule holds.
+    """Return ``spec`` if every rule holds.
 
     Raises:
-        ConfigError: the first rule that does not hold, with the value, the limit and a way out.
+        ConfigError: the first violated rule, with value, limit and suggestion.
     """
     for error in broken_rules(spec):
         raise error
@@ -48,7 +48,7 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
 
 
 def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
-    """Every rule that ``spec`` breaks; only the first where it names no algorithm, or another one's settings."""
+    """Every violated rule; only the first one if the algorithm is unknown or has the settings of another."""
     unknown = list(_algorithm(spec))
     if unknown:
         yield from unknown
@@ -85,13 +85,13 @@ def _algorithm(spec: RunSpec) -> Iterator[ConfigError]:
 
 
 def _learning(spec: RunSpec) -> Iterator[ConfigError]:
-    """The rules that the settings have themselves, and those of the algorithm."""
+    """Rules of the settings themselves, and of the algorithm."""
     yield from spec.learning.broken_rules(spec.learning_section)
     yield from DEFINITIONS[spec.algorithm].rules(spec.learning, spec.learning_section)
 
 
 def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:
-    """The divisors of ``number`` next below and next above ``wanted``; one where there is no other."""
+    """The divisors of ``number`` next below and next above ``wanted``, if they exist."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     below = [d for d in divisors if d < wanted][-1:]
     above = [d for d in divisors if d > wanted][:1]

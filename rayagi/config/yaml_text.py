@@ -1,4 +1,4 @@
-"""YAML as people write it: ``3e-4`` is a number, and a key given twice is an error."""
+"""YAML parser for settings: ``3e-4`` is a number, and duplicate keys are errors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader follows YAML 1.1, which reads 3e-4 as text and lets the last of two equal keys win."""
+    """SafeLoader without two YAML 1.1 rules: 3e-4 as text, and the last of two equal keys wins."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            if isinstance(key, Hashable) and key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} is given twice", key_node.start_mark
                 )
-            seen.add(key if isinstance(key, Hashable) else repr(key))
+            keys.add(key if isinstance(key, Hashable) else repr(key))
         return super().construct_mapping(node, deep)
 
 
@@ -40,9 +40,9 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a YAML text denotes.
+    """Parse a YAML text.
 
     Raises:
-        yaml.YAMLError: not YAML, or a key given twice; the message has line and column.
+        yaml.YAMLError: invalid YAML, or a duplicate key; the message has line and column.
     """
     return yaml.load(text, Loader=_Loader)

@@ -1,1 +1,1 @@
-"""What a run shows of itself: metrics declared once, on the screen, in Ray's export, in plots and reports."""
+"""Monitoring of a run: metric catalogue, terminal progress, Ray metrics, plots and reports."""

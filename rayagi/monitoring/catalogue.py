@@ -1,7 +1,6 @@
-"""Every metric, declared once: its name, unit, how GMIs' values merge, and what it means.
+"""Metric catalogue: name, unit, merge rule over GMIs and meaning of every metric.
 
-Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports read these tables; none has names of
-its own.
+Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports all use these tables.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ class Metric:
     help: str
     group: Literal["progress", "time", "learning", "resources", "faults", "evaluation"]
     kind: Literal["counter", "gauge"] = "gauge"
-    """counter: adds up over a run. gauge: holds until the next value."""
+    """counter: adds up over a run. gauge: the latest value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GmiMetric(Metric):
-    """One that every GMI measures for itself."""
+    """A metric that every GMI measures itself."""
 
     merge: Merge
-    """How the GMIs' values become the run's value."""
+    """How the GMIs' values are merged."""
 
 
 CATALOGUE: tuple[GmiMetric, ...] = (
@@ -60,7 +59,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="s",
         merge="mean",
         group="time",
-        help="time in policy inference and sampling; with the simulator's where environments act, too",
+        help="time in policy inference and sampling; includes simulation where one call does both",
     ),
     GmiMetric(
         name="update_s",
@@ -81,14 +80,14 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="s",
         merge="mean",
         group="time",
-        help="time in exchanging steps between a simulator's and an agent's GMI, waiting for the other included",
+        help="time exchanging steps between simulator and agent GMIs, waiting for the other included",
     ),
     GmiMetric(
         name="wait_s",
         unit="s",
         merge="mean",
         group="time",
-        help="time until there was room for a rollout, or experience to learn from",
+        help="time waiting for a free slot (collectors) or for experience (learners)",
     ),
     GmiMetric(
         name="train_samples",
@@ -96,7 +95,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="steps",
         merge="sum",
         group="progress",
-        help="environment steps that learners in GMIs of their own learned from",
+        help="environment steps consumed by learners in GMIs of their own",
     ),
     GmiMetric(
         name="stale_samples",
@@ -104,7 +103,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="steps",
         merge="sum",
         group="progress",
-        help="environment steps that were too old to be learned from",
+        help="environment steps dropped as too old",
     ),
     GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
     GmiMetric(
@@ -150,7 +149,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="",
         merge="mean",
         group="learning",
-        help="mean of pi / mu: the policy before the update over the one that acted",
+        help="mean of pi / mu: learner's policy before the update over the behaviour policy",
     ),
     GmiMetric(
         name="importance_truncated",
@@ -164,14 +163,14 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="updates",
         merge="mean",
         group="learning",
-        help="updates that the policy which acted was behind, mean over an update's samples",
+        help="policy lag: updates since the behaviour policy, mean over an update's samples",
     ),
     GmiMetric(
         name="policy_lag_max",
         unit="updates",
         merge="max",
         group="learning",
-        help="updates that the policy which acted was behind, most of an update's samples",
+        help="policy lag: updates since the behaviour policy, maximum over an update's samples",
     ),
     *(
         GmiMetric(name=metric.name, unit=metric.unit, merge="mean", group="learning", help=metric.help)
@@ -198,7 +197,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="worlds",
         merge="sum",
         group="faults",
-        help="simulations that left the finite numbers and began anew",
+        help="simulations that became NaN or infinite and were reset",
     ),
     GmiMetric(
         name="faults_contact_overflow",
@@ -206,7 +205,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="worlds",
         merge="sum",
         group="faults",
-        help="simulations that had no room for a contact and began anew",
+        help="simulations that exceeded the contact capacity and were reset",
     ),
     GmiMetric(
         name="faults_constraint_overflow",
@@ -214,10 +213,10 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         unit="worlds",
         merge="sum",
         group="faults",
-        help="simulations that had no room for a constraint and began anew",
+        help="simulations that exceeded the constraint capacity and were reset",
     ),
 )
-"""What a GMI reports in IterationResult.metrics."""
+"""Metrics that a GMI reports in IterationResult.metrics."""
 
 EVALUATION_RETURN_MEAN = Metric(
     name="evaluation_return_mean",
@@ -271,7 +270,7 @@ DERIVED: tuple[Metric, ...] = (
     ),
     EVALUATION_RETURN_MEAN,
 )
-"""What the driver adds from those values."""
+"""Metrics that the driver derives from these."""
 
 EVALUATION: tuple[Metric, ...] = (
     EVALUATION_RETURN_MEAN,
@@ -290,19 +289,19 @@ EVALUATION: tuple[Metric, ...] = (
         name="evaluation_episodes", unit="episodes", group="evaluation", help="episodes of the evaluation"
     ),
 )
-"""What an evaluation gives."""
+"""Metrics of an evaluation."""
 
 FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.group == "faults")
-"""What goes wrong in simulations."""
+"""Names of the simulation-error metrics."""
 
 
 def reward_column(term: str) -> str:
-    """The column of progress.csv, and the end of the TensorBoard tag, of a term of a task's reward."""
+    """Column of progress.csv, and end of the TensorBoard tag, of a reward term."""
     return f"reward_{term}"
 
 
 def faults_text(totals: Mapping[str, float]) -> str:
-    """Faults of a run for people, such as "3 unstable, 1 contact overflow"; empty where there were none."""
+    """Simulation errors of a run as text, such as "3 unstable, 1 contact overflow"; empty without any."""
     return ", ".join(
         f"{totals[name]:,.0f} {name.removeprefix('faults_').replace('_', ' ')}"
         for name in FAULTS
@@ -318,7 +317,7 @@ _MERGE: dict[Merge, Callable[[Sequence[float]], float]] = {
 
 
 def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
-    """Over the GMIs that report it. Means over samples count each GMI by its own, which differ where they are unequal."""
+    """Merge over the GMIs that report it. Learning metrics are means over samples: each GMI is weighted by its own."""
     reports = [result.metrics for result in results if metric.name in result.metrics]
     values = [report[metric.name] for report in reports]
     samples = [report.get("train_samples", report.get("env_steps", 0.0)) for report in reports]
@@ -328,7 +327,7 @@ def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
 
 
 def merge(results: Sequence[IterationResult]) -> IterationResult:
-    """One iteration's results of all GMIs as one; GMIs of different roles report different metrics.
+    """Merge one iteration's results of all GMIs; GMIs with different roles report different metrics.
 
     Raises:
         ValueError: the GMIs are at different iterations.

@@ -1,4 +1,4 @@
-"""Puts the metrics of every GMI's program into Ray's export, whatever the program is."""
+"""Exports the metrics of any GMI program as Ray metrics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayagi.monitoring.ray_metrics import Exporter
 
 @dataclass(frozen=True, slots=True)
 class ExportingFactory:
-    """Builds a program in its GMI and exports what its iterations measure; picklable if ``inner`` is."""
+    """Builds a program in its GMI and exports its metrics; picklable if ``inner`` is."""
 
     inner: ProgramFactory
     run: str
-    """Name of the run, for the tag of that name."""
+    """Value of the tag ``run``."""
 
     def __call__(self, context: GmiContext) -> ExportingProgram:
         """Build the program in the GMI's process."""
@@ -33,7 +33,7 @@ class ExportingFactory:
 
 
 class ExportingProgram:
-    """A program whose iterations are exported."""
+    """A program whose metrics are exported after each iteration."""
 
     def __init__(self, program: Program, exporter: Exporter) -> None:
         self._program, self._exporter = program, exporter
@@ -45,17 +45,17 @@ class ExportingProgram:
         return result
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """As the program does."""
+        """Delegate to the inner program."""
         return self._program.evaluate(num_episodes, seed)
 
     def state_dict(self) -> StateDict:
-        """As the program does."""
+        """Delegate to the inner program."""
         return self._program.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the program does."""
+        """Delegate to the inner program."""
         self._program.load_state_dict(state)
 
     def close(self) -> None:
-        """As the program does."""
+        """Delegate to the inner program."""
         self._program.close()

@@ -1,4 +1,4 @@
-"""Plots of a run from its CSV rows: learning curve, throughput, where the time goes."""
+"""Plots of a run from its CSV rows: learning curve, throughput, time split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIME_PARTS = (
     ("wait_s", "wait for experience", "#ccbb44"),
     ("other_s", "other", "#bbbbbb"),
 )
-"""Shares of an iteration's wall time: column, label, colour."""
+"""Parts of an iteration's wall time: column, label, colour."""
 _MOST_POINTS = 2000
 
 
@@ -32,8 +32,8 @@ def column(rows: Sequence[Row], name: str) -> np.ndarray:
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
     """Share of the iterations' wall time that each of ``TIME_PARTS`` took, mean over GMIs; adds up to 1.
 
-    ``other`` is what no part claims: the wall time of the slowest GMI less the mean of the parts. Where GMIs of different
-    roles work at the same time, their parts may be more than that; shares are then of what they did.
+    ``other`` is the wall time of the slowest GMI minus the mean of the parts. If GMIs with different roles overlap, the
+    parts may exceed the wall time; shares are then relative to their sum.
     """
     wall_s = float(np.nansum(column(rows, "iteration_s")))
     if wall_s <= 0:
@@ -121,7 +121,7 @@ def draw_throughput(figure: Figure, rows: Sequence[Row], title: str) -> None:
 
 
 def draw_time_split(figure: Figure, rows: Sequence[Row], title: str) -> None:
-    """Where each iteration's wall time goes, stacked, mean over GMIs."""
+    """Parts of each iteration's wall time, stacked, mean over GMIs."""
     axis = figure.subplots()
     wall_ms = column(rows, "iteration_s") * 1e3
     parts = [np.nan_to_num(column(rows, name)) * 1e3 for name, _, _ in TIME_PARTS if name != "other_s"]

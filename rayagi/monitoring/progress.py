@@ -1,4 +1,4 @@
-"""A run on the screen: a panel that redraws itself on a terminal, plain lines elsewhere."""
+"""Terminal progress of a run: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rayagi.run.quantities import bytes_text, count_text, duration_text
 from rayagi.run.recorders import Values
 
 PLAIN_EVERY_S = 5.0
-"""Least time between two lines where the output is no terminal."""
+"""Minimum time between two plain lines."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SMOOTHING_S = 10.0
-"""Time constant over which speed is averaged for the screen."""
+"""Time constant of the moving average of throughput."""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of ``values`` in ``width`` characters at most, each the mean of its share."""
+    """Sparkline of ``values`` in at most ``width`` characters, each the mean of its part."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -42,7 +42,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 class Tracker:
-    """Running figures of a run that every display shows."""
+    """Running figures of a run, shared by both displays."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -55,10 +55,10 @@ class Tracker:
         self.returns: deque[float] = deque(maxlen=4096)
         """Mean training return, one value per iteration."""
         self.faults: Counter[str] = Counter()
-        """What went wrong in simulations since this process began."""
+        """Simulation errors since this process started."""
 
     def iterated(self, rows: Sequence[Values]) -> None:
-        """Take in new rows."""
+        """Add new rows."""
         for row in rows:
             speed, steps = row["steps_per_second"] or 0.0, row["env_steps"] or 0.0
             iteration_s = steps / speed if speed else 0.0
@@ -71,20 +71,20 @@ class Tracker:
         self.last = rows[-1]
 
     def evaluated(self, row: Values) -> None:
-        """Take in an evaluation."""
+        """Add an evaluation."""
         value = row["evaluation_return_mean"]
         if value is not None and (self.best_evaluation is None or value > self.best_evaluation):
             self.best_evaluation = value
 
     def left(self, position: Position) -> str:
-        """Time to the nearest limit, for people; empty where none can be predicted."""
+        """Time to the nearest predictable limit as text; empty without one."""
         seconds = seconds_left(
             self._limits, position, steps_per_s=self.steps_per_s, iteration_s=self._iteration_s
         )
         return "" if seconds is None else duration_text(seconds)
 
     def share_done(self, position: Position) -> float | None:
-        """How far the run is towards its nearest predictable limit, 0 to 1; None without one."""
+        """Progress towards the nearest predictable limit, 0 to 1; None without one."""
         limits = self._limits
         shares = [
             done / limit
@@ -142,10 +142,10 @@ class PlainProgress:
         )
 
     def saved(self, checkpoint: str) -> None:
-        """Nothing: checkpoints are routine."""
+        """Write nothing: checkpoints are routine."""
 
     def rewound(self, position: Position) -> None:
-        """Nothing: the next line says where the run is."""
+        """Write nothing: the next line has the position."""
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -180,27 +180,27 @@ class LiveProgress:
         self._draw(lambda: self._live.update(panel, refresh=True))
 
     def evaluated(self, row: Values, *, best: bool) -> None:
-        """Remember; drawn with the next iterations."""
+        """Store it; drawn with the next iterations."""
         self._tracker.evaluated(row)
         self._evaluation = row["evaluation_return_mean"]
 
     def saved(self, checkpoint: str) -> None:
-        """Remember; drawn with the next iterations."""
+        """Store it; drawn with the next iterations."""
         self._checkpoint = checkpoint
 
     def rewound(self, position: Position) -> None:
-        """Nothing: what is drawn next says where the run is."""
+        """Draw nothing: the next panel has the position."""
 
     def _draw(self, draw: Callable[[], object]) -> bool:
         try:
             draw()
         except OSError:
-            # The terminal was closed; the run goes on, and saves.
+            # The terminal was closed; the run continues and saves.
             self._console.quiet = True
         return not self._console.quiet
 
     def panel(self, position: Position) -> Panel:
-        """What is drawn."""
+        """The panel to draw."""
         tracker = self._tracker
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(3):
@@ -226,7 +226,7 @@ class LiveProgress:
         if terms := reward_terms_text(tracker.last):
             lines.append(Text(terms, style="dim"))
         if faults := faults_text(tracker.faults):
-            lines.append(Text(f"faults in simulations: {faults}", style="yellow"))
+            lines.append(Text(f"simulation errors: {faults}", style="yellow"))
         width = max(10, self._console.width - 4)
         if len(tracker.returns) > 1:
             lines.append(Text(sparkline(tuple(tracker.returns), width), style="cyan"))
@@ -237,7 +237,7 @@ class LiveProgress:
 
 
 def reward_terms_text(row: Values) -> str:
-    """What an episode's return is made of, such as "reward: upright 812.0, effort -33.1"; empty where nobody tells."""
+    """Reward terms of an episode, such as "reward: upright 812.0, effort -33.1"; empty without any."""
     prefix = reward_column("")
     terms = [
         f"{name.removeprefix(prefix)} {return_text(row[name])}" for name in row if name.startswith(prefix)

@@ -1,8 +1,7 @@
-"""The catalogue's metrics as Ray metrics, so that the Ray dashboard's Prometheus export carries them.
+"""Exports the catalogue's metrics as Ray metrics, for the Prometheus endpoint of the Ray dashboard.
 
-Names appear there as ``ray_rayagi_<name>`` per GMI and ``ray_rayagi_run_<name>`` for all together; counters end in
-``_total``. Tags carry the GMI's identity, not the worker's: a GMI that is rebuilt in another process goes on with its
-series.
+Names are ``ray_rayagi_<name>`` per GMI and ``ray_rayagi_run_<name>`` for the run; counters end in ``_total``. Tags have the
+GMI's identity, not the worker's: a GMI that restarts in another process continues its series.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TAG_KEYS = ("run", "task", "gmi", "slice")
 
 
 class Exporter:
-    """Lives in a process of Ray's, a GMI's or the driver's; elsewhere it does nothing."""
+    """Exports from a Ray worker or driver process; does nothing elsewhere."""
 
     def __init__(self, metrics: Sequence[Metric], tags: dict[str, str], *, prefix: str = "rayagi_") -> None:
         """Declare the metrics.
@@ -29,7 +28,7 @@ class Exporter:
         Args:
             metrics: of the catalogue.
             tags: a value for each of ``run``, ``task``, ``gmi`` and ``slice``.
-            prefix: of the metrics' names.
+            prefix: of the metric names.
 
         Raises:
             ValueError: a tag is missing or unknown.
@@ -42,9 +41,9 @@ class Exporter:
             self._declare(metrics, tags, prefix)
 
     def export(self, values: Mapping[str, float | None]) -> None:
-        """Hand values by name to Ray, which sends them on by itself; those of no declared metric are left out."""
+        """Set values by name; Ray sends them by itself. Undeclared metrics are ignored."""
         for name, counter in self._counters.items():
-            # Ray refuses to add zero.
+            # Ray counters reject zero.
             if (amount := values.get(name) or 0.0) > 0:
                 counter.inc(amount)
         for name, gauge in self._gauges.items():
@@ -67,6 +66,6 @@ class Exporter:
 
 
 def _inside_ray() -> bool:
-    """Whoever has not imported Ray is not in it."""
+    """Whether this process has imported Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

@@ -1,4 +1,4 @@
-"""report.html of a run folder: one file with its plots inside, readable anywhere, without a network."""
+"""Writes report.html of a run folder: one self-contained file with embedded plots."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_report(folder: RunFolder) -> Path:
 
 
 def summary_text(folder: RunFolder, report: Path) -> str:
-    """The run's main numbers and where its report lies, for the terminal."""
+    """The run's main figures and the path of its report, for the terminal."""
     facts = summary(folder, read_rows(folder.progress_csv), read_rows(folder.evaluations_csv))
     return "\n".join(f"{key:>18}  {value}" for key, value in (*facts, ("report", str(report))))
 
@@ -63,7 +63,7 @@ def summary_text(folder: RunFolder, report: Path) -> str:
 def summary(
     folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]
 ) -> tuple[tuple[str, str], ...]:
-    """The run's main numbers, for the report and for the terminal."""
+    """The run's main figures, for the report and the terminal."""
     last = progress[-1]
     train_s, env_steps = last["train_s"], last["env_steps_total"]
     facts = [
@@ -72,7 +72,7 @@ def summary(
         ("iterations", f"{int(last['iteration']):,}"),
         ("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})"),
         ("training time", duration_text(train_s)),
-        ("steps per second", f"{mean_speed(progress):,.0f} (evaluations and checkpoints apart)"),
+        ("steps per second", f"{mean_speed(progress):,.0f} (without evaluations and checkpoints)"),
         (
             "training return",
             f"{return_text(last.get('episode_return_mean'))} (mean of the last {WINDOW} episodes)",
@@ -91,36 +91,36 @@ def summary(
     if experience is not None:
         facts += experience_record.facts(experience)
     prediction = load_prediction(folder.path)
-    unmeasured = f"nothing: nobody measured this plan here before; `rayagi search {folder.record.task}` does"
+    unmeasured = f"no prediction: this plan was not measured here; `rayagi search {folder.record.task}` does"
     facts.append(("predicted", unmeasured if prediction is None else prediction.text()))
     if any(name in last for name in FAULTS):
         totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
-        facts.append(("faults in worlds", faults_text(totals) or "none"))
+        facts.append(("simulation errors", faults_text(totals) or "none"))
     if "resident_bytes" in last:
         facts.append(("memory per GMI", bytes_text(last["resident_bytes"])))
     return tuple(facts)
 
 
 def mean_speed(progress: Sequence[Row]) -> float:
-    """Environment steps per second of iterating, over all rows; evaluations and checkpoints are not in it."""
+    """Environment steps per second of iteration time, over all rows, without evaluations and checkpoints."""
     return mean_rate(progress, "env_steps")
 
 
 def speed_range(progress: Sequence[Row]) -> tuple[float, float] | None:
-    """Between which speeds the run was, taken in parts of a few seconds; None where it was too short to tell."""
+    """Range of throughput over parts of a few seconds; None if the run was too short."""
     timed = [(row.get("env_steps", 0.0), own_s) for row in progress if (own_s := wall_s(row))]
     return parts_range([steps for steps, _ in timed], [own_s for _, own_s in timed])
 
 
 def mean_rate(progress: Sequence[Row], counter: str) -> float:
-    """Mean of a counter's increase per second of iterating."""
+    """Mean increase of a counter per second of iteration time."""
     timed = [(row, wall_s(row)) for row in progress]
     seconds = sum(own_s for _, own_s in timed)
     return sum(row.get(counter, 0.0) for row, own_s in timed if own_s) / seconds if seconds > 0 else 0.0
 
 
 def wall_s(row: Row) -> float:
-    """Wall time of a row's iteration; 0 where nothing tells. An update may have come without any step beside it."""
+    """Wall time of a row's iteration; 0 if unknown, since an update may have no steps."""
     for counter, rate in (("train_samples", "samples_per_second"), ("env_steps", "steps_per_second")):
         if row.get(counter) and row.get(rate):
             return row[counter] / row[rate]
@@ -130,7 +130,7 @@ def wall_s(row: Row) -> float:
 def _status(folder: RunFolder) -> str:
     record = folder.record
     if record.status == "running" and not folder.is_locked():
-        return f"killed; go on with rayagi train --resume {folder.path}"
+        return f"killed; continue with rayagi train --resume {folder.path}"
     return f"{record.status}: {record.reason}" if record.reason else record.status
 
 
@@ -149,7 +149,7 @@ def _page(folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]
         *_ages(folder),
         f"<h2>Plan</h2><pre>{html.escape(_text(folder.path / 'plan.txt'))}</pre>",
         f"<h2>Configuration</h2><pre>{html.escape(_text(folder.path / 'config.yaml'))}</pre>",
-        f"<h2>Made with</h2>{_table(_versions(folder.path / 'versions.json'))}",
+        f"<h2>Versions</h2>{_table(_versions(folder.path / 'versions.json'))}",
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'

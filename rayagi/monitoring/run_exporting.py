@@ -1,4 +1,4 @@
-"""Puts what the driver works out of all GMIs into Ray's export, beside what each of them exports itself."""
+"""Exports the run's merged metrics as Ray metrics, beside those of each GMI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))
 
 
 class RunExporter:
-    """A recorder. Its metrics are named ``rayagi_run_<name>`` and tagged ``gmi="all"``."""
+    """Recorder for Ray metrics, named ``rayagi_run_<name>`` and tagged ``gmi="all"``."""
 
     def __init__(self, *, run: str, task: str) -> None:
         tags = {"run": run, "task": task, "gmi": "all", "slice": "all"}
@@ -24,15 +24,15 @@ class RunExporter:
         self.export(rows[-1])
 
     def evaluated(self, row: Values, *, best: bool) -> None:
-        """Export it."""
+        """Export the evaluation."""
         self.export(row)
 
     def export(self, values: Values) -> None:
-        """Hand numbers of all GMIs together to Ray, by their names in the catalogue."""
+        """Export merged values by their names in the catalogue."""
         self._exporter.export(values)
 
     def saved(self, checkpoint: str) -> None:
-        """Nothing: no number changes."""
+        """Do nothing: no metric changes."""
 
     def rewound(self, position: Position) -> None:
-        """Nothing: the next row says where the run is."""
+        """Do nothing: the next row has the position."""

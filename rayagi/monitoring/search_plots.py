@@ -1,4 +1,4 @@
-"""A search as the papers draw it: throughput and saturation (Figure 13), memory projected and measured (Figure 14)."""
+"""Plots of a search as in the paper: throughput and saturation (Figure 13), projected and measured memory (Figure 14)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_byte
 
 
 def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
-    """Memory of one GMI: measured, and what eq. 4 had projected from the two trials before."""
+    """Memory of one GMI: measured, and projected by eq. 4 from the two trials before."""
     axis = figure.subplots()
     for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
         envs = [trial.num_envs for trial in trials]
@@ -99,7 +99,7 @@ def _measured(trial: Trial) -> TrialMeasurement:
 
 
 def _within(saturation: float | None) -> float:
-    """Sat, cut to what a plot can show: it is infinite where memory stood still."""
+    """Sat, clipped for the plot: it is infinite where memory did not grow."""
     return max(-2.0, min(10.0, saturation or 0.0))
 
 

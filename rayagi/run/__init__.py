@@ -1,1 +1,1 @@
-"""One run from start to end: its folder, its checkpoints, its limits and the loop that drives the GMIs."""
+"""A training run: run folder, checkpoints, limits and the training loop."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, flushed to the disk, then renamed."""
+"""Atomic file writes: to a temporary file in the same folder, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayagi.run.errors import disk_errors
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it.
+    """Write a file and fsync it.
 
     Raises:
         DiskError: the disk is full or read-only.
@@ -23,7 +23,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows the folder's entries, so that a rename survives a power cut."""
+    """Fsync a folder, so that a rename survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,10 +32,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Replace a file in one step: a reader, or a crash, sees the old content or the new, never a part.
+    """Replace a file atomically: readers and crashes see either the old content or the new.
 
     Raises:
-        DiskError: the disk is full or read-only; the old content stands.
+        DiskError: the disk is full or read-only; the old content stays.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -48,10 +48,10 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """``replace_bytes`` with text."""
+    """Replace a file by text; as ``replace_bytes``."""
     replace_bytes(path, text.encode())
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """``replace_text`` with JSON."""
+    """Replace a file by JSON; as ``replace_text``."""
     replace_text(path, json.dumps(value, indent=2) + "\n")

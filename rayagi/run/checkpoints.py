@@ -1,12 +1,12 @@
-"""Checkpoints: written to a temporary folder, checksummed, flushed, then renamed; the best and the last two kept.
+"""Checkpoints, written atomically: temporary folder, checksums, flush, rename. The best and the last two are kept.
 
-    checkpoints/iteration_000123/shared.pt      what all replicas hold alike: weights, optimiser, normalisers
-                                 local.pt       what each GMI holds: environments, random numbers
-                                 counters.json  how far the run was
+    checkpoints/iteration_000123/shared.pt      state that all replicas share: weights, optimizer, normalisers
+                                 local.pt       state of each GMI: environments, random numbers
+                                 counters.json  progress of the run
                                  manifest.json  size and SHA-256 of each file
-    checkpoints/best.json, last.json            which folder is which
+    checkpoints/best.json, last.json            name of the folder
 
-A folder whose name starts with a dot was not finished and is removed when the run is next opened.
+A folder whose name starts with a dot is unfinished, and is removed when the run is next opened.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rayagi.run.errors import CheckpointError, NoCheckpointError, disk_errors
 from rayagi.run.safe_load import load_tensors
 
 NUM_LAST = 2
-"""Newest checkpoints that are kept besides the best: a damaged last one still leaves one to fall back to."""
+"""Newest checkpoints that are kept besides the best. Two, in case the last one is damaged."""
 _NAME = re.compile(r"iteration_(\d{6,})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A checkpoint read back."""
+    """A loaded checkpoint."""
 
     name: str
     state: dict[str, Any]
-    """``{"shared", "local", "num_gmis"}``; without ``local`` where only the policy was asked for."""
+    """``{"shared", "local", "num_gmis"}``; without ``local`` if only the policy was requested."""
     counters: dict[str, Any]
     damaged: tuple[str, ...] = ()
-    """Newer checkpoints that were passed over, and why."""
+    """Newer checkpoints that were skipped as damaged, with the reason."""
 
 
 class CheckpointStore:
@@ -57,7 +57,7 @@ class CheckpointStore:
         return sorted(found, key=_iteration)
 
     def pointer(self, which: str) -> dict[str, Any] | None:
-        """What ``best.json`` or ``last.json`` says; None where there is none or it cannot be read."""
+        """Content of ``best.json`` or ``last.json``; None if it is missing or unreadable."""
         try:
             read = json.loads((self._folder / f"{which}.json").read_text())
         except (OSError, ValueError):
@@ -67,18 +67,18 @@ class CheckpointStore:
     def save(
         self, state: Mapping[str, Any], counters: Mapping[str, Any], *, best: Mapping[str, Any] | None = None
     ) -> str:
-        """Write a checkpoint and make it the last; the best too, where ``best`` says by what.
+        """Write a checkpoint and make it the last one; with ``best``, also the best one.
 
         Args:
             state: of the session, ``{"shared", "local", "num_gmis"}``.
-            counters: how far the run is; ``iteration`` names the folder.
+            counters: progress of the run; ``iteration`` names the folder.
             best: metric and value that make this the best checkpoint so far; None: it is not.
 
         Returns:
             Name of the checkpoint.
 
         Raises:
-            DiskError: the disk is full or read-only; earlier checkpoints and both pointers stand.
+            DiskError: the disk is full or read-only; earlier checkpoints and both pointers stay.
         """
         name = f"iteration_{counters['iteration']:06d}"
         if name not in self.names():
@@ -90,15 +90,15 @@ class CheckpointStore:
         return name
 
     def load(self, which: str = "last", *, with_local: bool = True) -> Checkpoint:
-        """Read a checkpoint after checking it against its manifest.
+        """Load a checkpoint after checking it against its manifest.
 
         Args:
-            which: ``best``, ``last``, or a checkpoint's name. ``last`` falls back to the newest one that is
-                whole, ``best`` to the last.
-            with_local: read the GMIs' own state too.
+            which: ``best``, ``last``, or a checkpoint's name. ``last`` falls back to the newest intact
+                one, ``best`` to the last.
+            with_local: load the GMIs' local state too.
 
         Raises:
-            NoCheckpointError: there is none that is whole.
+            NoCheckpointError: there is no intact one.
         """
         damaged: list[str] = []
         for name in self._candidates(which):
@@ -110,7 +110,7 @@ class CheckpointStore:
         raise NoCheckpointError(str(self._folder.parent), which, usable, tuple(damaged))
 
     def rewind(self, iteration: int) -> None:
-        """Go back to an iteration: remove unfinished folders, put aside checkpoints after it."""
+        """Go back to an iteration: remove unfinished folders, and move later checkpoints aside."""
         with disk_errors(self._folder):
             for entry in self._folder.glob(".iteration_*"):
                 shutil.rmtree(entry)
@@ -179,10 +179,10 @@ def _iteration(name: str) -> int:
 
 
 def _serialised(value: Any) -> bytes:
-    # Imported here: to open a run's folder does not need it.
+    # Imported here: opening a run folder does not need torch.
     import torch
 
-    # Through memory: torch's own file writer reports a full disk as a RuntimeError without a reason.
+    # Write through memory: torch's file writer reports a full disk as a RuntimeError without errno.
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""CSV files that survive a crash and a resume: one line per row, rows of a lost future cut."""
+"""Append-only CSV files. A partial last line is ignored; a resume cuts the rows after its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.errors import disk_errors
 
 Row = dict[str, float]
-"""One line by column; a missing or empty cell is left out."""
+"""A row by column name; empty cells are left out."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows that ``CsvLog`` wrote; an unfinished last line is left out. A missing file has no rows."""
+    """Rows written by ``CsvLog``, without a partial last line. A missing file has no rows."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -37,7 +37,7 @@ def read_columns(path: Path) -> list[str]:
 
 
 def cell_text(value: float | None) -> str:
-    """A whole number without a point, other numbers with seven digits, nothing for what is not a number."""
+    """Integers without a decimal point, other numbers with seven digits, an empty text for None and NaN."""
     if value is None or not math.isfinite(value):
         return ""
     if float(value).is_integer() and abs(value) < 1e15:
@@ -52,9 +52,9 @@ class CsvLog:
         """Open the file.
 
         Args:
-            path: the file; made where it is missing.
+            path: the file; created if it is missing.
             columns: its columns, ``iteration`` among them.
-            keep_through: keep rows up to this iteration and cut those after it; None starts anew.
+            keep_through: keep rows up to this iteration and remove later ones; None removes all rows.
 
         Raises:
             DiskError: the file cannot be written.
@@ -70,7 +70,7 @@ class CsvLog:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def add_columns(self, columns: Sequence[str]) -> None:
-        """Columns beside those there are; rows so far have nothing in them.
+        """Add columns; earlier rows have empty cells there.
 
         Raises:
             DiskError: the file cannot be written.
@@ -80,10 +80,10 @@ class CsvLog:
         self._begin(read_rows(self._path))
 
     def append(self, rows: Sequence[Mapping[str, float | None]]) -> None:
-        """Write rows at the end.
+        """Append rows.
 
         Raises:
-            DiskError: the disk is full; a row that was cut short is dropped when the file is next read.
+            DiskError: the disk is full; a partial row is ignored when the file is next read.
         """
         content = "".join(self._line(row) + "\n" for row in rows).encode()
         with disk_errors(self._path):
@@ -91,7 +91,7 @@ class CsvLog:
                 content = content[os.write(self._descriptor, content) :]
 
     def close(self) -> None:
-        """Wait until the disk has the rows."""
+        """Fsync and close the file."""
         with disk_errors(self._path):
             os.fsync(self._descriptor)
             os.close(self._descriptor)

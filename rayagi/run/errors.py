@@ -1,4 +1,4 @@
-"""What can go wrong with a run, each naming the value, the limit and the way out."""
+"""Errors of a run. Each message names the value, the limit and a remedy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DISK_ERRNOS = frozenset(
         errno.ENOENT,
     }
 )
-"""What the system says when a file cannot be written: no space, read-only, no permission, folder gone."""
+"""errno values of a file that cannot be written: no space, read-only, no permission, missing folder."""
 
 WRITABLE = "free space there, or make it writable"
 
 
 class RunError(Exception):
-    """A run cannot start, go on or be read."""
+    """A run cannot start, continue or be read."""
 
 
 class DiskError(RunError):
@@ -44,7 +44,7 @@ class DiskError(RunError):
 
 
 class RunFolderError(RunError):
-    """A folder is not a run, or not one that this version reads."""
+    """A folder is not a run folder, or is damaged."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -55,7 +55,7 @@ class RunFolderError(RunError):
 
 
 class RunVersionError(RunError):
-    """A run folder was written by a version with another layout."""
+    """A run folder has the layout of another version."""
 
     def __init__(self, path: str, found: int | str, readable: int, written_by: str) -> None:
         super().__init__(path, found, readable, written_by)
@@ -81,7 +81,7 @@ class CheckpointError(RunError):
 
 
 class NoCheckpointError(RunError):
-    """A run holds no checkpoint that can be used."""
+    """A run has no usable checkpoint."""
 
     def __init__(self, path: str, wanted: str, available: tuple[str, ...], damaged: tuple[str, ...]) -> None:
         super().__init__(path, wanted, available, damaged)
@@ -94,7 +94,7 @@ class NoCheckpointError(RunError):
 
 
 class NonFiniteResultError(RunError):
-    """A loss, a gradient or a weight is not a number any more. Nothing is saved after that."""
+    """A loss, gradient or weight is NaN or infinite. Nothing is saved after that."""
 
     def __init__(self, quantity: str, value: float, iteration: int, env_steps: int) -> None:
         super().__init__(quantity, value, iteration, env_steps)
@@ -119,13 +119,13 @@ class UnstableSimulationsError(RunError):
         return (
             f"simulations became unstable in {self.unstable:,} of the last {self.env_steps:,} environment steps "
             f"({self.unstable / self.env_steps:.2%}; env.max_unstable_share allows {self.limit:.2%}). Lower the model's "
-            "timestep or the actions' range, or look at the initial state; a higher env.max_unstable_share goes on in spite "
-            "of it"
+            "timestep or the actions' range, or check the initial state; a higher env.max_unstable_share "
+            "continues in spite of it"
         )
 
 
 class LimitReachedError(RunError):
-    """A run that was resumed had already reached its limit."""
+    """A resumed run had already reached its limit."""
 
     def __init__(self, run: str, limit: str, hint: str) -> None:
         super().__init__(run, limit, hint)
@@ -137,7 +137,7 @@ class LimitReachedError(RunError):
 
 @contextmanager
 def disk_errors(path: Path | str, hint: str = WRITABLE) -> Iterator[None]:
-    """Turn the system's refusal to write into a ``DiskError`` that names the path and the way out."""
+    """Convert an OSError of writing to a ``DiskError`` with path and hint."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What became of a decoupled run's experience: experience.json of its folder, and how people read it."""
+"""Sample accounting of a decoupled run: experience.json of its folder, and its text form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 40
 
 
 def save(run: Path, experience: Mapping[str, Any]) -> None:
-    """Write it into a run's folder: ``rows`` by what became of them, ``lags``, ``restarts``.
+    """Write experience.json: ``rows`` (sent, taken, dropped, in flight, lost), ``lags``, ``restarts``.
 
     Raises:
         DiskError: the file cannot be written.
@@ -23,7 +23,7 @@ def save(run: Path, experience: Mapping[str, Any]) -> None:
 
 
 def load(run: Path) -> Mapping[str, Any] | None:
-    """What a run's folder says; None where it says nothing."""
+    """Content of experience.json; None if it is missing or damaged."""
     try:
         stored = json.loads((run / _FILE).read_text())
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def load(run: Path) -> Mapping[str, Any] | None:
 
 
 def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For a run's summary."""
+    """(label, value) lines of the run's summary."""
     rows, lags = experience["rows"], {int(lag): rows for lag, rows in experience["lags"].items()}
     total = sum(lags.values())
     found = [
@@ -52,7 +52,7 @@ def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def histogram(experience: Mapping[str, Any]) -> str:
-    """Lags as text: one line per number of updates, with the share of rows that were as old."""
+    """Histogram of policy lag as text: one line per lag, with its share of rows."""
     lags = {int(lag): rows for lag, rows in experience["lags"].items()}
     total, most = sum(lags.values()), max(lags.values(), default=0)
     return "\n".join(

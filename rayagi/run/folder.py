@@ -1,12 +1,12 @@
-"""The run folder: everything a run leaves behind, and what another command needs to go on from it.
+"""The run folder: all files of a run, from which other commands resume, evaluate or serve it.
 
-config.yaml plan.txt plan.json versions.json    what was run, on what, with what
+config.yaml plan.txt plan.json versions.json    settings, plan, versions and machine
 run.json                                        layout version, status, seed, limits, counters
-progress.csv evaluations.csv tensorboard/       numbers, by iteration
+progress.csv evaluations.csv tensorboard/       metrics, by iteration
 checkpoints/                                    see rayagi.run.checkpoints
 report.html *.png                               see rayagi.monitoring.report
-notices.log                                     what was noticed while it ran, and what followed
-error.log                                       traceback of an unexpected end
+notices.log                                     notices of the health monitor, and what followed
+error.log                                       traceback of an unexpected error
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
 
 SCHEMA_VERSION = 1
-"""Layout of the run folder. Raised when a folder written before cannot be read as it is."""
+"""Layout version of the run folder; increased when older folders cannot be read."""
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What run.json holds."""
+    """Content of run.json."""
 
     schema_version: int
     rayagi_version: str
@@ -48,7 +48,7 @@ class RunRecord:
     limits: dict[str, Any] = field(default_factory=dict)
     checkpoint_every: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, Any] = field(default_factory=dict)
-    """Of the last checkpoint, in brief: iteration, env_steps, train_s."""
+    """Counters of the last checkpoint: iteration, env_steps, train_s."""
 
 
 class RunFolder:
@@ -70,7 +70,7 @@ class RunFolder:
         return self.path / "evaluations.csv"
 
     def lock(self) -> None:
-        """Keep other processes from writing here until ``unlock`` or the end of this process.
+        """Lock the folder until ``unlock`` or the end of this process.
 
         Raises:
             RunFolderError: another process is training this run.
@@ -87,7 +87,7 @@ class RunFolder:
         self._lock = descriptor
 
     def unlock(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -101,7 +101,7 @@ class RunFolder:
         except RunFolderError:
             return True
         except DiskError:
-            return False  # where nobody can write, nobody trains
+            return False  # not writable, so no process trains here
         self.unlock()
         return False
 
@@ -109,14 +109,14 @@ class RunFolder:
         """Replace fields of run.json.
 
         Raises:
-            DiskError: the disk is full or read-only; the old run.json stands.
+            DiskError: the disk is full or read-only; the old run.json stays.
         """
         record = replace(self.record, **changes)
         replace_json(self.path / "run.json", asdict(record))
         self.record = record
 
     def note(self, text: str) -> None:
-        """Add a line to notices.log.
+        """Append a line with the time to notices.log.
 
         Raises:
             DiskError: it cannot be written.
@@ -130,10 +130,10 @@ class RunFolder:
         replace_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        """What config.yaml holds.
+        """Read config.yaml.
 
         Raises:
-            RunFolderError: it is missing or no YAML mapping.
+            RunFolderError: it is missing or not a YAML mapping.
         """
         try:
             config = parse_yaml((self.path / "config.yaml").read_text())
@@ -145,10 +145,10 @@ class RunFolder:
 
 
 def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None) -> RunFolder:
-    """Make a new run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it.
+    """Create a run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it.
 
     Raises:
-        DiskError: the folder cannot be made.
+        DiskError: the folder cannot be created.
         RunFolderError: a folder of the given name exists.
     """
     now = datetime.now().astimezone()
@@ -175,8 +175,8 @@ def open_run(path: Path) -> RunFolder:
     """Open an existing run folder, without locking it.
 
     Raises:
-        RunFolderError: there is no run here.
-        RunVersionError: it was written with another layout.
+        RunFolderError: there is no run folder, or it is damaged.
+        RunVersionError: it has another layout version.
     """
     if not path.is_dir():
         raise RunFolderError(str(path), f"there is no such run folder{_runs_nearby(path.parent)}")
@@ -209,7 +209,7 @@ def _new_folder(out: Path, base: str, *, exact: bool) -> Path:
         except FileExistsError:
             if exact:
                 raise RunFolderError(
-                    str(path), "exists already; choose another --name, or go on with --resume"
+                    str(path), "exists already; choose another --name, or continue with --resume"
                 ) from None
             number += 1
         else:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks the run to end and save, a further Ctrl-C ends it at once."""
+"""Signal handling. The first Ctrl-C, SIGTERM or SIGHUP requests an end with a save; another Ctrl-C ends at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SI
 
 
 class Interrupt:
-    """Catches these signals while it is entered; not outside the main thread, where Python cannot.
+    """Context manager that handles these signals. Does nothing outside the main thread, where Python cannot.
 
-    Only Ctrl-C ends a run at once: a closing terminal or a service manager may well send two signals. A signal that is
-    ignored when this is made stays ignored, as POSIX has it: nohup ignores SIGHUP, and a shell without job control ignores
-    SIGINT for what it starts with ``&``, so that Ctrl-C in the foreground does not reach it. SIGTERM ends those.
+    Only a second Ctrl-C ends a run at once: a closing terminal or a service manager may send two signals. Signals ignored
+    at construction stay ignored, as POSIX requires: nohup ignores SIGHUP, and a shell without job control ignores SIGINT in
+    background jobs. SIGTERM ends those.
     """
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
@@ -24,9 +24,9 @@ class Interrupt:
         self._previous: dict[int, object] = {}
         self._caught = [number for number in _NAMES if signal.getsignal(number) is not signal.SIG_IGN]
         self.requested = False
-        """Whether the run was asked to end."""
+        """Whether a signal requested the end."""
         self.reason = ""
-        """By what; empty where nothing did."""
+        """Name of that signal; empty without one."""
 
     def __enter__(self) -> Interrupt:
         if _in_main_thread():
@@ -51,7 +51,7 @@ class Interrupt:
 
 @contextmanager
 def hangup_ignored() -> Iterator[None]:
-    """Processes started in here outlive the terminal: the kernel hangs up on all of them, and the run saves first."""
+    """Processes started in this block ignore SIGHUP, so that the run can still save when its terminal closes."""
     if not _in_main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""When a run ends: the user's limits, and one pure function that compares them with how far the run is."""
+"""Limits of a run, and the pure function that decides whether one is reached."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rayagi.run.window import WINDOW
 ReturnSource = Literal["evaluation", "training"]
 
 DEFAULT_TIME_S = 600.0
-"""Training time where neither the user nor the task's preset gives a limit."""
+"""Default training time, if neither the user nor the task's preset sets a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What ends a run; the first one reached does. All count from the start of the run, resumed or not."""
+    """Limits of a run; the first one reached ends it. All count from the start of the run, resumed or not."""
 
     time_s: float | None = None
-    """Training time: iterations, evaluations and checkpoints, without starting and stopping Ray."""
+    """Training time: iterations, evaluations and checkpoints, without startup and shutdown of Ray."""
     env_steps: int | None = None
     """Environment steps of all GMIs."""
     iterations: int | None = None
     stop_return: float | None = None
-    """Mean return at which the run ends: of the evaluation where that is on, else of the last 100 training episodes,
-    once there are as many."""
+    """Mean return that ends the run: of the evaluation if it is on, else of the last 100 training episodes, once there
+    are that many."""
 
     def is_empty(self) -> bool:
-        """Whether nothing ends the run."""
+        """Whether there is no limit."""
         return self == Limits()
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """As stored in run.json."""
+        """JSON-compatible values for run.json."""
         return {
             "time_s": self.time_s,
             "env_steps": self.env_steps,
@@ -43,13 +43,13 @@ class Limits:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Limits:
-        """Read back what ``to_dict`` stored."""
+        """Inverse of ``to_dict``."""
         return cls(
             **{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")}
         )
 
     def text(self, return_source: ReturnSource) -> str:
-        """For people: ``5 min, or evaluation return >= 900``."""
+        """Readable text: ``5 min, or evaluation return >= 900``."""
         parts = []
         if self.time_s is not None:
             parts.append(f"{duration_text(self.time_s)} of training")
@@ -69,22 +69,22 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far a run is."""
+    """Progress of a run."""
 
     iteration: int
     env_steps: int
     train_s: float
     evaluation_return: float | None
-    """Of the last evaluation; None before the first."""
+    """Return of the last evaluation; None before the first."""
     training_return: float | None
     """Mean of the last 100 episodes; None before the first episode ended."""
     training_episodes: int
-    """Episodes that this is the mean of."""
+    """Number of episodes in ``training_return``."""
 
     def settled_return(self, source: ReturnSource) -> float | None:
-        """The return that a decision may rest on: of an evaluation, or of a full window of training episodes.
+        """The return to base decisions on: of an evaluation, or of a full window of training episodes.
 
-        The first episodes to end are the short ones: their mean says little about the policy.
+        The first episodes to end are short ones, so their mean is biased.
         """
         if source == "evaluation":
             return self.evaluation_return
@@ -101,7 +101,7 @@ class Stop:
 
 
 def should_stop(limits: Limits, position: Position, return_source: ReturnSource) -> Stop | None:
-    """The first limit that the run has reached; None to go on."""
+    """The first limit that the run has reached; None if there is none."""
     if limits.iterations is not None and position.iteration >= limits.iterations:
         return Stop(limit="iterations", reason=f"{position.iteration:,} iterations done")
     if limits.env_steps is not None and position.env_steps >= limits.env_steps:
@@ -121,7 +121,7 @@ def should_stop(limits: Limits, position: Position, return_source: ReturnSource)
 def seconds_left(
     limits: Limits, position: Position, *, steps_per_s: float, iteration_s: float
 ) -> float | None:
-    """Time to the nearest limit that can be predicted, in seconds; None where only a return ends the run."""
+    """Seconds to the nearest predictable limit; None if only a return ends the run."""
     left = []
     if limits.time_s is not None:
         left.append(limits.time_s - position.train_s)
@@ -135,7 +135,7 @@ def seconds_left(
 def iterations_until(
     limits: Limits, *, iteration: int, env_steps: int, steps_per_iteration: float
 ) -> int | None:
-    """Iterations that may still be asked for without passing a counted limit; None where none is counted."""
+    """Iterations left until the step or iteration limit; None if neither is set."""
     left = []
     if limits.iterations is not None:
         left.append(limits.iterations - iteration)

@@ -1,4 +1,4 @@
-"""What the training loop needs, is told and returns."""
+"""Interfaces, settings and result of the training loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rayagi.run.limits import Limits, Position, ReturnSource, Stop
 
 
 class TrainingSession(Protocol):
-    """What the loop needs of rayagi.coordinator's Session."""
+    """The part of rayagi.coordinator's Session that the loop uses."""
 
     def submit(self, num_iterations: int, /) -> Any:
-        """Ask every GMI for iterations, without waiting."""
+        """Start iterations on every GMI, without waiting."""
         ...
 
     def collect(self) -> list[IterationResult]:
-        """Wait for what was submitted; one merged result per iteration."""
+        """Wait for the submitted iterations; one merged result per iteration."""
         ...
 
     def evaluate(self, num_episodes: int, *, seed: int) -> EvaluationResult:
@@ -31,32 +31,32 @@ class TrainingSession(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         ...
 
 
 class HealthMonitor(Protocol):
-    """What watches the GMIs for the loop, and may give it another session (rayagi.coordinator.health_monitor)."""
+    """Monitors the GMIs, and may replace the session (rayagi.coordinator.health_monitor)."""
 
     def check_health(self, position: Position, /) -> None:
-        """Judge what was collected last."""
+        """Check the last collected results."""
         ...
 
     @property
     def replan_pending(self) -> bool:
-        """Whether the loop is to go on in another session, once it has saved."""
+        """Whether the loop should continue in another session after its next checkpoint."""
         ...
 
     def replan(self, state: Mapping[str, Any], /) -> TrainingSession:
-        """End the session, and open one by the new plan that goes on from ``state``."""
+        """Close the session, and open one with the new plan that continues from ``state``."""
         ...
 
     def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None, /) -> TrainingSession:
-        """Open another session in the place of one that ended, which goes on from ``state``; None: from the beginning."""
+        """Replace a failed session by one that continues from ``state``; None: from the beginning."""
         ...
 
     def on_checkpoint(self) -> None:
-        """A checkpoint was written: it is of the present plan."""
+        """Called after each checkpoint, which belongs to the current plan."""
         ...
 
 
@@ -69,17 +69,17 @@ class Interval:
 
 
 CHECKPOINT_EVERY = Interval(time_s=60.0)
-"""Where nobody says how often."""
+"""Default interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSettings:
-    """What the loop is told."""
+    """Settings of the training loop."""
 
     limits: Limits
     seed: int
     max_unstable_share: float = 1.0
-    """Of environment steps; more unstable simulations end the run."""
+    """Largest share of environment steps that may become unstable; more end the run."""
     evaluation_interval: int = 0
     """Iterations between evaluations; 0: none."""
     evaluation_episodes: int = 10
@@ -93,10 +93,10 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOutcome:
-    """How a run ended."""
+    """Result of a run."""
 
     stop: Stop | None
-    """The limit reached; None where it was interrupted."""
+    """The limit reached; None if the run was interrupted."""
     position: Position
     checkpoint: str
     """Name of the last checkpoint."""

@@ -1,4 +1,4 @@
-"""What the training loop works out of results, states and counters; pure functions."""
+"""Pure functions of the training loop over results, states and counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayagi.run.window import EpisodeWindow
 
 
 def position_of(counters: Mapping[str, Any]) -> Position:
-    """How far a run was when a checkpoint was saved."""
+    """Progress of a run at a checkpoint."""
     window = EpisodeWindow()
     window.load(counters["window"])
     return Position(
@@ -43,8 +43,8 @@ def evaluation_row(result: EvaluationResult, position: Position) -> dict[str, fl
 
 
 def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | None:
-    """Name and value of the first tensor entry that is not finite, depth first; None where all are."""
-    # Imported here: what only works out numbers does not need it.
+    """Name and value of the first non-finite tensor entry, depth first; None if all are finite."""
+    # Imported here: the other functions do not need torch.
     import torch
 
     if isinstance(state, torch.Tensor):

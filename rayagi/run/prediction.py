@@ -1,4 +1,4 @@
-"""What a run was expected to be as fast as, and what it then showed: prediction.json of its folder."""
+"""Predicted and measured throughput of a run: prediction.json of its folder."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _FILE = "prediction.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """Throughput of a run: predicted before it began, and measured."""
+    """Throughput of a run: predicted before the start, and measured."""
 
     predicted_steps_per_s: float
     source: str
-    """What the prediction comes from."""
+    """Origin of the prediction."""
     half_width: float | None = None
-    """Half of the interval in which 80 of 100 runs lie, relative to it; None where a single measurement cannot tell."""
+    """Half width of the 80 % prediction interval, relative to the prediction; None for a single measurement."""
     measured_steps_per_s: float | None = None
     measured_parts: tuple[float, float] | None = None
-    """The tenth and ninetieth percentile of the run's parts of a few seconds each."""
+    """10th and 90th percentile of throughput over the run's parts of a few seconds each."""
 
     @property
     def error(self) -> float | None:
-        """How far the prediction was off, relative to what was measured; None before that."""
+        """Relative error of the prediction; None before the measurement."""
         if not self.measured_steps_per_s:
             return None
         return (self.predicted_steps_per_s - self.measured_steps_per_s) / self.measured_steps_per_s
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """In steps per second."""
+        """80 % prediction interval in steps per second."""
         if self.half_width is None:
             return None
         speed = self.predicted_steps_per_s
         return max(0.0, speed * (1 - self.half_width)), speed * (1 + self.half_width)
 
     def text(self) -> str:
-        """For a run's summary."""
+        """Line of the run's summary."""
         line = f"{self.predicted_steps_per_s:,.0f} steps/s"
         if self.interval is not None:
             line += f" ({_range(self.interval)} in 80 of 100 runs)"
@@ -55,9 +55,9 @@ class Prediction:
         if self.interval is not None:
             low, high = self.interval
             line += (
-                ", as foreseen"
+                ", within the interval"
                 if low <= self.measured_steps_per_s <= high
-                else ", outside of what was foreseen"
+                else ", outside of the interval"
             )
         return line
 
@@ -67,7 +67,7 @@ def _range(interval: tuple[float, float]) -> str:
 
 
 def save_prediction(prediction: Prediction, run: Path) -> None:
-    """Write it into a run's folder.
+    """Write prediction.json to a run's folder.
 
     Raises:
         DiskError: the file cannot be written.
@@ -78,7 +78,7 @@ def save_prediction(prediction: Prediction, run: Path) -> None:
 def record_measurement(
     run: Path, measured_steps_per_s: float, measured_parts: tuple[float, float] | None = None
 ) -> None:
-    """Add what a run showed to what its folder expects of it, if it expects anything.
+    """Add the measurement to prediction.json, if there is one.
 
     Raises:
         DiskError: the file cannot be written.
@@ -92,7 +92,7 @@ def record_measurement(
 
 
 def load_prediction(run: Path) -> Prediction | None:
-    """What a run's folder says; None where it says nothing."""
+    """Content of prediction.json; None if it is missing or damaged."""
     try:
         stored = json.loads((run / _FILE).read_text())
         del stored["error"]
@@ -104,12 +104,12 @@ def load_prediction(run: Path) -> Prediction | None:
 
 
 PART_S = 4.0
-"""About how long a part of a run is: as a round of a search's confirmation."""
+"""Approximate length of a part: as of a validation round in the search."""
 _FEWEST_PARTS = 3
 
 
 def parts_range(steps: Sequence[float], seconds: Sequence[float]) -> tuple[float, float] | None:
-    """Between which speeds a run's parts were, the slowest and the fastest tenth left out; None where it was too short.
+    """Range of throughput over a run's parts, without the extreme tenths; None if the run was too short.
 
     Args:
         steps: of each iteration

@@ -1,4 +1,4 @@
-"""Quantities as people write and read them: ``5m``, ``2M``, ``512 MiB``."""
+"""Parses and formats quantities: ``5m``, ``2M``, ``512 MiB``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 
 
 class QuantityError(ValueError):
-    """A text that is no duration or count."""
+    """A text is not a valid duration, count or size."""
 
     def __init__(self, text: str, wanted: str) -> None:
         super().__init__(text, wanted)

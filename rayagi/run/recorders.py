@@ -1,4 +1,4 @@
-"""Where a run's numbers go: CSV and TensorBoard here, the screen in rayagi.monitoring.progress."""
+"""Recorders of a run's metrics: CSV and TensorBoard here, the terminal in rayagi.monitoring.progress."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Values = Mapping[str, float | None]
 
 
 class Recorder(Protocol):
-    """Told what happens, as it happens."""
+    """Receives the events of a training loop."""
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
-        """Iterations were done; one row each, columns as ``PROGRESS_COLUMNS``, and terms of rewards."""
+        """Iterations finished; one row each, with ``PROGRESS_COLUMNS`` and reward terms."""
         ...
 
     def evaluated(self, row: Values, *, best: bool) -> None:
-        """The policy was evaluated; columns as ``EVALUATION_COLUMNS``."""
+        """The policy was evaluated; a row with ``EVALUATION_COLUMNS``."""
         ...
 
     def saved(self, checkpoint: str) -> None:
@@ -40,7 +40,7 @@ class Recorder(Protocol):
         ...
 
     def rewound(self, position: Position) -> None:
-        """The run goes on from an earlier position: what was told of later ones did not happen."""
+        """The run continues from an earlier position; later rows are void."""
         ...
 
 
@@ -48,7 +48,7 @@ class FileRecorder:
     """progress.csv, evaluations.csv and TensorBoard events of a run folder."""
 
     def __init__(self, folder: RunFolder, *, resumed_at: Position | None = None) -> None:
-        """Open the files; on a resume, what they hold after the restored iteration is cut.
+        """Open the files; on a resume, remove what is after the restored iteration.
 
         Raises:
             DiskError: they cannot be written.
@@ -68,7 +68,7 @@ class FileRecorder:
         self._flushed_at = time.monotonic()
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
-        """Write the rows. Terms of rewards become columns when they are first told of."""
+        """Write the rows. Reward terms become columns when they first appear."""
         reward_columns = dict.fromkeys(
             name for row in rows for name in row if name.startswith(reward_column(""))
         )
@@ -88,11 +88,11 @@ class FileRecorder:
         self._scalars(row)
 
     def saved(self, checkpoint: str) -> None:
-        """Let TensorBoard see what the checkpoint covers."""
+        """Flush TensorBoard's events up to the checkpoint."""
         self._tensorboard.flush()
 
     def rewound(self, position: Position) -> None:
-        """Cut what is later, as on a resume."""
+        """Remove later rows, as on a resume."""
         self.close()
         self._open(position)
 

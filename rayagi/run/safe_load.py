@@ -1,4 +1,4 @@
-"""Reads saved states without running code from them: a run folder may come from somebody else."""
+"""Loads saved states without executing code from them: a run folder may be untrusted."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rayagi.run.errors import CheckpointError
 
 
 def _allowed() -> list[Any]:
-    """What a state may hold besides tensors and Python's own values: numpy arrays and scalars."""
+    """Types allowed besides tensors and Python's built-in values: numpy arrays and scalars."""
     array = np.zeros(1)
     reconstruct = array.__reduce__()[0]
     scalar = np.float64(0.0).__reduce__()[0]
     dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
-    # An empty array is pickled with a call of bytes.
+    # Pickle writes an empty array as a call of bytes.
     return [reconstruct, scalar, np.ndarray, np.dtype, bytes, *dtypes]
 
 
 def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
-    """What ``torch.save`` wrote, on the CPU.
+    """Load the output of ``torch.save`` to the CPU.
 
     Raises:
-        CheckpointError: the data holds something else than tensors, numpy arrays and Python's own values.
+        CheckpointError: the data holds types other than tensors, numpy arrays and Python's built-in values.
     """
-    # Imported here: to open a run's folder does not need it.
+    # Imported here: opening a run folder does not need torch.
     import torch
 
     try:
@@ -40,7 +40,7 @@ def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The one sentence of torch's page of advice that says what is wrong."""
+    """The sentence of torch's message that states the cause."""
     lines = str(error).splitlines() or [type(error).__name__]
     telling = [line for line in lines if "Unpickler error: " in line or "unsupported GLOBAL" in line]
     return (telling or lines)[0].rpartition("error: ")[2].partition(". ")[0].strip().rstrip(".")

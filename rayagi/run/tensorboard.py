@@ -1,4 +1,4 @@
-"""TensorBoard events, written in this thread so that a full disk is noticed where it happens."""
+"""TensorBoard event writer. Writes in the calling thread, so that a full disk raises there."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class TensorBoardLog:
         """Start an event file.
 
         Args:
-            folder: where event files lie.
-            resumed_at: environment steps of the restored checkpoint; what older files hold after it is dropped.
+            folder: of the event files.
+            resumed_at: environment steps of the restored checkpoint; TensorBoard drops later events of older files.
 
         Raises:
             DiskError: the file cannot be written.
         """
-        # Imported here: protobuf is not needed to read a run's numbers.
+        # Imported here: reading metrics does not need protobuf.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -41,7 +41,7 @@ class TensorBoardLog:
                 self._write(Event(wall_time=time.time(), step=resumed_at + 1, session_log=restart))
 
     def scalars(self, values: Mapping[str, float | None], env_steps: int) -> None:
-        """Write one value per tag; missing and non-finite ones are left out."""
+        """Write one value per tag, without missing and non-finite ones."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         finite = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
@@ -50,12 +50,12 @@ class TensorBoardLog:
             self._write(self._event(wall_time=time.time(), step=env_steps, summary=summary))
 
     def flush(self) -> None:
-        """Hand what was written to the system, so that a running TensorBoard sees it."""
+        """Flush to the operating system, so that a running TensorBoard sees the events."""
         with disk_errors(self._path):
             self._writer.flush()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         with disk_errors(self._path):
             self._writer.close()
 

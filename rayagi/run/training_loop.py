@@ -1,8 +1,7 @@
-"""The driver's loop: asks the GMIs for iterations, accounts for them, evaluates, saves, and stops.
+"""The driver's training loop: requests iterations from the GMIs, records, evaluates, saves, and stops.
 
-It asks for as many iterations at a time as take about a second. Once the answer is in and nothing is due at that
-point (an evaluation, a checkpoint, a limit), the next request goes out before the answer is written to files and
-screen, so that the GMIs do not wait for them.
+A request has as many iterations as take about a second. If no evaluation, checkpoint or limit is due, the loop submits the
+next request before it records the last result, so that the GMIs do not wait for file and terminal output.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from rayagi.run.unstable_share import UnstableShare
 from rayagi.run.window import EpisodeWindow
 
 REPORT_S = 1.0
-"""About how often results come in."""
+"""Approximate duration of one request."""
 _MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
 
 class TrainingLoop:
-    """Drives one session from where it is to a limit."""
+    """Runs a session until a limit or an interrupt."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class TrainingLoop:
 
     @property
     def position(self) -> Position:
-        """How far the run is."""
+        """Progress of the run."""
         return Position(
             iteration=self._iteration,
             env_steps=self._env_steps,
@@ -77,15 +76,15 @@ class TrainingLoop:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint: the session's state and the loop's counters."""
+        """Restore a checkpoint: the session's state and the loop's counters."""
         self._session.load_state_dict(checkpoint.state)
         self.restore_counters(checkpoint.counters)
 
     def restore_counters(self, counters: Mapping[str, Any]) -> None:
-        """Go on counting from a checkpoint's counters."""
+        """Restore the loop's counters from a checkpoint."""
         self._iteration, self._env_steps = int(counters["iteration"]), int(counters["env_steps"])
         self._episodes, self._train_s = int(counters["episodes"]), float(counters["train_s"])
-        # Returns with exploration and without are not compared with each other.
+        # Do not compare training returns (with exploration) with evaluation returns.
         alike = counters.get("return_source") == self._settings.return_source
         self._best_return = counters["best_return"] if alike else None
         self._evaluation_return, self._evaluated_at = (
@@ -96,13 +95,13 @@ class TrainingLoop:
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
 
     def run(self) -> TrainingOutcome:
-        """Train until a limit or an interrupt, and save. Goes on from the last checkpoint where a share of a GPU is lost.
+        """Train until a limit or an interrupt, and save. Continues from the last checkpoint if a GPU share is lost.
 
         Raises:
-            NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stands.
+            NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stays.
             UnstableSimulationsError: more simulations than allowed became unstable; likewise.
-            DiskError: a file cannot be written; the last good checkpoint stands.
-            SliceLostError: a share of a GPU was lost, and there is no overseer, or it has tried too often.
+            DiskError: a file cannot be written; the last good checkpoint stays.
+            SliceLostError: a GPU share was lost, and there is no health monitor, or it has retried too often.
         """
         while True:
             try:
@@ -113,7 +112,7 @@ class TrainingLoop:
                 self._recover(self._health_monitor, lost)
 
     def _recover(self, health_monitor: HealthMonitor, lost: SliceLostError) -> None:
-        """Go back to the last checkpoint, in another session; what came after it is undone in the run's files too."""
+        """Continue from the last checkpoint in another session; recorders drop later rows."""
         try:
             checkpoint = self._checkpoints.load()
         except NoCheckpointError as error:
@@ -134,16 +133,19 @@ class TrainingLoop:
         if waiting:
             self._session.submit(self._request_size())
         while waiting:
+            # 1. Wait for the running request, count its results and check the GMIs.
             rows = self._account(self._session.collect())
             if self._health_monitor is not None:
                 self._health_monitor.check_health(self.position)
+            # 2. If nothing is due, submit the next request before recording: GMIs do not wait for files.
             stop = should_stop(self._settings.limits, self.position, self._settings.return_source)
             waiting = not (
                 stop or self._interrupt.requested or self._evaluation_due() or self._checkpoint_due()
             )
             if waiting:
                 self._session.submit(self._request_size())
-            self._tell_iterated(rows)
+            self._record_iterations(rows)
+            # 3. Else evaluate, save and re-plan while no request runs, then continue unless it is the end.
             if not waiting:
                 stop = self._between_requests(stop)
                 waiting = not (stop or self._interrupt.requested)
@@ -155,7 +157,7 @@ class TrainingLoop:
         )
 
     def _between_requests(self, stop: Stop | None) -> Stop | None:
-        """What is due while no GMI is working: evaluate, save. Returns the reason to stop, if any."""
+        """Evaluate, save and re-plan as due, while no request runs. Returns the reason to stop, if any."""
         final = stop is not None and self._settings.evaluation_interval > 0
         if (
             (self._evaluation_due() or final)
@@ -171,14 +173,14 @@ class TrainingLoop:
         return stop
 
     def _replan(self) -> None:
-        """Go on in another session where the overseer wants it; what is saved stays as it is."""
+        """Continue in another session if the health monitor requests it; saved files stay."""
         if self._health_monitor is not None and self._health_monitor.replan_pending:
             self._session = self._health_monitor.replan(self._session.state_dict())
             self._tick()
-            self._iteration_s = 0.0  # of another plan: ask for one, and see
+            self._iteration_s = 0.0  # unknown for the new plan: request one iteration
 
     def _request_size(self) -> int:
-        """Iterations to ask for: about a report's worth, not past anything that is due."""
+        """Iterations of the next request: about ``REPORT_S`` worth, and not past a limit, evaluation or checkpoint."""
         limits = self._settings.limits
         per_report_s = REPORT_S
         if limits.time_s is not None:
@@ -197,7 +199,7 @@ class TrainingLoop:
         return max(1, min([size, *(bound for bound in bounds if bound is not None)]))
 
     def _account(self, results: Sequence[IterationResult]) -> list[Values]:
-        """Count what came in, as rows; wall time is shared out in proportion to each iteration's own."""
+        """Add results to the counters, and return rows. Wall time is split in proportion to each iteration's own."""
         elapsed_s = self._tick()
         self._iteration_s = elapsed_s / len(results)
         own_s = [max(result.metrics.get("iteration_s", 0.0), 1e-9) for result in results]
@@ -257,7 +259,7 @@ class TrainingLoop:
             self._save(best={"metric": "evaluation return", "value": mean})
 
     def _save(self, *, best: Mapping[str, Any] | None = None) -> None:
-        """Save unless this iteration is saved already."""
+        """Save a checkpoint, unless this iteration has one."""
         if self._saved_at == self._iteration:
             return
         training_return = self.position.settled_return("training")
@@ -306,7 +308,7 @@ class TrainingLoop:
             return self._iteration % every.iterations == 0
         return every.time_s is not None and self._train_s - self._saved_at_s >= every.time_s
 
-    def _tell_iterated(self, rows: Sequence[Values]) -> None:
+    def _record_iterations(self, rows: Sequence[Values]) -> None:
         for recorder in self._recorders:
             recorder.iterated(rows, self.position)
 

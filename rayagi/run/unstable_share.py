@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rayagi.run.errors import UnstableSimulationsError
 
 _WINDOW_STEPS = 10_000
-"""Environment steps that a share is taken of: one unstable world among a few hundred steps says nothing yet."""
+"""Environment steps of a window: fewer give no reliable share."""
 
 
 class UnstableShare:
@@ -18,10 +18,10 @@ class UnstableShare:
         self._limit, self._unstable, self._steps = limit, 0.0, 0.0
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Count an iteration's.
+        """Add an iteration's counts.
 
         Raises:
-            UnstableSimulationsError: a window's share is above the limit.
+            UnstableSimulationsError: the share of a window exceeds the limit.
         """
         self._unstable += metrics.get("faults_unstable", 0.0)
         self._steps += metrics.get("env_steps", 0.0)

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the machine, the commit."""
+"""Versions of packages, machine and commit of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "ray", "mujoco", "gymnasium", "numpy")
 
 
 def package_version(name: str) -> str:
-    """Installed version of a package; ``not installed`` where there is none."""
+    """Installed version of a package, or ``not installed``."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -22,7 +22,7 @@ def package_version(name: str) -> str:
 
 
 def rayagi_version() -> str:
-    """Version of rayagi; read from pyproject.toml where it runs from its folder without an install."""
+    """Version of rayagi; read from pyproject.toml if it is not installed."""
     installed = package_version("rayagi")
     if installed != "not installed":
         return installed
@@ -34,7 +34,7 @@ def rayagi_version() -> str:
 
 
 def git_commit() -> str | None:
-    """Commit that rayagi runs from, ``+changes`` where files differ from it; None outside a checkout."""
+    """Git commit of rayagi, with ``+changes`` if files differ from it; None outside a checkout."""
     root = Path(rayagi.__file__).parents[1]
     if not (root / ".git").exists():
         return None
@@ -62,7 +62,7 @@ def usable_cores() -> int:
 
 
 def collect_versions() -> dict[str, str | int | None]:
-    """What goes into versions.json."""
+    """Content of versions.json."""
     return {
         "rayagi": rayagi_version(),
         "git_commit": git_commit(),

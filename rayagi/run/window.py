@@ -28,7 +28,7 @@ class EpisodeWindow:
         lengths: Sequence[int],
         reward_terms: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Add the episodes of one iteration: their returns, lengths, and sums of their rewards' terms."""
+        """Add the episodes of one iteration: their returns, lengths, and sums of each reward term."""
         for name, sums in (reward_terms or {}).items():
             self._terms.setdefault(name, deque(maxlen=self._size)).extend(sums)
         self._returns.extend(returns)
@@ -43,11 +43,11 @@ class EpisodeWindow:
         return sum(self._lengths) / len(self._lengths) if self._lengths else None
 
     def reward_term_means(self) -> dict[str, float]:
-        """Mean sum over an episode of each term of the reward; without those of no episode yet."""
+        """Mean episode sum of each reward term that has occurred."""
         return {name: sum(sums) / len(sums) for name, sums in self._terms.items() if sums}
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint, so that the curve of a resumed run does not jump."""
+        """State for a checkpoint, so that a resumed learning curve is continuous."""
         return {
             "returns": list(self._returns),
             "lengths": [float(length) for length in self._lengths],
@@ -55,7 +55,7 @@ class EpisodeWindow:
         }
 
     def load(self, stored: Mapping[str, Any]) -> None:
-        """Go on from ``to_dict``."""
+        """Inverse of ``to_dict``."""
         self._returns.clear()
         self._lengths.clear()
         self._terms.clear()

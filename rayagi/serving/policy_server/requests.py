@@ -62,7 +62,7 @@ class Expected:
         if rows.ndim != 2 or rows.shape[1] != self.obs_dim or len(rows) == 0:
             raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
         if len(rows) > self.max_rows:
-            raise RequestError(f"{len(rows)} rows came; {self.shapes()}", status=413)
+            raise RequestError(f"got {len(rows)} rows; {self.shapes()}", status=413)
         with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
             rows = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(rows).all():

@@ -54,7 +54,7 @@ def test_predicted_and_measured_stand_beside_each_other_at_the_end():
     # 300 steps in 1.5 s; two GMIs of 110 were predicted.
     assert watch.summary() == (
         f"{SPEC.env.id}: 200 steps/s in all; predicted 220 steps/s (220 - 220 in 80 of 100 runs) by 2 measurements of "
-        "2 x 8 environments; measured 200, error +10.0 %, outside of what was foreseen"
+        "2 x 8 environments; measured 200, error +10.0 %, outside of the interval"
     )
 
 

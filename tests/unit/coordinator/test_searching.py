@@ -288,14 +288,10 @@ def test_a_prediction_says_whether_the_run_was_within_what_was_foreseen(tmp_path
     record_measurement(tmp_path, 5500.0, (4000.0, 6500.0))
     assert load_prediction(tmp_path).text() == (
         "6,000 steps/s (5,400 - 6,600 in 80 of 100 runs) by 5 measurements; measured 5,500 (4,000 - 6,500 in its parts), "
-        "error +9.1 %, as foreseen"
+        "error +9.1 %, within the interval"
     )
     record_measurement(tmp_path, 5000.0)
-    assert (
-        load_prediction(tmp_path)
-        .text()
-        .endswith("measured 5,000, error +20.0 %, outside of what was foreseen")
-    )
+    assert load_prediction(tmp_path).text().endswith("measured 5,000, error +20.0 %, outside of the interval")
 
 
 def test_a_runs_parts_are_of_four_seconds_and_the_extreme_tenths_do_not_count():

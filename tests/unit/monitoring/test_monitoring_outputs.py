@@ -123,7 +123,7 @@ def test_faults_of_a_run_add_up_in_lines_and_panel_and_are_not_mentioned_where_t
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with LiveProgress("Ant", Limits(iterations=100), "training", console) as live:
         live.iterated([row(1, faults_constraint_overflow=7.0)], position(1))
-    assert "faults in simulations: 7 constraint overflow" in console.file.getvalue()
+    assert "simulation errors: 7 constraint overflow" in console.file.getvalue()
 
 
 def test_the_panel_shows_what_returns_are_made_of():

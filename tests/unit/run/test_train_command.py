@@ -378,7 +378,7 @@ def test_a_run_that_was_killed_is_not_said_to_be_running(fake, capsys):
     folder = open_run(Path("runs/a"))
     folder.update(status="running", reason="")
     assert main(["report", "runs/a"]) == 0
-    assert re.search(r"status  killed; go on with rayagi train --resume runs/a", capsys.readouterr().out)
+    assert re.search(r"status  killed; continue with rayagi train --resume runs/a", capsys.readouterr().out)
     folder.lock()
     assert main(["report", "runs/a"]) == 0
     assert re.search(r"status  running\n", capsys.readouterr().out)
