@@ -40,9 +40,9 @@ class ExportError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            "RLlib's DefaultPPOTorchRLModule does not fit rayagi's networks: "
-            f"it also needs {', '.join(self.missing) or 'nothing'}, "
-            f"and does not have {', '.join(self.unexpected) or 'nothing'}; "
+            "RLlib's DefaultPPOTorchRLModule does not match rayagi's networks: "
+            f"missing weights: {', '.join(self.missing) or 'none'}; "
+            f"unexpected weights: {', '.join(self.unexpected) or 'none'}; "
             "use the Ray version that constraints.txt names"
         )
 

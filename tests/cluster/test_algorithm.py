@@ -213,7 +213,7 @@ def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog)
         other.restore_from_path(path)
     finally:
         other.stop()
-    assert "num_gmis=2 and goes on with 1: iterations have 0.5 times as many steps" in caplog.text
+    assert "num_gmis=2 and continues with 1: iterations have 0.5 times as many steps" in caplog.text
 
 
 def test_an_environment_that_the_user_registered_exists_inside_the_gmis():

@@ -124,7 +124,9 @@ def test_rllibs_face_exports_each_gmi_and_the_run_too(metrics_port, capsys):
     assert row["env_steps_total"] == 3 * 8 * 32
     printed = capsys.readouterr().out
     assert f"{TASK}: " in printed
-    assert "nobody measured this plan before; `rayagi search InvertedPendulum-v5` does" in printed
+    assert (
+        "no prediction: this plan was not measured here; `rayagi search InvertedPendulum-v5` does" in printed
+    )
 
 
 @pytest.mark.slow

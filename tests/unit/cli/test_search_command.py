@@ -83,7 +83,7 @@ def test_a_tie_is_told_with_the_result(result):
     )
     assert told.splitlines()[5].endswith("again, best")
     assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, no more than noise, with a smaller batch.\n" in told
-    assert "It was measured once, and shortly." in summary(result, [Path("a.png")])
+    assert "It was measured only once, briefly." in summary(result, [Path("a.png")])
 
 
 def test_figures_13_and_14_are_drawn(result, tmp_path):

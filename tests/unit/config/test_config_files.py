@@ -34,9 +34,7 @@ def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template
     spec = load_config_file(path, "Ant-v5")
     assert (spec.algorithm, spec.gmi.template, spec.learning.max_lag) == ("impala", "decoupled", 3)
     assert load_config_file(path, "Ant-v5", "impala") == spec
-    with pytest.raises(
-        ConfigError, match=r"algorithm = 'impala': is not the algorithm that was asked for, 'a3c'"
-    ):
+    with pytest.raises(ConfigError, match=r"algorithm = 'impala': is not the requested algorithm, 'a3c'"):
         load_config_file(path, "Ant-v5", "a3c")
     path = written(tmp_path, "b.yaml", "gmi: {template: dp_only}\n")
     spec = load_config_file(path, "Ant-v5", "a3c")
@@ -99,7 +97,7 @@ def test_a_python_file_defines_config(tmp_path, text):
         (
             "a.yaml",
             "env: {id: Hopper-v5}\n",
-            "a.yaml: env.id = 'Hopper-v5': is not the task that was asked for, 'Ant-v5'",
+            "a.yaml: env.id = 'Hopper-v5': is not the requested task, 'Ant-v5'",
         ),
         ("a.json", "{}", "a.json: is no configuration file; give a .yaml, .yml or .py file"),
     ],

@@ -67,4 +67,4 @@ def test_a_slow_gmi_is_told_with_what_to_build_and_nothing_is_done(caplog):
     assert line.endswith(
         "To go on with 1 GMI with 8 environments each, build the next one with .gmi(num_gmis=1, num_envs=8)."
     )
-    assert "nobody measured this plan before" in watch.summary()
+    assert "no prediction: this plan was not measured here" in watch.summary()

@@ -182,7 +182,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(fake, c
     assert rayagi("--resume", "runs/a", "--iterations", "30") == 0
     output = capsys.readouterr().out
     assert "iteration_000020 is damaged: shared.pt has 100 bytes" in output
-    assert "going back to iteration_000016" in output
+    assert "continuing from iteration_000016" in output
     assert [row["iteration"] for row in read_rows(Path("runs/a/progress.csv"))] == list(range(1, 31))
 
 
@@ -255,7 +255,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(fake, capsys):
     fake.events = {25: lambda: os.kill(os.getpid(), signal.SIGINT)}
     assert rayagi(TASK, "--time", "1h", "--name", "a") == 130
     output = capsys.readouterr().out
-    assert "Finishing what is being computed" in output
+    assert "Finishing the current request" in output
     assert "rayagi train --resume runs/a" in output
     record = json.loads(Path("runs/a/run.json").read_text())
     assert record["status"] == "interrupted"
