@@ -81,7 +81,7 @@ def after_failure(
     ):
         # Nothing was computed: remove the empty folder.
         shutil.rmtree(folder.path, ignore_errors=True)
-        error.add_note("Nothing was computed yet, so no run folder was kept.")
+        error.add_note("Nothing was computed yet, so no run folder is left.")
         return
     # The disk may have failed: report the first error only.
     with suppress(RunError):

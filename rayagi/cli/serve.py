@@ -232,7 +232,7 @@ def _after_failure(target: _Target | None, provenance: dict[str, Any], error: Ba
         files = [file for file in folder.files() if file.session == target.session]
         if target.created and not files:
             shutil.rmtree(folder.path, ignore_errors=True)
-            error.add_note("No file was completed, so no dataset was kept.")
+            error.add_note("No file was completed, so no dataset is left.")
             return
         rows = sum(file.statistics.rows for file in files)
         error.add_note(

@@ -81,9 +81,7 @@ class GmiSpec:
             ValueError: it is "auto".
         """
         if self.num_envs == "auto":
-            raise ValueError(
-                'num_envs = "auto": rayagi.coordinator.auto.resolve_auto makes it a number first'
-            )
+            raise ValueError('num_envs = "auto" must be resolved first: rayagi.coordinator.auto.resolve_auto')
         return self.num_envs
 
 
