@@ -105,23 +105,23 @@ def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:
 
 def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, checkpoints: list[str]) -> str:
     """What was saved, and the command that continues from there."""
-    stands = (
+    saved = (
         f"The last good checkpoint is {checkpoints[-1]}."
         if checkpoints
         else "No checkpoint had been saved yet."
     )
     if known is not None and isinstance(known.error, _DIVERGED):
         return (
-            f"{stands} To try again from the start with half the learning rate:\n"
+            f"{saved} To try again from the start with half the learning rate:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
             f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
         )
     if known is not None and isinstance(known.error, UnstableSimulationsError):
         # A resumed run keeps its configuration, and would fail again.
         return (
-            f"{stands} Repair the model and start a new run, or allow more unstable steps:\n"
+            f"{saved} Repair the model and start a new run, or allow more unstable steps:\n"
             f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
             f"--set env.max_unstable_share={min(1.0, 2 * known.error.unstable / known.error.env_steps):.2g}"
         )
     where = "Continue from it with" if checkpoints else "Start it again with"
-    return f"{stands} {where}:\n  rayagi train --resume {folder.path}"
+    return f"{saved} {where}:\n  rayagi train --resume {folder.path}"

@@ -321,6 +321,7 @@ def _merged(metric: GmiMetric, results: Sequence[IterationResult]) -> float:
     reports = [result.metrics for result in results if metric.name in result.metrics]
     values = [report[metric.name] for report in reports]
     samples = [report.get("train_samples", report.get("env_steps", 0.0)) for report in reports]
+    # Weighted mean: sum_g(n_g * value_g) / sum_g(n_g), with n_g the samples of GMI g.
     if metric.group == "learning" and metric.merge == "mean" and len(set(samples)) > 1:
         return sum(value * own for value, own in zip(values, samples, strict=True)) / sum(samples)
     return float(_MERGE[metric.merge](values))

@@ -185,6 +185,7 @@ class TrainingLoop:
         per_report_s = REPORT_S
         if limits.time_s is not None:
             per_report_s = min(per_report_s, limits.time_s - self._train_s)
+        # Iterations that fit into a report's time at the last measured speed; one if unknown.
         size = int(per_report_s / self._iteration_s) if self._iteration_s > 0 else 1
         bounds = [
             iterations_until(
@@ -195,6 +196,7 @@ class TrainingLoop:
             )
         ]
         intervals = (self._settings.evaluation_interval, self._settings.checkpoint_every.iterations)
+        # Up to the next multiple of the evaluation and checkpoint intervals.
         bounds += [interval - self._iteration % interval for interval in intervals if interval]
         return max(1, min([size, *(bound for bound in bounds if bound is not None)]))
 

@@ -165,6 +165,7 @@ class Numbering:
         ended: list[EndedEpisode] = []
         done = block.terminated | block.truncated
         for env in range(num_envs):
+            # Split the block at the ends of episodes: rows [begin, end) belong to one episode.
             begin = 0
             for last in [*np.flatnonzero(done[env]).tolist(), None]:
                 end = length if last is None else last + 1
@@ -172,6 +173,7 @@ class Numbering:
                 step[env, begin:end] = np.arange(self._step[env], self._step[env] + end - begin)
                 self._step[env] += end - begin
                 self._returns[env] += block.reward[env, begin:end].sum(dtype=np.float64)
+                # ``None`` stands for the rest of the block, whose episode continues in the next one.
                 if last is not None:
                     ended.append(self._end(env))
                 begin = end
@@ -180,6 +182,7 @@ class Numbering:
     def _end(self, env: int) -> EndedEpisode:
         number, total = int(self._episode[env]), float(self._returns[env])
         ended = EndedEpisode(number=number, total=total, length=int(self._step[env]))
+        # The environment's next episode: k -> k + 1 in first_episode + k * total_envs + env.
         self._episode[env] += self._total_envs
         self._step[env], self._returns[env] = 0, 0.0
         return ended
@@ -210,6 +213,7 @@ def record_batch(
     rows = num_envs * length
     shown = block.terminated | block.truncated
     final = block.final_obs
+    # No next row will hold the observation after the last step of running episodes: store it here.
     if is_last and length:
         cut = ~shown[:, -1]
         final = final.copy()

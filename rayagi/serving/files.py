@@ -78,6 +78,7 @@ class RotatingFiles:
             return
         with disk_errors(file.path, _HINT):
             try:
+                # Order matters: content on disk, then the manifest line, then the name that makes the line valid.
                 file.finish()
                 self._complete(file.path.name, file.statistics)
                 file.unfinished.rename(file.path)

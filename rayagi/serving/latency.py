@@ -23,6 +23,7 @@ class Latencies:
 
     def add(self, seconds: float) -> None:
         """Add one duration."""
+        # bucket k = ceil(log(t / 1 us) / log 1.02), so that 1 us x 1.02^(k-1) < t <= 1 us x 1.02^k.
         bucket = 0 if seconds <= _LEAST_S else math.ceil(math.log(seconds / _LEAST_S) / _LOG_GROWTH)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self.count += 1

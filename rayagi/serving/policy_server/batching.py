@@ -103,6 +103,7 @@ class MicroBatcher:
         answer: asyncio.Future[tuple[NDArray[Any], int]] = loop.create_future()
         self._waiting.append(_Waiting(obs, answer))
         if not self._due:
+            # As many requests as in the last batch: run now. Else wait for more, at most max_wait_s.
             if len(self._waiting) >= self._expected or self._max_wait_s <= 0:
                 self._schedule(loop)
             elif self._timer is None:
@@ -124,6 +125,7 @@ class MicroBatcher:
         self._due = False
         batch: list[_Waiting] = []
         rows = 0
+        # Take requests in order, up to max_rows; a larger single request runs alone.
         while self._waiting and (not batch or rows + len(self._waiting[0].obs) <= self._max_rows):
             entry = self._waiting.popleft()
             if not entry.answer.cancelled():  # else the client disconnected
@@ -144,6 +146,7 @@ class MicroBatcher:
                 entry.answer.set_exception(RequestError(f"the policy failed: {error}", status=500))
             return
         self._statistics.answered(len(batch), rows, time.perf_counter() - began)
+        # Split the batch's actions back to its requests.
         begin = 0
         for entry in batch:
             end = begin + len(entry.obs)

@@ -122,7 +122,7 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("train",), "which task?"),
         (("train", "Ant-v5", "--num-env", "3"), "unrecognized arguments: --num-env 3"),
@@ -153,10 +153,10 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
         (("plan", "isaacgym/Ant"), "has no package 'isaacgym'"),
     ],
 )
-def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys):
+def test_bad_input_gets_one_message_and_exit_code_2(arguments, message, capsys):
     assert run_cli(*arguments) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "Traceback" not in error
     assert not list(Path().glob("runs/*"))
 
@@ -281,17 +281,17 @@ def test_every_known_error_exists(name):
     assert issubclass(getattr(import_module(module), cls), Exception)
 
 
-def test_the_error_behind_a_remote_one_is_the_one_that_is_told():
+def test_the_cause_of_a_remote_error_is_reported():
     from ray.exceptions import RayTaskError
 
     from actors.errors import NonFiniteError
 
     inner = NonFiniteError("a reward", 7, "rollout step 3, environment 1")
     remote = RayTaskError("iterate", "long remote traceback", inner).as_instanceof_cause()
-    told = explain(remote)
-    assert told.exit_code == 1
-    assert told.message == str(inner)
+    explanation = explain(remote)
+    assert explanation.exit_code == 1
+    assert explanation.message == str(inner)
 
 
-def test_an_error_that_nobody_expected_is_not_explained():
+def test_an_unexpected_error_is_not_explained():
     assert explain(KeyError("x")) is None

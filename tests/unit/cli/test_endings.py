@@ -19,10 +19,10 @@ def ended_by(error, out):
     return folder, "\n".join(error.__notes__)
 
 
-def test_a_run_that_the_disk_ended_goes_on_where_it_was(tmp_path):
-    folder, said = ended_by(DiskError("x", "no room", "make some"), tmp_path)
+def test_a_run_ended_by_a_full_disk_can_be_resumed(tmp_path):
+    folder, message = ended_by(DiskError("x", "no room", "make some"), tmp_path)
     assert (
-        said
+        message
         == f"No checkpoint had been saved yet. Start it again with:\n  rayagi train --resume {folder.path}"
     )
     assert open_run(folder.path).record.status == "failed"
@@ -31,19 +31,19 @@ def test_a_run_that_the_disk_ended_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize(
     "error", [NonFiniteResultError("loss", float("nan"), 3, 300), SimulationError(0, 5, "qvel")]
 )
-def test_a_run_that_diverged_begins_anew_with_half_the_learning_rate(tmp_path, error):
-    folder, said = ended_by(error, tmp_path)
+def test_a_diverged_run_restarts_with_half_the_learning_rate(tmp_path, error):
+    folder, message = ended_by(error, tmp_path)
     assert (
         f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set ppo.learning_rate=0.0002"
-        in said
+        in message
     )
-    assert "--resume" not in said
+    assert "--resume" not in message
 
 
 @pytest.mark.parametrize(("unstable", "allowed"), [(300, "0.06"), (9_000, "1")])
-def test_a_run_of_unstable_simulations_begins_anew_and_may_allow_twice_as_many(tmp_path, unstable, allowed):
+def test_a_run_of_unstable_simulations_restarts_with_twice_the_allowed_share(tmp_path, unstable, allowed):
     # Going on keeps the limit that it just met: --resume would be no way on.
-    folder, said = ended_by(UnstableSimulationsError(unstable, 10_000, 0.01), tmp_path)
+    folder, message = ended_by(UnstableSimulationsError(unstable, 10_000, 0.01), tmp_path)
     wanted = f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set env.max_unstable_share={allowed}"
-    assert said.endswith(wanted)
-    assert "--resume" not in said
+    assert message.endswith(wanted)
+    assert "--resume" not in message

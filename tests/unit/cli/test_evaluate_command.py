@@ -78,7 +78,7 @@ class Counting(gymnasium.Env):
         return np.zeros((16, 16, 3), dtype=np.uint8)
 
 
-def test_a_film_s_choices_count_from_the_space_s_first(tmp_path, monkeypatch):
+def test_discrete_actions_of_a_video_count_from_the_spaces_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(gymnasium.registry, "Counting-v0", EnvSpec("Counting-v0", entry_point=Counting))
     spec, shared = saved_run("Counting-v0")
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_a_film_is_asked_for_on_the_command_line(suffix, tmp_path, monkeypatch, capsys):
+def test_a_video_is_requested_on_the_command_line(suffix, tmp_path, monkeypatch, capsys):
     import imageio.v3 as imageio
 
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def test_a_film_is_asked_for_on_the_command_line(suffix, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("task", ["InvertedPendulum-v5", "CartPole-v1"])
-def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
+def test_an_episode_is_recorded_as_video(task, tmp_path, monkeypatch):
     import imageio.v3 as imageio
 
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_an_episode_is_filmed(task, tmp_path, monkeypatch):
     assert len(imageio.imread(tmp_path / "out.gif")) == num_frames
 
 
-def test_an_episode_of_our_own_task_is_filmed(tmp_path, monkeypatch):
+def test_an_episode_of_our_own_task_is_recorded_as_video(tmp_path, monkeypatch):
     import imageio.v3 as imageio
 
     monkeypatch.chdir(tmp_path)
@@ -145,7 +145,7 @@ def test_an_episode_of_our_own_task_is_filmed(tmp_path, monkeypatch):
     assert (num_frames, frames.shape) == (6, (6, 480, 640, 3))
 
 
-def test_a_film_that_was_not_written_is_a_failure(tmp_path, monkeypatch):
+def test_a_video_that_was_not_written_is_a_failure(tmp_path, monkeypatch):
     import contextlib
 
     import imageio.v2

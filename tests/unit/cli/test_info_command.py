@@ -42,7 +42,7 @@ def lines_of(capsys, name: str, *more) -> dict[str, tuple[str, str]]:
         ("a100_40x1_mps_taken", {"cpu", "direct", "green"}),
     ],
 )
-def test_each_way_of_sharing_is_listed_with_whether_and_why(name, usable, capsys):
+def test_each_backend_is_listed_with_its_availability_and_reason(name, usable, capsys):
     answers = lines_of(capsys, name)
     assert set(answers) == {"cpu", "direct", "mps", "mig", "green"}
     assert {backend for backend, (answer, _) in answers.items() if answer == "yes"} == usable
@@ -72,8 +72,8 @@ def test_this_machine_is_recorded_for_elsewhere(monkeypatch, capsys, tmp_path):
     gpu = a_free_mig_gpu()
     uuid = gpu.make(9, 4)
     FakeDriver(gpu).install(monkeypatch)
-    said = printed(capsys, "info", "--json", str(tmp_path / "here.json"))
-    assert f"rayagi plan TASK --machine {tmp_path / 'here.json'}" in said
+    output = printed(capsys, "info", "--json", str(tmp_path / "here.json"))
+    assert f"rayagi plan TASK --machine {tmp_path / 'here.json'}" in output
     (node,) = load_machine(tmp_path / "here.json").nodes
     assert [one.uuid for one in node.gpus[0].mig_instances] == [uuid]
     assert json.loads(printed(capsys, "info", "--json"))["nodes"][0]["driver_version"] == "580.65.06"
@@ -118,7 +118,7 @@ def test_every_recorded_machine_can_be_planned_for(name, backend, capsys):
     assert f"dp_only on {backend}: " in plan
 
 
-def test_a_machine_that_nobody_is_let_into_says_so(capsys):
+def test_a_machine_without_usable_backends_reports_it(capsys):
     file = str(MACHINES / "a100_80x4_in_use.json")
     assert main(["plan", "Ant-v5", "--machine", file, "--num-envs", "64"]) == 2
     assert "compute mode prohibited" in capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_written_is_bad_input(capsys, tmp_path):
     assert "cannot be written (No such file" in capsys.readouterr().err
 
 
-def test_a_cluster_that_is_not_there_is_said(monkeypatch, capsys):
+def test_an_unreachable_cluster_is_an_error(monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert main(["info", "--cluster"]) == 2
     assert "no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err

@@ -31,17 +31,17 @@ def run_python(code, *arguments, stdout=subprocess.PIPE):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [(("envs",), 0, "HalfCheetah-v5"), (("report", "nowhere"), 2, "nowhere")],
 )
-def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(arguments, code, said):
+def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(arguments, code, message):
     done = run_python(f"{BEGIN}\nfrom rayagi.cli import run_process\nrun_process()", *arguments)
     assert done.returncode == code
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert done.stdout.endswith("end of Python\n")
 
 
-def test_the_exit_code_stands_where_nobody_reads():
+def test_the_exit_code_is_the_same_without_a_reader():
     with open("/dev/full", "w") as full:
         code = "from rayagi.cli import run_process\nprint('not written yet')\nrun_process()"
         done = run_python(code, "train", "Nothing-v0", stdout=full)

@@ -42,7 +42,7 @@ def result():
     )  # fmt: skip
 
 
-def test_the_table_tells_what_was_tried_and_the_command_that_uses_it(result):
+def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
     lines = summary(result, [Path("a.png")]).splitlines()
     assert lines[2].split() == ["2", "16", "3,000", "2", "%", "420", "MiB", "-", "10.00", "best"]
     assert lines[3].split() == ["2", "32", "-", "-", "-", "460", "MiB", "-", "no", "memory"]
@@ -52,7 +52,7 @@ def test_the_table_tells_what_was_tried_and_the_command_that_uses_it(result):
     assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
 
 
-def test_what_ended_a_row_and_what_was_measured_again_is_told():
+def test_the_end_of_a_row_and_repeated_measurements_are_reported():
     plain = Trial(gmis_per_gpu=2, num_envs=64, verdict="plateau", outcome=measured(1000, 400), saturation=4.0)
     ended = replace(
         plain, system_steps_per_s=2000.0, reason="+3.0 % against the fastest before it, 5 % wanted"
@@ -71,18 +71,18 @@ def test_what_ended_a_row_and_what_was_measured_again_is_told():
     assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s, and 25 s may be"
 
 
-def test_a_tie_is_told_with_the_result(result):
+def test_a_tie_is_reported_with_the_result(result):
     again = replace(
         result.best,
         verdict="again",
         saturation=None,
         reason="1.0 % behind 2 x 32, no more than noise, with a smaller batch",
     )
-    told = summary(
+    text = summary(
         replace(result, best=again, trials=(*result.trials, again), complete=True), [Path("a.png")]
     )
-    assert told.splitlines()[5].endswith("again, best")
-    assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, no more than noise, with a smaller batch.\n" in told
+    assert text.splitlines()[5].endswith("again, best")
+    assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, no more than noise, with a smaller batch.\n" in text
     assert "It was measured only once, briefly." in summary(result, [Path("a.png")])
 
 

@@ -16,7 +16,7 @@ def sizes(num_envs=32, num_gmis=None, preset_length=64, preset_minibatches=8, **
     )
 
 
-def test_without_a_word_the_preset_holds():
+def test_without_sizes_the_preset_applies():
     assert sizes() == (64, 8)
 
 
@@ -33,7 +33,7 @@ def test_a_minibatch_size_becomes_a_number_of_minibatches():
     assert sizes(minibatch_size=2048) == (64, 1)
 
 
-def test_a_presets_minibatches_give_way_to_a_given_rollout_length():
+def test_a_presets_minibatches_adapt_to_a_given_rollout_length():
     assert sizes(rollout_length=20) == (20, 4)  # gcd(20, 8)
     assert sizes(rollout_length=7) == (7, 1)
     assert sizes(rollout_length=20, num_minibatches=3) == (

@@ -39,7 +39,7 @@ run_specs = st.builds(
 
 
 @given(run_specs)
-def test_a_spec_survives_the_way_through_plain_data(spec):
+def test_a_spec_survives_conversion_to_plain_data(spec):
     assert run_spec_from_dict(run_spec_to_dict(spec)) == spec
 
 
@@ -161,7 +161,7 @@ def test_settings_reach_into_the_environments_arguments():
     assert with_settings(spec, ["env.kwargs={}"]).env.kwargs == {}
 
 
-def test_a_mapping_is_laid_over_a_section_and_replaces_the_environments_arguments():
+def test_a_mapping_updates_a_section_and_replaces_the_environments_arguments():
     spec = with_settings(RunSpec(), ["ppo={rollout_length: 48, gamma: 0.9}", "ppo={gamma: 0.8}"])
     assert spec.learning == replace(RunSpec().learning, rollout_length=48, gamma=0.8)
     spec = with_settings(spec, ["env.kwargs={frame_skip: 4}", "env.kwargs={healthy_reward: 2}"])

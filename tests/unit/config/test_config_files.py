@@ -13,7 +13,7 @@ def written(folder, name, text):
     return path
 
 
-def test_a_yaml_file_is_laid_over_its_tasks_preset(tmp_path):
+def test_a_yaml_file_updates_its_tasks_preset(tmp_path):
     path = written(tmp_path, "run.yaml", "env: {id: CartPole-v1}\nppo: {learning_rate: 3e-4}\nseed: 7\n")
     spec = load_config_file(path)
     assert spec.learning.learning_rate == 3e-4
@@ -22,7 +22,7 @@ def test_a_yaml_file_is_laid_over_its_tasks_preset(tmp_path):
     assert spec.network == preset("CartPole-v1").network
 
 
-def test_a_file_without_a_task_takes_the_one_that_was_asked_for(tmp_path):
+def test_a_file_without_a_task_takes_the_requested_one(tmp_path):
     assert load_config_file(written(tmp_path, "a.yml", "seed: 1"), "Hopper-v5").env.id == "Hopper-v5"
     text = "from rayagi import PPOConfig\nconfig = PPOConfig().training(lr=1e-3)\n"
     spec = load_config_file(written(tmp_path, "a.py", text), "Hopper-v5")
@@ -112,7 +112,7 @@ def test_a_bad_file_is_named_with_the_place_and_the_reason(tmp_path, name, text,
 
 
 @pytest.mark.parametrize("text", ["seed: 1\n", "", "env: {kwargs: {frame_skip: 4}}\n"])
-def test_a_yaml_file_without_a_task_trains_nothing_unless_one_was_asked_for(tmp_path, text):
+def test_a_yaml_file_without_a_task_needs_a_requested_one(tmp_path, text):
     path = written(tmp_path, "a.yaml", text)
     with pytest.raises(ConfigError, match=r"a\.yaml: env\.id: names no task; give env\.id, or `rayagi train"):
         load_config_file(path)
@@ -129,7 +129,7 @@ def test_a_yaml_file_without_a_task_trains_nothing_unless_one_was_asked_for(tmp_
         ('.debugging(log_level="INFO")', "log_level"),
     ],
 )
-def test_settings_that_only_an_algorithm_honours_are_refused_in_a_file(tmp_path, setting, name):
+def test_settings_that_need_an_algorithm_are_rejected_in_a_file(tmp_path, setting, name):
     text = f"from rayagi import PPOConfig\nconfig = PPOConfig().environment('Ant-v5'){setting}\n"
     with pytest.raises(
         ConfigError, match=f"a.py: {name} = .*works with build_algo\\(\\), not with `rayagi train`"

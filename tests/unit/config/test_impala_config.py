@@ -21,14 +21,14 @@ def refusal(built):
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
-def test_what_nobody_set_comes_from_the_preset_of_task_and_algorithm(cls):
+def test_unset_values_come_from_the_preset_of_task_and_algorithm(cls):
     for env in ("Ant-v5", "CartPole-v1", "Humanoid-v4"):
         spec = cls().environment(env).to_run_spec()
         assert spec == preset(env, cls.algorithm)
         assert (spec.algorithm, spec.gmi.template) == (cls.algorithm, "decoupled")
 
 
-def test_every_field_of_the_section_can_be_set_in_rllibs_words():
+def test_every_field_of_the_section_can_be_set_by_rllibs_names():
     built = (
         ImpalaConfig()
         .environment("Hopper-v5")
@@ -131,7 +131,7 @@ def test_a_clip_of_none_is_the_papers_gradient():
         (ImpalaConfig, lambda c: c.gmi(num_gmis="auto"), "gmi(num_gmis=)", "give a number"),
     ],
 )
-def test_a_refusal_names_the_setting_and_what_to_use_instead(cls, build, names, instead):
+def test_an_error_names_the_setting_and_the_alternative(cls, build, names, instead):
     message = refusal(build(cls().environment("Ant-v5")))
     assert names in message
     assert instead in message
@@ -147,7 +147,7 @@ def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
-def test_a_setting_that_nothing_honours_is_refused_with_what_to_use_instead(cls):
+def test_an_unsupported_setting_is_rejected_with_the_alternative(cls):
     settings, pristine = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), cls().to_dict()
     unhonoured = [key for key in pristine if not settings.is_honoured(key) and not key.startswith("_")]
     assert "num_env_runners" in unhonoured

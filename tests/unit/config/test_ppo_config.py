@@ -37,12 +37,12 @@ def refusal(built):
     return str(caught.value)
 
 
-def test_what_nobody_set_comes_from_the_tasks_preset():
+def test_unset_values_come_from_the_tasks_preset():
     for env in ("Ant-v5", "CartPole-v1", "Humanoid-v4"):
         assert config(env).to_run_spec() == preset(env)
 
 
-def test_every_field_of_a_spec_can_be_set_in_rllibs_words():
+def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
     built = (
         PPOConfig()
         .environment("Hopper-v5", engine="gymnasium", env_config={"frame_skip": 2})
@@ -136,7 +136,7 @@ def test_a_value_that_equals_rllibs_default_still_wins_over_the_preset():
     )
 
 
-def test_rllibs_ways_of_saying_none_are_understood():
+def test_rllibs_values_for_none_are_converted():
     spec = config().training(grad_clip=None, vf_clip_param=float("inf")).to_run_spec()
     assert (spec.learning.max_grad_norm, spec.learning.value_clip) == (0.0, None)
     assert config().evaluation(evaluation_interval=None).to_run_spec().evaluation.interval == 0
@@ -182,7 +182,7 @@ def other_than(value):
 
 
 @pytest.mark.parametrize("key", sorted(key for key in PPOConfig().to_dict() if not PPO.is_honoured(key)))
-def test_a_setting_that_nothing_honours_is_refused_by_name(key):
+def test_an_unsupported_setting_is_rejected_by_name(key):
     pristine = PPOConfig().to_dict()
     with pytest.raises(ConfigError) as caught:
         PPO.refuse_unhonoured({**pristine, key: other_than(pristine[key])}, pristine)
@@ -270,7 +270,7 @@ def test_a_setting_that_nothing_honours_is_refused_by_name(key):
         (lambda c: c.training(lr_schedule="linear"), "training(lr_schedule=)", "total_env_steps"),
     ],
 )
-def test_a_refusal_names_the_setting_as_it_was_written_and_what_to_use_instead(build, names, instead):
+def test_an_error_names_the_setting_as_written_and_the_alternative(build, names, instead):
     message = refusal(build(config()))
     assert names in message
     assert instead in message

@@ -55,7 +55,7 @@ def test_reward_terms_are_means_over_the_last_episodes_and_survive_a_checkpoint(
     assert logger.reduce()["rayagi"]["reward_up"] == 3.0
 
 
-def test_what_the_driver_works_out_adds_up_over_the_run_and_over_a_checkpoint():
+def test_derived_metrics_add_up_over_the_run_and_over_a_checkpoint():
     log, logger = ResultLog(100), MetricsLogger(root=True)
     reduced(log, logger, {"env_steps": 64.0}, [3.0])
     log.evaluated(EvaluationResult([4.0, 6.0], [9, 9]), 2.0)

@@ -112,7 +112,7 @@ def test_plain_lines_come_at_most_every_few_seconds():
     assert lines[0] == "iteration 1  100 steps  200 steps/s  return 1.0  50 s left"
 
 
-def test_faults_of_a_run_add_up_in_lines_and_panel_and_are_not_mentioned_where_there_are_none():
+def test_simulation_errors_add_up_in_lines_and_panel_and_are_left_out_if_there_are_none():
     lines = []
     progress = PlainProgress(Limits(), lines.append, every_s=0.0)
     progress.iterated([row(1, faults_unstable=0.0)], position(1))

@@ -1,4 +1,4 @@
-"""What is said to be on the disk was asked to be there: content before the rename, the folder's entry after it."""
+"""Atomic writes call fsync: on the content before the rename, on the folder after it."""
 
 import os
 
@@ -11,20 +11,20 @@ from rayagi.run.csv_log import CsvLog
 @pytest.fixture
 def events(monkeypatch):
     """What was flushed and renamed, in order."""
-    seen = []
+    calls = []
     fsync, replace = os.fsync, os.replace
 
     def noted_fsync(descriptor):
-        seen.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        calls.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
         fsync(descriptor)
 
     def noted_replace(source, target, **kwargs):
-        seen.append(("rename", os.path.basename(target)))
+        calls.append(("rename", os.path.basename(target)))
         replace(source, target, **kwargs)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
-    return seen
+    return calls
 
 
 def test_a_file_that_is_replaced_is_on_the_disk_before_and_after_its_rename(tmp_path, events):
@@ -43,7 +43,7 @@ def test_a_file_that_is_written_is_on_the_disk(tmp_path, events):
     assert (tmp_path / "a").read_bytes() == b"content"
 
 
-def test_the_disk_is_waited_for_once_it_was_given_all_content(tmp_path, monkeypatch):
+def test_fsync_comes_after_all_content(tmp_path, monkeypatch):
     sizes = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
     atomic.write_bytes(tmp_path / "a", b"content")

@@ -58,7 +58,7 @@ def test_a_policy_is_read_without_the_environments(store):
 
 
 @pytest.mark.parametrize("file", ["shared.pt", "local.pt", "counters.json", "manifest.json"])
-def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(store, tmp_path, file):
+def test_a_truncated_checkpoint_falls_back_to_the_one_before_with_a_message(store, tmp_path, file):
     save(store, 1)
     save(store, 2)
     damaged = tmp_path / "run" / "checkpoints" / "iteration_000002" / file
@@ -70,7 +70,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(store, 
     assert file in checkpoint.damaged[0]
 
 
-def test_a_flipped_byte_is_noticed(store, tmp_path):
+def test_a_flipped_byte_is_detected(store, tmp_path):
     save(store, 1)
     path = tmp_path / "run" / "checkpoints" / "iteration_000001" / "shared.pt"
     content = bytearray(path.read_bytes())
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_the_one_before_and_names_the_path(store, tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
-def test_rewinding_puts_aside_what_came_later(store, tmp_path):
+def test_rewinding_moves_later_checkpoints_aside(store, tmp_path):
     save(store, 1, best=1.0)
     save(store, 2, best=2.0)
     store.rewind(1)
@@ -158,7 +158,7 @@ def test_rewinding_puts_aside_what_came_later(store, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "damaged_iteration_000002").is_dir()
 
 
-def test_a_checkpoint_from_somebody_else_runs_no_code(tmp_path):
+def test_an_untrusted_checkpoint_runs_no_code(tmp_path):
     import io
 
     class Evil:

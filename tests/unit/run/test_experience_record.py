@@ -9,7 +9,7 @@ STORED = {
 }
 
 
-def test_counts_and_ages_are_told_as_they_were_kept(tmp_path):
+def test_counts_and_lags_are_reported_as_stored(tmp_path):
     assert experience_record.load(tmp_path) is None
     experience_record.save(tmp_path, STORED)
     kept = experience_record.load(tmp_path)
@@ -27,12 +27,12 @@ def test_counts_and_ages_are_told_as_they_were_kept(tmp_path):
     ]
 
 
-def test_rows_that_do_not_add_up_are_said_to_be_missing():
+def test_rows_that_do_not_add_up_are_reported_as_missing():
     broken = {**STORED, "rows": {**STORED["rows"], "missing": 3}, "lags": {}, "restarts": 0}
     assert experience_record.facts(broken)[0][1].endswith("; 3 are missing")
     assert experience_record.histogram(broken) == ""
 
 
-def test_a_damaged_file_says_nothing(tmp_path):
+def test_a_damaged_file_is_ignored(tmp_path):
     (tmp_path / "experience.json").write_text("{")
     assert experience_record.load(tmp_path) is None

@@ -20,13 +20,13 @@ def send(number):
         (signal.SIGHUP, "SIGHUP, as its terminal closed"),
     ],
 )
-def test_the_first_signal_asks_and_says_which_it_was(number, reason):
-    told = []
+def test_the_first_signal_requests_the_end_and_is_named(number, reason):
+    calls = []
     before = signal.getsignal(number)
-    with Interrupt(lambda: told.append(1)) as interrupt:
+    with Interrupt(lambda: calls.append(1)) as interrupt:
         assert (interrupt.requested, interrupt.reason) == (False, "")
         send(number)
-    assert (interrupt.requested, interrupt.reason, told) == (True, reason, [1])
+    assert (interrupt.requested, interrupt.reason, calls) == (True, reason, [1])
     assert signal.getsignal(number) is before
 
 
@@ -51,7 +51,7 @@ def test_what_a_shell_ignores_in_the_background_stays_ignored_and_sigterm_ends(n
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
-def test_a_hangup_that_is_ignored_for_processes_started_meanwhile_is_still_caught():
+def test_a_sighup_ignored_for_child_processes_is_still_handled_here():
     interrupt = Interrupt()
     with hangup_ignored():
         send(signal.SIGHUP)

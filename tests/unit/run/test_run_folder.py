@@ -73,7 +73,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
     other.lock()
 
 
-def test_whether_a_run_is_being_trained_is_seen_from_its_lock(tmp_path):
+def test_the_lock_shows_whether_a_run_is_being_trained(tmp_path):
     folder = make(tmp_path)
     other = open_run(folder.path)
     assert folder.is_locked()
@@ -92,14 +92,14 @@ def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):
         folder.read_config()
 
 
-def test_updates_are_whole_or_not_there(tmp_path):
+def test_updates_are_atomic(tmp_path):
     folder = make(tmp_path)
     folder.update(status="finished", reason="5 min of training done")
     assert open_run(folder.path).record.status == "finished"
     assert not [entry for entry in folder.path.iterdir() if entry.name.endswith(".tmp")]
 
 
-def test_reward_terms_are_columns_and_tensorboard_tags_from_when_they_are_told_and_after_a_resume(tmp_path):
+def test_reward_terms_become_columns_and_tensorboard_tags_when_they_appear_and_after_a_resume(tmp_path):
     folder = make(tmp_path)
     at_2 = Position(
         iteration=2,
@@ -111,8 +111,8 @@ def test_reward_terms_are_columns_and_tensorboard_tags_from_when_they_are_told_a
     )
     files = FileRecorder(folder)
     files.iterated([{"iteration": 1, "env_steps_total": 10}], at_2)
-    told = {"reward_up": 3.5, "reward_effort": -0.25}
-    files.iterated([{"iteration": i, "env_steps_total": 10 * i, **told} for i in (2, 3)], at_2)
+    terms = {"reward_up": 3.5, "reward_effort": -0.25}
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, **terms} for i in (2, 3)], at_2)
     files.close()
     resumed = FileRecorder(folder, resumed_at=at_2)
     resumed.iterated([{"iteration": 3, "env_steps_total": 30}], at_2)
@@ -126,7 +126,7 @@ def test_reward_terms_are_columns_and_tensorboard_tags_from_when_they_are_told_a
     assert [(e.step, e.value) for e in events.Scalars("reward/reward_up")] == [(20, 3.5), (40, 7.0)]
 
 
-def test_a_run_that_goes_back_has_no_rows_of_what_it_undid(tmp_path):
+def test_a_rewound_run_has_no_later_rows(tmp_path):
     folder = make(tmp_path)
     at_2 = Position(
         iteration=2,
@@ -142,6 +142,6 @@ def test_a_run_that_goes_back_has_no_rows_of_what_it_undid(tmp_path):
     files.rewound(at_2)
     files.iterated([{"iteration": 3, "env_steps_total": 31}], at_2)
     files.close()
-    told = [(row["iteration"], row["env_steps_total"]) for row in read_rows(folder.progress_csv)]
-    assert told == [(1, 10), (2, 20), (3, 31)]
+    rows = [(row["iteration"], row["env_steps_total"]) for row in read_rows(folder.progress_csv)]
+    assert rows == [(1, 10), (2, 20), (3, 31)]
     assert read_rows(folder.evaluations_csv) == []

@@ -115,7 +115,7 @@ def test_a_run_leaves_everything_that_it_promises(fake, capsys):
     assert f"rayagi evaluate runs/{run.name}" in output
 
 
-def test_what_is_noticed_is_told_noted_and_with_replan_acted_on(fake, capsys):
+def test_notices_are_printed_stored_and_with_replan_acted_on(fake, capsys):
     def swell(session):
         if session.plan.num_envs > 16:
             return {"resident_bytes": 0.95 * session.plan.memory_bytes(0)}
@@ -123,13 +123,13 @@ def test_what_is_noticed_is_told_noted_and_with_replan_acted_on(fake, capsys):
 
     fake.swell = staticmethod(swell)
     limits = ("--iterations", "90", "--checkpoint-every", "30", "--gmis", "1", "--num-envs", "32")
-    assert rayagi(TASK, *limits, "--name", "told") == 0
+    assert rayagi(TASK, *limits, "--name", "proposed") == 0
     output = capsys.readouterr().out
     assert "GMI 0 holds" in output
     assert "start with --replan" in output
     assert "Going on" not in output
-    assert "start with --replan" in Path("runs/told/notices.log").read_text()
-    assert open_run(Path("runs/told")).read_config()["gmi"]["num_envs"] == 32
+    assert "start with --replan" in Path("runs/proposed/notices.log").read_text()
+    assert open_run(Path("runs/proposed")).read_config()["gmi"]["num_envs"] == 32
 
     assert rayagi(TASK, *limits, "--name", "acted", "--replan") == 0
     output = capsys.readouterr().out
@@ -143,13 +143,13 @@ def test_what_is_noticed_is_told_noted_and_with_replan_acted_on(fake, capsys):
     assert rayagi("--resume", "runs/acted", "--iterations", "100") == 0
 
 
-def test_without_a_limit_the_run_takes_ten_minutes_and_says_so(fake, capsys):
+def test_without_a_limit_the_run_takes_ten_minutes_with_a_message(fake, capsys):
     fake.events = {3: KeyboardInterrupt()}
     assert rayagi(TASK) == 130
     assert "Ends after 10 min of training." in capsys.readouterr().out
 
 
-def test_a_resumed_run_has_each_iteration_once_and_goes_on(fake, capsys):
+def test_a_resumed_run_has_each_iteration_once_and_continues(fake, capsys):
     assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "5") == 0
     # A crash after the checkpoint: rows of iterations that no checkpoint holds.
     with Path("runs/a/progress.csv").open("a") as file:
@@ -175,7 +175,7 @@ def test_tensorboard_reads_one_curve_from_a_resumed_run(fake):
     assert steps == [64 * i for i in range(1, 31)]
 
 
-def test_a_truncated_checkpoint_falls_back_to_the_one_before_and_says_so(fake, capsys):
+def test_a_truncated_checkpoint_falls_back_to_the_one_before_with_a_message(fake, capsys):
     assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "8") == 0
     damaged = Path("runs/a/checkpoints/iteration_000020/shared.pt")
     os.truncate(damaged, 100)
@@ -314,7 +314,7 @@ def test_a_pipe_whose_reader_left_loses_nothing(tmp_path, number):
     assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "interrupted"
 
 
-def test_a_second_ctrl_c_quits_at_once_and_what_was_saved_stands(fake, capsys):
+def test_a_second_ctrl_c_quits_at_once_and_checkpoints_stay(fake, capsys):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -366,13 +366,13 @@ def test_ctrl_c_while_closing_does_not_lose_the_report(fake, capsys, monkeypatch
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "finished"
 
 
-def test_where_the_dashboard_is_is_said(fake, capsys, monkeypatch):
+def test_the_address_of_the_dashboard_is_printed(fake, capsys, monkeypatch):
     monkeypatch.setattr(train, "get_dashboard_url", lambda: "127.0.0.1:8265")
     assert rayagi(TASK, "--iterations", "5", "--dashboard") == 0
     assert "Ray's dashboard: http://127.0.0.1:8265" in capsys.readouterr().out
 
 
-def test_a_run_that_was_killed_is_not_said_to_be_running(fake, capsys):
+def test_a_killed_run_is_not_reported_as_running(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     # What is left after SIGKILL: the status is the last that was written, and the lock is gone.
     folder = open_run(Path("runs/a"))
@@ -385,7 +385,7 @@ def test_a_run_that_was_killed_is_not_said_to_be_running(fake, capsys):
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         ({"value_loss": math.nan}, "value_loss became nan at iteration 25 (1,600 environment steps)"),
         (
@@ -395,11 +395,11 @@ def test_a_run_that_was_killed_is_not_said_to_be_running(fake, capsys):
         (SimulationError(7, 3, "qacc"), "qacc"),
     ],
 )
-def test_nan_stops_the_run_and_the_last_good_checkpoint_stands(fake, capsys, event, said):
+def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(fake, capsys, event, message):
     fake.events = {25: event}
     assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 1
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "The last good checkpoint is iteration_000020" in error
     assert "Traceback" not in error
     assert CheckpointStore(Path("runs/a/checkpoints")).load().name == "iteration_000020"
@@ -413,7 +413,7 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stands(fake, capsys, eve
     assert "learning_rate: 0.0005" in Path("runs/b/config.yaml").read_text()
 
 
-def test_nan_before_the_first_checkpoint_says_that_none_stands(fake, capsys):
+def test_nan_before_the_first_checkpoint_reports_that_there_is_none(fake, capsys):
     fake.events = {1: {"value_loss": math.nan}}
     assert rayagi(TASK, "--time", "1h", "--name", "a") == 1
     error = capsys.readouterr().err

@@ -218,7 +218,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     assert CheckpointStore(tmp_path / "checkpoints").names() == ["iteration_000005"]
 
 
-def test_a_resumed_run_goes_on_where_it_was(tmp_path):
+def test_a_resumed_run_continues_from_its_position(tmp_path):
     whole, first, second = Rows(), Rows(), Rows()
     make_loop(tmp_path / "whole", FakeSession(), recorder=whole, limits=Limits(iterations=40)).run()
     make_loop(tmp_path / "parts", FakeSession(), recorder=first, limits=Limits(iterations=15)).run()
@@ -240,11 +240,11 @@ class _HealthMonitor:
     """Wants another session after some iterations."""
 
     def __init__(self, session, at):
-        self.session, self.at, self.looked, self.log = session, at, [], []
+        self.session, self.at, self.checked, self.log = session, at, [], []
         self.replan_pending = False
 
     def check_health(self, position):
-        self.looked.append(position.iteration)
+        self.checked.append(position.iteration)
         self.replan_pending |= position.iteration == self.at
 
     def on_checkpoint(self):
@@ -284,18 +284,18 @@ def test_a_lost_share_takes_the_run_back_to_its_last_checkpoint(tmp_path, lost_a
     assert rows.rows[-1]["episode_return_mean"] == sum(range(1, 13)) / 12
 
 
-def test_without_an_overseer_a_lost_share_ends_the_run(tmp_path):
+def test_without_a_health_monitor_a_lost_share_ends_the_run(tmp_path):
     session = FakeSession(events={2: LOST})
     with pytest.raises(SliceLostError, match="its daemon is gone"):
         make_loop(tmp_path, session, limits=Limits(iterations=4)).run()
 
 
-def test_another_session_goes_on_after_the_next_checkpoint_and_no_sooner(tmp_path):
+def test_another_session_continues_after_the_next_checkpoint_and_no_sooner(tmp_path):
     session, rows = FakeSession(iteration_s=1.0), Rows()
     health_monitor = _HealthMonitor(session, at=3)
     settings = {"limits": Limits(iterations=12), "checkpoint_every": Interval(iterations=5)}
     outcome = make_loop(tmp_path, session, recorder=rows, health_monitor=health_monitor, **settings).run()
-    assert health_monitor.looked[:6] == [1, 2, 3, 4, 5, 6]
+    assert health_monitor.checked[:6] == [1, 2, 3, 4, 5, 6]
     assert health_monitor.log == ["saved", "replanned at 5", "saved", "saved"]
     assert session.iteration == 5  # the rest was asked of the other one
     assert outcome.position.iteration == 12

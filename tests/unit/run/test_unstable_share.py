@@ -25,7 +25,7 @@ def test_one_more_is_an_error_that_names_counts_setting_and_remedy():
         add(share, 10_000.0, 101.0)
 
 
-def test_few_steps_are_not_judged_but_added_up():
+def test_few_steps_are_only_accumulated():
     share = UnstableShare(0.01)
     for _ in range(9):
         add(share, 1_000.0, 12.0)
@@ -33,7 +33,7 @@ def test_few_steps_are_not_judged_but_added_up():
         add(share, 1_000.0, 12.0)
 
 
-def test_a_window_begins_anew():
+def test_a_new_window_starts_from_zero():
     share = UnstableShare(0.01)
     add(share, 10_000.0, 0.0)
     with pytest.raises(UnstableSimulationsError, match=r"150 of the last 10,000"):

@@ -30,7 +30,7 @@ def rows(value, count=1):
     return np.full((count, 2), value, dtype=np.float32)
 
 
-def test_requests_that_are_there_share_one_inference_and_get_their_own_rows():
+def test_pending_requests_share_one_inference_and_get_their_own_rows():
     act = Doubling()
 
     async def ask():
@@ -48,7 +48,7 @@ def test_requests_that_are_there_share_one_inference_and_get_their_own_rows():
     assert counted["latency"]["count"] == 3
 
 
-def test_one_that_is_alone_never_waits():
+def test_a_single_client_never_waits():
     """Not even for the hour that it might."""
 
     async def ask():
@@ -59,7 +59,7 @@ def test_one_that_is_alone_never_waits():
     asyncio.run(ask())
 
 
-def test_who_asked_together_is_waited_for_but_not_for_long():
+def test_a_batch_waits_for_as_many_requests_as_the_last_one_within_the_limit():
     act = Doubling()
 
     async def ask():
@@ -80,7 +80,7 @@ def test_who_asked_together_is_waited_for_but_not_for_long():
     asyncio.run(ask())
 
 
-def test_what_is_too_much_for_one_inference_goes_into_the_next():
+def test_rows_beyond_the_maximum_go_to_the_next_inference():
     act = Doubling()
 
     async def ask():
@@ -91,7 +91,7 @@ def test_what_is_too_much_for_one_inference_goes_into_the_next():
     assert act.batches == [5, 4, 5]
 
 
-def test_a_policy_that_fails_is_told_to_each_and_forgotten():
+def test_a_failing_policy_is_an_error_for_each_request_of_the_batch():
     act = Doubling()
 
     async def ask():
@@ -105,7 +105,7 @@ def test_a_policy_that_fails_is_told_to_each_and_forgotten():
     assert actions.tolist() == [[8, 8]]
 
 
-def test_a_client_that_left_is_left_out():
+def test_a_disconnected_client_is_left_out_of_the_batch():
     act = Doubling()
 
     async def ask():

@@ -73,12 +73,12 @@ def test_rows_by_hand_as_pyarrow_reads_them(tmp_path, file_format):
     assert [row["final_obs"] for row in rows] == [None, [50, 50], [99, 99], None, None, [50, 50]]
     assert {row["policy_version"] for row in rows} == {7}
     assert {(row["gmi"], row["session"]) for row in rows} == {(0, 0)}
-    told = layout_from_schema(table.schema)
-    assert told["task"] == "Task-v0"
-    assert told["obs_dim"] == 2
+    origin = layout_from_schema(table.schema)
+    assert origin["task"] == "Task-v0"
+    assert origin["obs_dim"] == 2
 
 
-def test_choices_are_a_column_of_numbers(tmp_path):
+def test_discrete_actions_are_an_integer_column(tmp_path):
     own = writer(tmp_path / "d", DISCRETE)
     own.take(block([[0, 0, 0, 1]] * 2, layout=DISCRETE))
     own.close()
@@ -186,7 +186,7 @@ def test_environments_of_two_gmis_and_a_second_session_have_numbers_of_their_own
     assert open_dataset(path).files[-1].path.name == "s001-g000-00000.parquet"
 
 
-def test_a_line_without_its_file_and_a_torn_line_do_not_count(tmp_path):
+def test_a_manifest_line_without_its_file_and_a_partial_line_are_ignored(tmp_path):
     own = writer(tmp_path / "d", rows_per_file=2)
     own.take(block([[0, 0], [0, 0]]))
     own.close()
@@ -242,7 +242,7 @@ def test_two_cannot_serve_into_one_dataset(tmp_path):
     other.unlock()
 
 
-def test_parquet_has_no_room_for_observations_that_are_not_there(tmp_path):
+def test_null_observations_take_no_space_in_parquet(tmp_path):
     """final_obs is null but for the ends: a column of nulls costs next to nothing."""
     own = writer(tmp_path / "d", num_envs=1)
     for _ in range(8):

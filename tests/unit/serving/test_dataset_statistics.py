@@ -69,7 +69,7 @@ def test_latencies_of_parts_merge_to_those_of_the_whole():
     assert merge_statistics.to_dict() == whole.to_dict()
 
 
-def test_what_is_too_short_to_tell_and_nothing_at_all():
+def test_percentiles_of_the_shortest_durations_and_without_data():
     latencies = Latencies()
     assert latencies.percentile(0.5) is None
     assert latencies.to_dict()["p50_ms"] is None

@@ -64,7 +64,7 @@ def test_time_and_episodes_end_it_too():
     assert (served.episodes, served.return_mean()) == (12, 2.0)
 
 
-def test_ctrl_c_ends_after_the_request_and_has_everything_written():
+def test_ctrl_c_ends_after_the_request_with_everything_written():
     gmis = FakeGmis()
 
     class AfterThree:
@@ -78,13 +78,13 @@ def test_ctrl_c_ends_after_the_request_and_has_everything_written():
     assert gmis.finished
 
 
-def test_a_full_disk_is_told_as_it_is():
+def test_a_full_disk_raises_its_own_error():
     gmis = FakeGmis(fails_at=3)
     with pytest.raises(DiskError, match="No space left on device"):
         loop(gmis, ServingLimits(env_steps=10**9)).serve()
 
 
-def test_progress_is_told_every_few_seconds():
+def test_progress_is_logged_every_few_seconds():
     lines = []
     loop(FakeGmis(), ServingLimits(time_s=12.0), log=lines.append).serve()
     assert len(lines) == 2

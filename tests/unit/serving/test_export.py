@@ -48,7 +48,7 @@ def test_rllib_has_the_next_observation_in_every_row(dataset):
     assert pyarrow.dataset.dataset("whole").count_rows() == 23
 
 
-def test_rllib_is_told_the_columns_of_a_dataset_where_it_lies(dataset, tmp_path):
+def test_rllib_reads_the_columns_of_a_dataset_in_place(dataset, tmp_path):
     settings = offline_settings("d")
     assert settings["input_"] == [str(file.path.absolute()) for file in dataset.files]
     assert settings["input_read_schema"]["eps_id"] == "episode"

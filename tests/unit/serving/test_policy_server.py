@@ -32,10 +32,10 @@ from rayagi.serving.source import saved_policy
 @contextmanager
 def serving(run, *, which="best", **settings):
     """A server in a thread; gives it, its URL and what it tells."""
-    told, started, running = [], threading.Event(), {}
+    messages, started, running = [], threading.Event(), {}
 
     async def main():
-        server = PolicyServer(ServedPolicy(run, which), ServerSettings(**settings), told.append)
+        server = PolicyServer(ServedPolicy(run, which), ServerSettings(**settings), messages.append)
         running.update(server=server, loop=asyncio.get_running_loop())
         task = asyncio.create_task(server.run(signals=False))
         ready = asyncio.create_task(server.ready.wait())
@@ -50,7 +50,7 @@ def serving(run, *, which="best", **settings):
     assert started.wait(60)
     server = running["server"]
     try:
-        yield server, f"http://127.0.0.1:{server.port}", told
+        yield server, f"http://127.0.0.1:{server.port}", messages
     finally:
         running["loop"].call_soon_threadsafe(server.stop)
         thread.join(30)
@@ -85,7 +85,7 @@ def run(tmp_path_factory):
 OBS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
 
-def test_every_way_gives_the_policys_actions(run, tmp_path):
+def test_every_transport_returns_the_policys_actions(run, tmp_path):
     expected = expected_actions(run, OBS)
     assert np.abs(expected).max() > 0.5
     with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
@@ -113,7 +113,7 @@ def test_every_way_gives_the_policys_actions(run, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_choices_come_as_whole_numbers(tmp_path):
+def test_discrete_actions_are_integers(tmp_path):
     run = saved_run(tmp_path, "CartPole-v1")
     with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
         for address in (url, f"unix:{tmp_path / 's'}"):
@@ -125,7 +125,7 @@ def test_choices_come_as_whole_numbers(tmp_path):
                 assert client.act(OBS[0]) == choices[0]
 
 
-def test_bad_requests_are_refused_and_the_server_goes_on(run, tmp_path):
+def test_invalid_requests_are_rejected_and_the_server_continues(run, tmp_path):
     with serving(run, port=0, unix=tmp_path / "s", max_rows=8) as (server, url, _):
         for body, kind, status in [
             (b'{"obs": [1]}', "application/json", 400),
@@ -149,24 +149,24 @@ def test_bad_requests_are_refused_and_the_server_goes_on(run, tmp_path):
         assert server.statistics.refused == 6 + 2 + 4 + 1
 
 
-def test_who_sends_no_frames_is_told_and_let_go(run, tmp_path):
+def test_a_client_without_valid_frames_gets_an_error_and_is_disconnected(run, tmp_path):
     with serving(run, unix=tmp_path / "s") as (_, _, _), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
         client.connect(str(tmp_path / "s"))
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        said = b""
+        output = b""
         while more := client.recv(65536):
-            said += more
-        hello = header(said[: HEADER.size])
+            output += more
+        hello = header(output[: HEADER.size])
         assert hello.kind == Kind.HELLO
-        error = said[HEADER.size + hello.body_bytes :]
+        error = output[HEADER.size + hello.body_bytes :]
         assert header(error[: HEADER.size]).kind == Kind.ERROR
         assert b"expected a frame that begins with b'RAG1'" in error
         with PolicyClient(f"unix:{tmp_path / 's'}") as other:
             other.act(OBS)
 
 
-def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, monkeypatch):
+def test_slow_and_dead_clients_do_not_delay_others(run, tmp_path, monkeypatch):
     monkeypatch.setattr("rayagi.serving.policy_server.http_frontend.READ_S", 0.5)
     monkeypatch.setattr(server_module, "IDLE_S", 1.0)
     with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
@@ -201,7 +201,7 @@ def test_slow_silent_and_dead_clients_do_not_keep_others_waiting(run, tmp_path, 
             each.close()
 
 
-def test_without_the_token_nothing_but_health_is_told(run):
+def test_without_the_token_only_health_is_answered(run):
     with serving(run, port=0, token="a-token-that-is-long") as (_, url, _):
         for path in ("/info", "/stats"):
             assert asked(f"{url}{path}")[0] == 401
@@ -214,7 +214,7 @@ def test_without_the_token_nothing_but_health_is_told(run):
         assert PolicyClient(url, token="a-token-that-is-long").act(OBS).shape == (5, 1)
 
 
-def test_clients_come_back_when_the_server_does(run, tmp_path):
+def test_clients_reconnect_after_a_server_restart(run, tmp_path):
     path = tmp_path / "s"
     with serving(run, port=0, unix=path) as (server, url, _):
         clients = [PolicyClient(url, timeout_s=20), PolicyClient(f"unix:{path}", timeout_s=20)]
@@ -235,7 +235,7 @@ def test_a_newer_checkpoint_is_followed_and_a_damaged_one_is_not(tmp_path, monke
     run = saved_run(tmp_path, iterations=(1,))
     folder = open_run(run)
     spec = run_spec_from_dict(folder.read_config())
-    with serving(run, which="last", port=0, follow=True) as (_, url, told), PolicyClient(url) as client:
+    with serving(run, which="last", port=0, follow=True) as (_, url, messages), PolicyClient(url) as client:
         assert client.act(OBS) == pytest.approx(expected_actions(run, OBS), abs=1e-6)
         before = client.act(OBS)
         save(folder, spec, 2)
@@ -243,15 +243,15 @@ def test_a_newer_checkpoint_is_followed_and_a_damaged_one_is_not(tmp_path, monke
         after = client.act(OBS)
         assert after == pytest.approx(expected_actions(run, OBS, "last"), abs=1e-6)
         assert np.abs(after - before).max() > 0.1
-        # One of other networks: the old one goes on.
+        # One of other networks: the old one stays in use.
         other = open_run(saved_run(tmp_path, "CartPole-v1", name="b"))
         state = other.checkpoints.load("last").state
         folder.checkpoints.save({**state, "local": []}, {"iteration": 3, "env_steps": 1})
-        until(lambda: any("kept iteration_000002" in text for text in told))
+        until(lambda: any("kept iteration_000002" in text for text in messages))
         assert client.act(OBS) == pytest.approx(after)
 
 
-def test_a_place_that_is_taken_is_said(run, tmp_path):
+def test_an_address_in_use_is_an_error(run, tmp_path):
     async def listen(**settings):
         await PolicyServer(ServedPolicy(run, "best"), ServerSettings(**settings), print).run(signals=False)
 
@@ -303,7 +303,7 @@ def test_a_client_loads_neither_torch_nor_ray():
 
 
 @pytest.mark.usefixtures("default_signals")
-def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_drains_on_sigterm(run):
+def test_the_command_creates_a_token_for_other_hosts_reloads_on_sighup_and_drains_on_sigterm(run):
     command = [sys.executable, "-m", "rayagi", "policy-server", str(run), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -321,9 +321,9 @@ def test_the_command_makes_a_token_where_others_reach_it_reloads_on_sighup_and_d
         process.send_signal(signal.SIGHUP)
         assert process.stdout.readline() == "now iteration_000009 (9,000 environment steps)\n"
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-        assert "1 requests (5 observations) in 1 batches, 1 refused" in said
-        assert "latency in the server: p50" in said
+        output, _ = process.communicate(timeout=60)
+        assert "1 requests (5 observations) in 1 batches, 1 refused" in output
+        assert "latency in the server: p50" in output
         assert process.returncode == 0
     finally:
         process.kill()

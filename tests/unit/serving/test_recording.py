@@ -114,7 +114,7 @@ def test_a_full_disk_stops_it_and_leaves_what_was_complete(tmp_path):
     assert table.filter(pyarrow.compute.field("env") == 0)["reward"].to_pylist() == list(range(4 * STEPS))
 
 
-def test_a_killed_writer_is_noticed_and_named(tmp_path):
+def test_a_killed_writer_is_detected_and_named(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(STEPS))
     os.kill(own.writer_pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_a_killed_writer_is_noticed_and_named(tmp_path):
         feed(own, range(1000 * STEPS))
 
 
-def test_what_is_not_finite_ends_it_and_what_came_before_is_kept(tmp_path):
+def test_a_non_finite_value_ends_it_and_earlier_rows_are_kept(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(2 * STEPS))
     own.record_actions(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
@@ -135,7 +135,7 @@ def test_what_is_not_finite_ends_it_and_what_came_before_is_kept(tmp_path):
     assert [episode.rewards.tolist() for episode in episodes] == [list(range(2 * STEPS))] * ENVS
 
 
-def test_a_folder_that_is_not_there_is_said_at_set_up(tmp_path, monkeypatch):
+def test_a_missing_folder_is_an_error_at_setup(tmp_path, monkeypatch):
     """As on another host, where the path means something else."""
     monkeypatch.setattr(DatasetFolder, "create", lambda path, description: None)
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_a_folder_that_is_not_there_is_said_at_set_up(tmp_path, monkeypatch):
         sink(tmp_path / "d")
 
 
-def test_what_a_killed_gmi_had_posted_is_written(tmp_path):
+def test_batches_committed_by_a_killed_gmi_are_written(tmp_path):
     code = """
         import os, pathlib, signal, sys
         sys.path.insert(0, sys.argv[1])

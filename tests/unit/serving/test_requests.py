@@ -38,7 +38,7 @@ def test_observations_come_in_three_formats(body, body_format):
     assert not single
 
 
-def test_a_single_observation_is_a_row_and_remembered_as_one():
+def test_a_single_observation_is_a_row_and_marked_as_single():
     obs, single = EXPECTED.parsed(b'{"obs": [1, 2, 3]}', "json")
     assert (obs.tolist(), single) == ([[1, 2, 3]], True)
     obs, single = EXPECTED.parsed(npy(np.float32([1, 2, 3])), "npy")
@@ -84,7 +84,7 @@ def test_a_single_observation_is_a_row_and_remembered_as_one():
         (npy_header("__import__('os')\n"), "npy", 400, "is no .npy file"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_was_expected(body, body_format, status, reason):
+def test_errors_state_what_was_received_and_expected(body, body_format, status, reason):
     with pytest.raises(RequestError, match=reason) as error:
         EXPECTED.parsed(body, body_format)
     assert error.value.status == status
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said_with_what_was_expected(body, body_format, status,
     ),
     body_format=st.sampled_from(["json", "npy", "raw"]),
 )
-def test_whatever_comes_is_answered_or_refused(body, body_format):
+def test_any_body_is_answered_or_rejected(body, body_format):
     refusal = obs = None
     try:
         obs, _ = EXPECTED.parsed(body, body_format)

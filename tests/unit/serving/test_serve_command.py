@@ -73,10 +73,10 @@ def serve(tmp_path, monkeypatch):
 def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
     options = ["--format", "arrow", "--rows-per-file", "60"]
     assert serve("--out", "d", "--steps", "150", "--num-envs", "2", *options) == 0
-    said = capsys.readouterr().out
-    assert "150 environment steps" in said
-    assert "150 rows in 3 files" in said
-    assert "step of all environments of a GMI: p50" in said
+    output = capsys.readouterr().out
+    assert "150 environment steps" in output
+    assert "150 rows in 3 files" in output
+    assert "step of all environments of a GMI: p50" in output
     assert pyarrow.dataset.dataset("d/data", format="ipc").count_rows() == 150
     statistics = json.loads(Path("d/statistics.json").read_text())
     assert (statistics["rows"], statistics["files"]) == (150, 3)
@@ -92,7 +92,7 @@ def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
     assert session["step"]["count"] == 75
 
 
-def test_appending_goes_on_with_other_episodes(serve, capsys):
+def test_appending_adds_other_episodes(serve, capsys):
     assert serve("--out", "d", "--steps", "100", "--num-envs", "2") == 0
     assert serve("--out", "d", "--steps", "100") == 2
     assert "holds a dataset already; add to it with --append" in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_options_that_make_no_sense(serve, capsys):
             main(["serve", "runs/a", *options])
 
 
-def test_auto_takes_what_the_model_finds_fastest_and_says_why(serve, capsys, monkeypatch):
+def test_auto_takes_the_fastest_template_by_the_model_with_the_reason(serve, capsys, monkeypatch):
     """Costs at which communication eats what sharing saves (facts of the model: dp_only), and free communication."""
     from placement.templates import UnitCosts
     from rayagi.coordinator import profiling
@@ -196,17 +196,17 @@ def test_auto_takes_what_the_model_finds_fastest_and_says_why(serve, capsys, mon
         "trainer_share": 0.1, "resource": "compute", "state_bytes": 400.0, "action_bytes": 32.0, "reward_bytes": 6.0,
         "model_bytes": 1e5, "alpha": 0.2, "beta": 0.3, "num_steps": 32, "num_envs": 64,
     }  # fmt: skip
-    said = []
+    output = []
     for bandwidth, expected in ((1e4, "dp_only"), (1e12, "mp_dp")):
         known = UnitCosts(**costs, bandwidth=bandwidth)
         monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log, known=known: known)
         spec = SimpleNamespace()
-        assert chosen_template(spec, "auto", machine=local_machine, log=said.append) == expected
-        assert f"{expected} over" in said[0]
-        said.clear()
+        assert chosen_template(spec, "auto", machine=local_machine, log=output.append) == expected
+        assert f"{expected} over" in output[0]
+        output.clear()
     # An agent of its own is no larger than a shared one: mp_dp is ahead by nothing that could be measured.
     known = UnitCosts(**{**costs, "alpha": 0.999, "simulator_share": 0.05}, bandwidth=1e12)
     monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log: known)
-    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, log=said.append) == "dp_only"
-    assert "are within 2%: dp_only, which moves the least" in said[-1]
-    assert chosen_template(spec, "dp_mp", machine=local_machine, log=said.append) == "dp_mp"
+    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, log=output.append) == "dp_only"
+    assert "are within 2%: dp_only, which moves the least" in output[-1]
+    assert chosen_template(spec, "dp_mp", machine=local_machine, log=output.append) == "dp_mp"

@@ -37,7 +37,7 @@ def job(greedy=False):
 
 
 class Rows:
-    """A sink that keeps what it is told."""
+    """A sink that keeps what it receives."""
 
     wait_s = 0.0
 
@@ -58,7 +58,7 @@ class Rows:
 
 @pytest.fixture
 def sinks(monkeypatch):
-    """Sinks by GMI, made where programs open theirs; with what they are told of their environments."""
+    """Sinks by GMI, created when programs open theirs, with their arguments."""
     made = {}
 
     def open_sink(job, context, info, *, num_envs, first_env_index, total_envs):
@@ -113,7 +113,7 @@ def side_by_side(sinks, gmis):
 @pytest.mark.parametrize(
     ("template", "kinds", "simulators"), [("mp_dp", (E, E, A), (0, 1)), ("dp_mp", (E, A, E, A), (0, 2))]
 )
-def test_templates_apart_serve_what_dp_only_serves(sinks, template, kinds, simulators, greedy):
+def test_task_dedicated_templates_serve_the_same_as_dp_only(sinks, template, kinds, simulators, greedy):
     requests = (20, 1, 30)
     alone = serve((EA, EA), "dp_only", requests, job(greedy))
     expected = side_by_side(sinks, (0, 1))
