@@ -92,7 +92,7 @@ class GmiAlgorithm(Algorithm):
         if self.config.seed is None and self._run_name() is not None:
             _logger.warning(
                 "seed is None, which rayagi takes as 0: trials with the same settings are the same run; "
-                "give .debugging(seed=tune.randint(0, 2**31)) to tell them apart"
+                "give .debugging(seed=tune.randint(0, 2**31)) for different ones"
             )
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.env_runner_group = self.eval_env_runner_group = self.offline_eval_runner_group = None
@@ -248,7 +248,7 @@ class GmiAlgorithm(Algorithm):
                 f"component={component!r}: rayagi restores whole checkpoints only; leave component out, and give "
                 "the checkpoint's top folder"
             )
-        # Algorithm's own method goes on to synchronise environment runners, of which there are none.
+        # Algorithm's own method would also synchronise environment runners, which do not exist here.
         given = path if kwargs.get("filesystem") is not None else _absolute(path)
         Checkpointable.restore_from_path(self, given, *args, **kwargs)
 
@@ -262,7 +262,7 @@ class GmiAlgorithm(Algorithm):
             self._session().close()
             self.session = None
             if hasattr(self, "watch") and (summary := self.watch.summary()):
-                print(summary)  # noqa: T201 - the last word of a run, as the command line says it
+                print(summary)  # noqa: T201 - the run's summary, as on the command line
 
     def __repr__(self) -> str:
         # Ray also asks an actor whose constructor has just raised.

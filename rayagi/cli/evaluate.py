@@ -1,4 +1,4 @@
-"""``rayagi evaluate``: whole episodes with a saved policy, in this process, without Ray."""
+"""``rayagi evaluate``: run episodes with a saved policy, in this process, without Ray."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class GmiConfig(AlgorithmConfig):
 
         Args:
             env: environment id
-            engine: what runs it, as `rayagi envs` says, or "auto"
+            engine: simulation engine, as listed by `rayagi envs`, or "auto"
             max_unstable_share: largest share of environment steps that may become unstable; more end the run
             rllib_settings: other RLlib settings; ``env_config`` holds keyword arguments for the environment
         """

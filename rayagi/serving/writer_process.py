@@ -136,7 +136,7 @@ def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
                 raise ValueError(
-                    f"{what} of environment {envs[bad[0][0]]} is NaN or infinite: look at the environment"
+                    f"{what} of environment {envs[bad[0][0]]} is NaN or infinite: check the environment"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Validation of requests, before any of their content is used. Every error says what was expected."""
+"""Validation of requests, before any of their content is used. Every error states what was expected."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rayagi.run.folder import create_run
 
 
 def run_cli(*arguments):
-    """The exit code; argparse leaves by SystemExit."""
+    """The exit code; argparse raises SystemExit."""
     try:
         return main(arguments)
     except SystemExit as left:
@@ -221,7 +221,7 @@ print({"ray", "torch"} & set(sys.modules))
 
 
 def test_a_run_is_checked_and_planned_before_torch_is_loaded():
-    """So that it is loaded while Ray starts; ``session.py`` sees to that."""
+    """``session.py`` imports torch while Ray starts."""
     code = """
 import sys
 import rayagi.cli.train

@@ -10,7 +10,7 @@ from rayagi.run.folder import create_run, open_run
 
 
 def ended_by(error, out):
-    """A run of HalfCheetah-v5 that ends by ``error``; returns its folder and what is added to the error."""
+    """A run of HalfCheetah-v5 that ends with ``error``; returns its folder and the notes added to the error."""
     folder = create_run(out, "HalfCheetah-v5", seed=0, rayagi_version="0")
     folder.progress_csv.write_text("iteration\n1\n")
     spec = preset("HalfCheetah-v5")
@@ -42,7 +42,7 @@ def test_a_diverged_run_restarts_with_half_the_learning_rate(tmp_path, error):
 
 @pytest.mark.parametrize(("unstable", "allowed"), [(300, "0.06"), (9_000, "1")])
 def test_a_run_of_unstable_simulations_restarts_with_twice_the_allowed_share(tmp_path, unstable, allowed):
-    # Going on keeps the limit that it just met: --resume would be no way on.
+    # A resumed run keeps the limit that it just exceeded, so --resume would fail again.
     folder, message = ended_by(UnstableSimulationsError(unstable, 10_000, 0.01), tmp_path)
     wanted = f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set env.max_unstable_share={allowed}"
     assert message.endswith(wanted)

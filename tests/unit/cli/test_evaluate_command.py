@@ -52,7 +52,7 @@ def test_a_saved_policy_is_evaluated_alike_each_time(task, tmp_path, monkeypatch
 
 
 class Counting(gymnasium.Env):
-    """Choices from 5 on; notes what it is given."""
+    """Discrete actions from 5 on; records its actions."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
     action_space = gymnasium.spaces.Discrete(3, start=5)
@@ -85,7 +85,7 @@ def test_discrete_actions_of_a_video_count_from_the_spaces_first(tmp_path, monke
     for name, values in shared["learner"]["model"].items():
         values.zero_()
         if name == "policy.4.bias":
-            values[2] = 1.0  # the policy's third choice
+            values[2] = 1.0  # the policy's third action
     Counting.taken.clear()
     agent = Agent(load_policy(shared, spec, env_info("Counting-v0")))
     assert film(spec, agent, tmp_path / "out.gif", seed=0) == (3, 3.0)
@@ -125,7 +125,7 @@ def test_an_episode_is_recorded_as_video(task, tmp_path, monkeypatch):
         num_frames, film_return = film(spec, agent, tmp_path / "out.gif", seed=0)
     except RenderingError as error:
         pytest.skip(f"this machine cannot draw: {error}")
-    # Both tasks give one point for each step that the pole stands, CartPole also for the one in which it falls.
+    # Both tasks reward each step with the pole upright; CartPole also the step in which it falls.
     assert num_frames - 1 <= film_return <= num_frames
     assert len(imageio.imread(tmp_path / "out.gif")) == num_frames
 

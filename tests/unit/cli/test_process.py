@@ -1,4 +1,4 @@
-"""How the process of a command ends."""
+"""End of a command's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rayagi search` prints, from trials worked out by hand."""
+"""Output of `rayagi search` for hand-made trials."""
 
 from __future__ import annotations
 

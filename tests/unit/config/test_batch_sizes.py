@@ -39,7 +39,7 @@ def test_a_presets_minibatches_adapt_to_a_given_rollout_length():
     assert sizes(rollout_length=20, num_minibatches=3) == (
         20,
         3,
-    )  # what was given stays, for the rules to refuse
+    )  # given values stay, and the rules reject them
 
 
 def test_sizes_that_agree_may_be_given_twice():

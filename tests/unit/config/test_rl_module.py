@@ -22,7 +22,7 @@ def info(action):
 
 
 def policy_of(action, network, batch, clip=10.0):
-    """A policy with random weights with observation statistics of ``batch``."""
+    """A policy with random weights, and observation statistics of ``batch``."""
     model = ActorCritic(info(action), network, seed=5)
     with torch.no_grad():
         for parameter in model.parameters():

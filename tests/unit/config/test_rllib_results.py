@@ -16,7 +16,7 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     log, logger = ResultLog(100), MetricsLogger(root=True)
     both = {"env_steps": 64.0, "episodes": 1.0, "simulate_s": 0.5, "value_loss": 2.0}
     first = reduced(log, logger, both, [3.0])
-    # the learner alone: what it learned from was collected before
+    # a learner only: its samples were collected before
     second = reduced(log, logger, {"env_steps": 0.0, "train_samples": 32.0, "value_loss": 1.0})
     assert (first["rayagi"]["simulate_s"], second["rayagi"]["simulate_s"]) == (0.5, 0.5)
     assert (first["rayagi"]["value_loss"], second["rayagi"]["value_loss"]) == (2.0, 1.0)

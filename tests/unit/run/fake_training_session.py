@@ -1,4 +1,4 @@
-"""A session that computes nothing but obeys rayagi.coordinator's Session: it checks its caller and counts time itself."""
+"""A fake of rayagi.coordinator's Session that computes nothing, checks its caller and has its own clock."""
 
 from __future__ import annotations
 

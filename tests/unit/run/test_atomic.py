@@ -10,7 +10,7 @@ from rayagi.run.csv_log import CsvLog
 
 @pytest.fixture
 def events(monkeypatch):
-    """What was flushed and renamed, in order."""
+    """Calls of fsync and rename, in order."""
     calls = []
     fsync, replace = os.fsync, os.replace
 

@@ -88,7 +88,7 @@ def test_a_missing_checkpoint_says_which_there_are(store):
 
 def test_a_crash_between_write_and_rename_leaves_the_one_before(store, tmp_path):
     save(store, 1)
-    # What a process leaves that was killed before the rename: everything but the name.
+    # The state of a process killed before the rename: complete content under the temporary name.
     folder = tmp_path / "run" / "checkpoints"
     unfinished = folder / ".iteration_000002.4711"
     unfinished.mkdir()

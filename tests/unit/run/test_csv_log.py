@@ -43,7 +43,7 @@ def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path):
     log = CsvLog(tmp_path / "p.csv", COLUMNS)
     log.append([row(1), row(2)])
     log.close()
-    # Three cells, so only the missing line end tells that 240 was 2400.
+    # Three cells, so only the missing line end shows that 240 was 2400.
     with (tmp_path / "p.csv").open("a") as file:
         file.write("3,1.5,240")
     assert [r["iteration"] for r in read_rows(tmp_path / "p.csv")] == [1, 2]

@@ -80,7 +80,7 @@ def test_the_lock_shows_whether_a_run_is_being_trained(tmp_path):
     assert other.is_locked()
     folder.unlock()
     assert not other.is_locked()
-    other.lock()  # asking left no lock behind
+    other.lock()  # is_locked left no lock behind
 
 
 def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):

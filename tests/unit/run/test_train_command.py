@@ -1,4 +1,4 @@
-"""`rayagi train` around a session that computes nothing; the real session is in tests/cluster/test_cli.py."""
+"""`rayagi train` with a fake session; tests/cluster/test_cli.py has the real one."""
 
 import json
 import math
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 class FakeOpenSession(FakeSession):
-    """The session as the command opens it."""
+    """The fake session, with the arguments of the command."""
 
     events: ClassVar = {}
     swell = staticmethod(lambda session: None)
@@ -374,7 +374,7 @@ def test_the_address_of_the_dashboard_is_printed(fake, capsys, monkeypatch):
 
 def test_a_killed_run_is_not_reported_as_running(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
-    # What is left after SIGKILL: the status is the last that was written, and the lock is gone.
+    # After SIGKILL the status is the last one written, and the lock is released.
     folder = open_run(Path("runs/a"))
     folder.update(status="running", reason="")
     assert main(["report", "runs/a"]) == 0
@@ -404,7 +404,7 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(fake, capsys, even
     assert "Traceback" not in error
     assert CheckpointStore(Path("runs/a/checkpoints")).load().name == "iteration_000020"
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "failed"
-    # Going on from it would meet the same numbers again; the advice is a command that works.
+    # Continuing would reach the same NaN again; the advice is a command that works.
     assert "--resume" not in error
     (advice,) = re.findall(r"rayagi train (.*)", error)
     assert advice == f"{TASK} --config runs/a/config.yaml --set ppo.learning_rate=0.0005"
@@ -448,7 +448,7 @@ def test_more_gmis_than_cores_leave_no_empty_folder(fake, capsys):
 
 
 def test_a_read_only_folder_is_named(fake, capsys):
-    # A file where a folder is needed refuses even root, whom permissions do not stop.
+    # A file in place of a folder fails even for root, who ignores permissions.
     Path("runs").write_text("")
     assert rayagi(TASK, "--time", "1h") == 1
     error = capsys.readouterr().err

@@ -237,7 +237,7 @@ def test_a_resumed_run_continues_from_its_position(tmp_path):
 
 
 class _HealthMonitor:
-    """Wants another session after some iterations."""
+    """Requests another session after some iterations."""
 
     def __init__(self, session, at):
         self.session, self.at, self.checked, self.log = session, at, [], []
@@ -278,7 +278,7 @@ def test_a_lost_share_takes_the_run_back_to_its_last_checkpoint(tmp_path, lost_a
     assert [line for line in health_monitor.log if line != "saved"] == [f"recovered from {goes_on_from}"]
     assert outcome.position.iteration == 12
     assert outcome.position.env_steps == 12 * STEPS
-    # Each iteration once, with the numbers of a run that nothing happened to.
+    # Each iteration once, with the figures of an undisturbed run.
     assert [row["iteration"] for row in rows.rows] == list(range(1, 13))
     assert [row["train_s"] for row in rows.rows] == pytest.approx(list(range(1, 13)))
     assert rows.rows[-1]["episode_return_mean"] == sum(range(1, 13)) / 12
@@ -297,7 +297,7 @@ def test_another_session_continues_after_the_next_checkpoint_and_no_sooner(tmp_p
     outcome = make_loop(tmp_path, session, recorder=rows, health_monitor=health_monitor, **settings).run()
     assert health_monitor.checked[:6] == [1, 2, 3, 4, 5, 6]
     assert health_monitor.log == ["saved", "replanned at 5", "saved", "saved"]
-    assert session.iteration == 5  # the rest was asked of the other one
+    assert session.iteration == 5  # the other session ran the rest
     assert outcome.position.iteration == 12
     assert [row["iteration"] for row in rows.rows] == list(range(1, 13))
 

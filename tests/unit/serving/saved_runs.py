@@ -1,4 +1,4 @@
-"""Run folders with untrained policies, made in no time."""
+"""Creates run folders with untrained policies, without training."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def save(folder, spec, iteration):
     model = ActorCritic(info, spec.network, seed=iteration)
     with torch.no_grad():
         for parameter in model.policy.parameters():
-            parameter.mul_(10.0)  # weights of the last layer begin near zero: actions should differ visibly
+            parameter.mul_(10.0)  # the last layer starts near zero: make actions differ visibly
     shared = {"learner": {"model": model.state_dict()}, "obs_normaliser": normaliser.state_dict()}
     folder.checkpoints.save(
         {"shared": shared, "local": [], "num_gmis": 1},

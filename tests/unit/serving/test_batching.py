@@ -1,4 +1,4 @@
-"""When requests share an inference, and when they wait: against a policy that counts, on a real event loop."""
+"""Batching of requests, with a counting policy on a real event loop."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from rayagi.serving.policy_server.requests import RequestError
 
 
 class Doubling:
-    """Doubles its observations, and remembers the batches."""
+    """Doubles its observations, and records the batches."""
 
     def __init__(self):
         self.batches = []
@@ -49,7 +49,7 @@ def test_pending_requests_share_one_inference_and_get_their_own_rows():
 
 
 def test_a_single_client_never_waits():
-    """Not even for the hour that it might."""
+    """Even if the maximum wait is an hour."""
 
     async def ask():
         own = batcher(Doubling(), max_wait_s=3600.0)
@@ -69,10 +69,10 @@ def test_a_batch_waits_for_as_many_requests_as_the_last_one_within_the_limit():
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert act.batches == [3]  # the two wait for a third
-        await own.actions(rows(1))  # here it is
+        await own.actions(rows(1))  # the third one
         await late
         assert act.batches == [3, 3]
-        await asyncio.wait_for(own.actions(rows(1)), timeout=30)  # now nobody else comes
+        await asyncio.wait_for(own.actions(rows(1)), timeout=30)  # no other request follows
         assert act.batches == [3, 3, 1]
         await asyncio.wait_for(own.actions(rows(1)), timeout=30)
         assert act.batches == [3, 3, 1, 1]

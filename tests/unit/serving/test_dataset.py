@@ -1,4 +1,4 @@
-"""What is written is what pyarrow and our reader find, however blocks, files and episodes fall."""
+"""pyarrow and our reader find what was written, for any division into blocks, files and episodes."""
 
 import json
 from collections import defaultdict
@@ -199,10 +199,10 @@ def test_a_manifest_line_without_its_file_and_a_partial_line_are_ignored(tmp_pat
     (folder.data / ".s000-g000-00009.parquet.unfinished").write_bytes(b"PAR1")
     assert [file.path.name for file in folder.files()] == [kept["file"]]
     assert open_dataset(folder.path).arrow().count_rows() == 2
-    assert pyarrow.dataset.dataset(folder.data).count_rows() == 2  # the unfinished one is passed over
+    assert pyarrow.dataset.dataset(folder.data).count_rows() == 2  # the unfinished one is ignored
     with folder.being_written():
         folder.lock()
-        assert len(list(folder.data.glob(".*"))) == 1  # somebody may still be at it
+        assert len(list(folder.data.glob(".*"))) == 1  # a writer may still be using it
         folder.unlock()
     folder.lock()
     folder.unlock()
@@ -243,7 +243,7 @@ def test_two_cannot_serve_into_one_dataset(tmp_path):
 
 
 def test_null_observations_take_no_space_in_parquet(tmp_path):
-    """final_obs is null but for the ends: a column of nulls costs next to nothing."""
+    """final_obs is null except at ends of episodes: a column of nulls takes almost no space."""
     own = writer(tmp_path / "d", num_envs=1)
     for _ in range(8):
         own.take(block([[0] * 64]))

@@ -1,4 +1,4 @@
-"""The serving program of dp_only in this process: what it records is what the environments did."""
+"""The serving program of dp_only in this process: its records equal the environments' steps."""
 
 import pytest
 import torch

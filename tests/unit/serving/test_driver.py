@@ -1,4 +1,4 @@
-"""The driver against GMIs that answer by a script, on a clock that they move."""
+"""The serving loop with scripted GMIs and their fake clock."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def loop(gmis, limits, *, interrupt=None, log=lambda text: None):
 def test_steps_are_counted_over_all_environments_and_not_exceeded_by_more_than_a_step():
     gmis = FakeGmis()
     served = loop(gmis, ServingLimits(env_steps=2003)).serve()
-    # 2003 / 8 = 250.4: 251 steps of all environments; the first 8 say that a second takes 100.
+    # 2003 / 8 = 250.4: 251 steps of all environments; the first 8 show that a second takes 100.
     assert gmis.asked == [8, 100, 100, 43]
     assert served.total.env_steps == 2008
     assert served.stop == "2,008 environment steps done"

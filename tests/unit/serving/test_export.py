@@ -15,7 +15,7 @@ from rayagi.serving.rllib import offline_settings
 
 @pytest.fixture(params=["continuous", "discrete"])
 def dataset(request, tmp_path, monkeypatch):
-    """Two environments, three blocks; episodes that end, that time cuts, and that the recording cuts."""
+    """Two environments, three blocks; episodes that terminate, that are truncated, and that the recording cuts."""
     monkeypatch.chdir(tmp_path)
     layout = {"layout": DISCRETE} if request.param == "discrete" else {}
     own = writer(tmp_path / "d", rows_per_file=5, **layout)

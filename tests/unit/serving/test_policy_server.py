@@ -1,4 +1,4 @@
-"""The server for real, at a port and a socket of this machine, with clients that behave and others."""
+"""The real server at a port and a socket of this machine, with well-behaved and other clients."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from rayagi.serving.source import saved_policy
 
 @contextmanager
 def serving(run, *, which="best", **settings):
-    """A server in a thread; gives it, its URL and what it tells."""
+    """A server in a thread; yields it, its URL and its messages."""
     messages, started, running = [], threading.Event(), {}
 
     async def main():
@@ -182,7 +182,7 @@ def test_slow_and_dead_clients_do_not_delay_others(run, tmp_path, monkeypatch):
         dead.connect(str(tmp_path / "s"))
         dead.sendall(frame(Kind.OBSERVE, 1, OBS.tobytes()))
         dead.close()
-        # One that asks for ever and never reads: the server stops to read from it.
+        # A client that sends for ever and never reads: the server stops reading from it.
         deaf = socket.socket(socket.AF_UNIX)
         deaf.connect(str(tmp_path / "s"))
         deaf.settimeout(0.2)
@@ -196,7 +196,7 @@ def test_slow_and_dead_clients_do_not_delay_others(run, tmp_path, monkeypatch):
         half.settimeout(30)
         assert b"408" in half.recv(1000).splitlines()[0]
         silent.settimeout(30)
-        assert silent.recv(1) == b""  # let go of
+        assert silent.recv(1) == b""  # disconnected
         for each in (half, silent, local, deaf):
             each.close()
 

@@ -1,4 +1,4 @@
-"""The writer beside a GMI, for real: its process, its channel, a full disk, and deaths."""
+"""The real writer process: its channel, a full disk, and killed processes."""
 
 import os
 import resource
@@ -53,7 +53,7 @@ def sink(path, *, rows_per_file=10**6):
 
 
 def step(number, *, ends=()):
-    """Step ``number`` of both environments: rewards and observations tell which it was."""
+    """Step ``number`` of both environments: rewards and observations identify it."""
     flags = torch.tensor([env in ends for env in range(ENVS)])
     ids = flags.nonzero().flatten()
     return StepResult(
@@ -76,7 +76,7 @@ def test_every_step_is_written_once_in_order_with_what_came_after(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(10), ends=lambda number: (1,) if number == 6 else ())
     own.close(60.0)
-    own.close(60.0)  # twice is once
+    own.close(60.0)  # safe to call twice
     episodes = {episode.number: episode for episode in open_dataset(tmp_path / "d").episodes()}
     assert sorted(episodes) == [0, 1, 3]
     assert episodes[0].rewards.tolist() == list(range(10))
@@ -128,7 +128,7 @@ def test_a_non_finite_value_ends_it_and_earlier_rows_are_kept(tmp_path):
     own.record_actions(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
     own.record_step(step(2 * STEPS))
     with pytest.raises(
-        WriterError, match="an observation of environment 1 is NaN or infinite: look at the envir"
+        WriterError, match="an observation of environment 1 is NaN or infinite: check the envir"
     ):
         own.close(60.0)
     episodes = list(open_dataset(tmp_path / "d").episodes())

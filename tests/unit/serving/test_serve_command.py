@@ -1,4 +1,4 @@
-"""`rayagi serve` around GMIs that run in this process, and what it refuses before anything starts."""
+"""`rayagi serve` with GMIs in this process, and its errors before anything starts."""
 
 import json
 from pathlib import Path
@@ -186,7 +186,7 @@ def test_options_that_make_no_sense(serve, capsys):
 
 
 def test_auto_takes_the_fastest_template_by_the_model_with_the_reason(serve, capsys, monkeypatch):
-    """Costs at which communication eats what sharing saves (facts of the model: dp_only), and free communication."""
+    """Unit costs with expensive communication (the model picks dp_only), and with free communication."""
     from placement.templates import UnitCosts
     from rayagi.coordinator import profiling
     from rayagi.serving.templates import chosen_template

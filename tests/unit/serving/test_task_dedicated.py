@@ -1,4 +1,4 @@
-"""Serving with simulators and agents apart, GMIs in threads: what dp_only serves, environment by environment."""
+"""Serving with simulators and agents in separate GMIs (threads here): the same rows as dp_only, per environment."""
 
 import threading
 
@@ -72,7 +72,7 @@ def sinks(monkeypatch):
 
 
 def serve(kinds, template, requests, job):
-    """Every GMI's answers to requests for so many steps, or what it raised."""
+    """Every GMI's results of such requests, or its exception."""
     directory = RendezvousActor(len(kinds))
     answers = [None] * len(kinds)
 
