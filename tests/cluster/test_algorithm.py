@@ -207,7 +207,7 @@ def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog)
         assert (restored.config.num_gmis, restored.plan.num_gmis) == (2, 2)
     finally:
         restored.stop()
-    assert "goes on with" not in caplog.text
+    assert "continues with" not in caplog.text
     other = small_config().gmi(num_gmis=1).build_algo()
     try:
         other.restore_from_path(path)
