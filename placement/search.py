@@ -1,18 +1,18 @@
 """Algorithm 1: profiling-based GMI exploration (GMI-DRL §3.1.2; the preprint's Algorithm 2), as a pure function.
 
-The probe is injected: it runs a candidate and says how fast and how large it was. Here is only what to try next, when to
-stop, and what was best. Decisions where the papers differ, or are silent:
+The probe is injected: it runs a candidate and returns its throughput and memory. This module decides what to try next, when
+to stop, and which candidate is best. *Row* means all trials of one GMIperGPU. Choices where the papers differ or are silent:
 
-- Every trial that was measured may be the best one. The published loop passes over the first num_env of each GMIperGPU
-  (line 12-15) and the one at which it saturates (line 22); both are measured anyway, and on a small machine the first
-  may well win. Which trials are made, and in which order, is as published.
-- A trial that fails ends its GMIperGPU, since more environments need more memory and time. (The preprint goes on to
-  larger ones; the later paper only projects.)
-- One that needed more than its GMI's memory, where nothing held it back, counts as failed for want of memory.
-- ``EarlyStopping`` says when a GMIperGPU ends before its environments do. Its defaults are the papers'; what they have no
-  rule for, noise and cores whose memory hardly grows, is in its other fields.
-- ``estimate`` (line 26) is a GMI's throughput times all GMIs. The probe runs all GMIs of a device at once, so that their
-  contention is in the measurement; devices are taken to be alike and not to slow each other.
+- Every measured trial may be the best. The published loop skips the first num_env of a row (lines 12-15) and the one that
+  saturates (line 22). Both are measured anyway, and on a small machine the first may win. The order of trials is as
+  published.
+- A failed trial ends its row, since more environments need more memory and time. (The preprint tries larger ones; the later
+  paper only projects.)
+- A trial that used more than its GMI's share of memory, where no limit was enforced, counts as out of memory.
+- ``EarlyStopping`` holds the rules that end a row. Its defaults are the papers' rules. The other fields handle what the
+  papers do not cover: measurement noise, and CPU cores, where memory hardly grows with environments.
+- ``estimate`` (line 26) is one GMI's throughput times the number of GMIs. The probe runs all GMIs of a device at once, so
+  their contention is measured. Devices are assumed identical and independent.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ GMIS_PER_GPU: tuple[int, ...] = tuple(range(10, 0, -1))
 NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
 """128 to 32768, as in the paper."""
 NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
-"""16 to 4096: a core simulates thousands of steps per second where a GPU does millions."""
+"""16 to 4096: a core simulates thousands of steps per second, a GPU millions."""
 
 FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
-"""``too long``: it would take more time to measure than a trial may."""
+"""``too long``: measuring it would exceed the time limit of a trial."""
 TrialVerdict = Literal[
     "first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "compared", "again"
 ]
-"""Of candidates that were measured before: ``compared`` with a slower one, in the same minute; ``again`` by confirmation."""
+"""``first``: the row's first trial. ``going on``: the row continues. ``saturated``: Sat < alpha. ``plateau``: gain below
+``EarlyStopping.min_gain``. ``cannot win``: skipped because of its upper bound. ``compared``: the row's fastest candidate,
+remeasured next to a slower one. ``again``: remeasured by ``placement.validation``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialMeasurement:
-    """What the probe found."""
+    """Result of a successful trial."""
 
     steps_per_s: float
     """Environment steps per second of one GMI while all GMIs of its device run."""
     memory_bytes: int
-    """Of one GMI, the largest: on the device, or resident without one."""
+    """Memory of the largest GMI: device memory on a GPU, resident memory on cores."""
     relative_error: float = 0.0
     """Half of the throughput's 95 % confidence interval, relative to it."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Mean seconds of an iteration by phase; names as in the metric catalogue."""
     duration_s: float = 0.0
-    """What the trial took, starting and ending included."""
+    """Wall time of the trial, including start-up and shutdown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +66,10 @@ class TrialFailure:
 
 
 class Probe(Protocol):
-    """Runs one candidate for real."""
+    """Runs one candidate on the hardware."""
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
-        """Measure it; a failure of the candidate is an answer, not an exception."""
+        """Measure the candidate; its failure is returned, not raised."""
         ...
 
 
@@ -79,23 +81,23 @@ class Trial:
     num_envs: int
     verdict: TrialVerdict
     outcome: TrialMeasurement | TrialFailure | None
-    """None where it was clear beforehand that it would not do."""
+    """None if the candidate was skipped: projected out of memory, or its upper bound is too low."""
     reason: str = ""
-    """Of a verdict beyond the papers' rules, in numbers."""
+    """The verdict in numbers, for rules beyond the papers'."""
     projected_bytes: float | None = None
-    """m_p of eq. 4; None for the first two of a GMIperGPU."""
+    """m_p of eq. 4; None for the first two trials of a row."""
     saturation: float | None = None
-    """Sat; None for the first."""
+    """Sat (lines 17-19); None for the first trial of a row."""
     system_steps_per_s: float | None = None
-    """Estimate for all devices; None where nothing was measured or it does not fit."""
+    """Estimate for all devices; None if nothing was measured or the candidate does not fit."""
     score: float | None = None
-    """What the search maximises; the system's throughput unless the objective is another."""
+    """The objective to maximise: the system's throughput by default."""
     best: bool = False
-    """Whether nothing before it scored as high."""
+    """Whether it scored higher than every earlier trial."""
 
 
 Score = Callable[[int, int, float], float]
-"""From GMIs per device, environments per GMI and the system's steps per second to what is maximised."""
+"""Objective: (GMIs per device, environments per GMI, the system's steps per second) -> score to maximise."""
 
 
 def throughput(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
@@ -104,30 +106,30 @@ def throughput(gmis_per_gpu: int, num_envs: int, steps_per_s: float) -> float:
 
 
 UpperBoundFn = Callable[[Sequence[Trial], int], float]
-"""From the trials so far and a number of GMIs to what the system cannot exceed with it; infinite where nothing is known."""
+"""(trials so far, GMIs per device) -> steps per second that the system cannot exceed; infinity if unknown."""
 
 
 CompareFn = Callable[[int, int, int], TrialMeasurement | TrialFailure]
-"""From GMIs per device, environments per GMI and how often it was compared before, to what is measured now."""
+"""(GMIs per device, environments per GMI, which comparison of this candidate: 1, 2, ...) -> a new measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStopping:
-    """When a GMIperGPU ends before its environments do. The defaults are the papers'."""
+    """Rules that end or skip a row (all trials of one GMIperGPU). The defaults are the papers' rules."""
 
     saturation: float = SATURATION
-    """alpha: a trial with a smaller gain in throughput per gain in memory is saturated."""
+    """alpha: a trial is saturated if Sat = (gain in throughput) / (gain in memory) is smaller."""
     min_gain: float | None = None
-    """A trial that is not this much faster than the fastest before it in its GMIperGPU is on the plateau."""
+    """A trial is on the plateau if its relative gain over the row's fastest trial is smaller. None: no such rule."""
     patience: int = 1
-    """So many trials in a row that are saturated or on the plateau end a GMIperGPU: with 2, a single slow one does not."""
+    """Consecutive saturated or plateau trials that end a row."""
     compare: CompareFn | None = None
-    """Before a trial ends its GMIperGPU for want of gain, measures the fastest before it once more, and that counts: a
-    machine's speed changes from minute to minute, and what was fast in a good one may be slower than this one is now."""
+    """Remeasures the row's fastest candidate before a trial ends the row for lack of gain; the new value replaces the old.
+    A machine's speed drifts: the earlier value may come from a faster minute."""
     upper_bound: UpperBoundFn | None = None
-    """What a GMIperGPU cannot exceed; looked at once one before it has ended for want of gain, or of time."""
+    """Upper bound on a row's throughput. It applies once an earlier row has ended for lack of gain or of time."""
     min_bound_gain: float = 0.0
-    """A GMIperGPU is not tried unless its ceiling is this much above what is reached already."""
+    """A row is skipped unless its upper bound exceeds the best score by this fraction."""
 
 
 PAPER_STOPPING = EarlyStopping()
@@ -143,16 +145,16 @@ def explore(
     num_envs: Sequence[int] = NUM_ENVS,
     score: Score = throughput,
 ) -> Iterator[Trial]:
-    """Try candidates, most GMIs first, environments doubling; yields each trial when it is done.
+    """Algorithm 1: most GMIs first, environments doubling; yields each finished trial.
 
     Args:
         probe: measures a candidate
         num_gpus: devices of the whole system; 1 for the cores of a machine without GPUs
         gpu_memory_bytes: memory of one device, which its GMIs share evenly
-        stops: what ends a GMIperGPU early
-        gmis_per_gpu: numbers of GMIs on one device, in the order in which they are tried
+        early_stopping: rules that end or skip a row
+        gmis_per_gpu: numbers of GMIs on one device, in the order of the search
         num_envs: numbers of environments of one GMI, ascending
-        score: what is best
+        score: objective to maximise
 
     Raises:
         ValueError: numbers of environments are not ascending, or a number is not positive.
@@ -160,7 +162,8 @@ def explore(
     if list(num_envs) != sorted(set(num_envs)) or min((*num_envs, *gmis_per_gpu, num_gpus), default=0) < 1:
         raise ValueError("environments have to ascend, and all numbers have to be positive")
     trials: list[Trial] = []
-    for gmis in gmis_per_gpu:
+    for gmis in gmis_per_gpu:  # line 2: GMIperGPU in 10 ... 1
+        # Ours: skip the row if even its upper bound is no improvement.
         pruned = _pruned_by_upper_bound(trials, gmis, num_envs[0], early_stopping, score)
         if pruned is not None:
             trials.append(pruned)
@@ -169,6 +172,7 @@ def explore(
         for trial in _explore_env_counts(
             probe, gmis, num_envs, gpu_memory_bytes / gmis, num_gpus, early_stopping, score
         ):
+            # Lines 27-29: acc_top > max_top.
             better = trial.score is not None and trial.score > highest_score(trials)
             trials.append(replace(trial, best=better))
             yield trials[-1]
@@ -183,17 +187,21 @@ def _explore_env_counts(
     early_stopping: EarlyStopping,
     score: Score,
 ) -> Iterator[Trial]:
-    """One GMIperGPU, each of whose GMIs has ``memory`` bytes: lines 3 to 31."""
+    """One row, whose GMIs have ``memory`` bytes each (lines 3-31).
+
+    The loop ends at the first candidate that does not fit, fails, or exhausts ``early_stopping.patience``.
+    """
     before: list[tuple[int, TrialMeasurement]] = []
     compared: Counter[int] = Counter()
     stalled = 0
 
     def scored(trial: Trial, outcome: TrialMeasurement) -> Trial:
-        total = outcome.steps_per_s * gmis * num_gpus
+        total = outcome.steps_per_s * gmis * num_gpus  # line 26: estimate(GMIperGPU, num_GPU, top)
         worth = score(gmis, trial.num_envs, total)
         return replace(trial, outcome=outcome, system_steps_per_s=total, score=worth)
 
-    for envs in num_envs:
+    for envs in num_envs:  # line 4
+        # Lines 6-8: stop if the memory projected by eq. 4 exceeds GPU_mem / GMIperGPU.
         projected = project_memory(before, envs)
         trial = Trial(
             gmis_per_gpu=gmis, num_envs=envs, verdict="no memory", outcome=None, projected_bytes=projected
@@ -201,12 +209,15 @@ def _explore_env_counts(
         if projected is not None and projected > memory:
             yield trial
             return
+        # Line 10: profile. A failure, or a measured excess over the GMI's share of memory, ends the row.
         outcome = probe(gmis, envs)
         if isinstance(outcome, TrialFailure) or outcome.memory_bytes > memory:
             failed: TrialVerdict = "failed" if isinstance(outcome, TrialFailure) else "no memory"
             yield replace(trial, outcome=outcome, verdict=failed)
             return
+        # Lines 17-22: Sat, and whether the trial gained too little.
         change, stall = _stall_verdict(before, outcome, early_stopping)
+        # Ours: before this trial ends the row, remeasure the row's fastest candidate and judge once more.
         if (
             stall is not None
             and early_stopping.compare is not None
@@ -223,6 +234,7 @@ def _explore_env_counts(
                     replace(earlier, steps_per_s=now.steps_per_s),
                 )
                 change, stall = _stall_verdict(before, outcome, early_stopping)
+        # Line 23, with patience: break after so many consecutive trials without enough gain.
         stalled = 0 if stall is None else stalled + 1
         ended = stalled >= early_stopping.patience
         verdict: TrialVerdict = stall[0] if stall and ended else "going on" if before else "first"
@@ -236,7 +248,10 @@ def _explore_env_counts(
 def _stall_verdict(
     before: Sequence[tuple[int, TrialMeasurement]], now: TrialMeasurement, early_stopping: EarlyStopping
 ) -> tuple[float | None, tuple[TrialVerdict, str] | None]:
-    """Sat of a trial, None for the first; and by which rule it gained too little, None where it gained enough."""
+    """Sat of a trial (None for the row's first), and the rule by which it gained too little (None: it gained enough).
+
+    The rules: Sat < alpha (line 22); ours: steps / max(earlier steps) - 1 < min_gain.
+    """
     if not before:
         return None, None
     change = saturation_metric(before[-1][1], now)
@@ -246,7 +261,7 @@ def _stall_verdict(
     gain = now.steps_per_s / fastest - 1
     if early_stopping.min_gain is not None and gain < early_stopping.min_gain:
         reason = (
-            f"{100 * gain:+.1f} % against the fastest before it, {100 * early_stopping.min_gain:.0f} % wanted"
+            f"{100 * gain:+.1f} % over the fastest before it, {100 * early_stopping.min_gain:.0f} % required"
         )
         return change, ("plateau", reason)
     return change, None
@@ -255,27 +270,27 @@ def _stall_verdict(
 def _pruned_by_upper_bound(
     trials: Sequence[Trial], gmis: int, num_envs: int, early_stopping: EarlyStopping, score: Score
 ) -> Trial | None:
-    """A GMIperGPU that is not tried, since it cannot win; None where it may.
+    """The "cannot win" trial of a row whose upper bound is too low; None if the row has to be tried.
 
-    More memory for each GMI is an advantage of its own: the ceiling counts only once a GMIperGPU ended for another reason.
+    The bound applies only once a row has ended for another reason than memory: fewer GMIs have more memory each, which may
+    help by itself.
 
     Args:
-        trials: so far
-        gmis: the GMIperGPU
-        num_envs: its fewest environments, with which a score that falls with the batch is highest
-        stops: has the ceiling
-        score: what is best
+        trials: the trials so far
+        gmis: GMIperGPU of the row
+        num_envs: fewest environments of the row; a score that falls with the batch is highest there
+        early_stopping: has the upper bound
+        score: objective to maximise
     """
     best = best_trial(trials)
     ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
     if early_stopping.upper_bound is None or best is None or best.score is None or not ended:
         return None
     upper_bound = early_stopping.upper_bound(trials, gmis)
+    # Prune if score(bound) < best score * (1 + min_bound_gain).
     if score(gmis, num_envs, upper_bound) >= best.score * (1 + early_stopping.min_bound_gain):
         return None
-    reason = (
-        f"at most {upper_bound:,.0f} steps/s, and {best.system_steps_per_s or 0:,.0f} are reached already"
-    )
+    reason = f"at most {upper_bound:,.0f} steps/s; the best so far has {best.system_steps_per_s or 0:,.0f}"
     return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=reason)
 
 
@@ -284,7 +299,10 @@ def _too_long(trial: Trial) -> bool:
 
 
 def project_memory(before: Sequence[tuple[int, TrialMeasurement]], num_envs: int) -> float | None:
-    """Eq. 4: memory at ``num_envs`` on the line through the last two trials; None before there are two."""
+    """Eq. 4: memory at ``num_envs``, extrapolated linearly from the last two trials; None with fewer than two.
+
+    m_p = (e - e_2) / (e_2 - e_1) * (m_2 - m_1) + m_2
+    """
     if len(before) < 2:
         return None
     (envs_1, one), (envs_2, two) = before[-2:]
@@ -293,32 +311,32 @@ def project_memory(before: Sequence[tuple[int, TrialMeasurement]], num_envs: int
 
 
 def saturation_metric(before: TrialMeasurement, now: TrialMeasurement) -> float:
-    """Sat: relative gain in throughput per relative gain in memory (lines 17 to 19).
+    """Sat = R_top / R_mem: relative gain in throughput per relative gain in memory (lines 17-19).
 
-    Resident memory may stand still while the batch doubles: a gain that costs nothing is infinite, and no gain at no
-    cost counts as saturated.
+    Resident memory may not grow while the batch doubles. Sat is then +infinity with a gain in throughput, and -infinity
+    (saturated) without one.
     """
-    gain = (now.steps_per_s - before.steps_per_s) / before.steps_per_s
-    cost = (now.memory_bytes - before.memory_bytes) / before.memory_bytes
+    gain = (now.steps_per_s - before.steps_per_s) / before.steps_per_s  # R_top, line 17
+    cost = (now.memory_bytes - before.memory_bytes) / before.memory_bytes  # R_mem, line 18
     if cost <= 0:
         return float("inf") if gain > 0 else float("-inf")
     return gain / cost
 
 
 def highest_score(trials: Sequence[Trial]) -> float:
-    """Of what was measured; minus infinity where nothing was."""
+    """The highest score of the measured trials; minus infinity if there is none."""
     return max((trial.score for trial in trials if trial.score is not None), default=float("-inf"))
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The best of what was measured; None where nothing was."""
+    """The best of the measured trials; None if there is none."""
     return next((trial for trial in reversed(trials) if trial.best), None)
 
 
 def core_counts(num_cores: int) -> tuple[int, ...]:
-    """Numbers of GMIs to try on cores alone, descending: those that leave the fewest cores idle for each size of GMI.
+    """Numbers of GMIs to try on cores, descending: the most GMIs of each width that fit.
 
-    With c cores, c // 1, c // 2, ... , 1: another number of GMIs would not give any of them a core more.
+    With c cores: c // 1, c // 2, ..., 1. Any other number would leave cores idle without a wider GMI.
     """
     if num_cores < 1:
         raise ValueError(f"num_cores={num_cores}: at least 1 is needed")
@@ -326,11 +344,12 @@ def core_counts(num_cores: int) -> tuple[int, ...]:
 
 
 def core_upper_bound(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> float:
-    """Steps per second that ``gmis`` GMIs on cores cannot exceed, by the trials with more GMIs before them.
+    """Upper bound on the steps per second of ``gmis`` GMIs on cores, from the trials with at least as many GMIs.
 
-    Steps per second of a core that never waits for another GMI, at its fastest, times the cores that are used. A GMI of
-    several cores splits each piece of its work between them, which is never faster than that many times one core; what it
-    can save is waiting for other GMIs, and that is left out. Infinite where phases were not measured.
+    bound = max over trials (steps per second and core * t_iteration / (t_iteration - t_sync)) * cores in use
+
+    The factor removes the time spent waiting for other GMIs. A GMI of w cores is never faster than w times one core: it can
+    only save that waiting. Infinite if a trial has no phase times.
     """
     best = 0.0
     for trial in trials:
@@ -343,4 +362,4 @@ def core_upper_bound(trials: Sequence[Trial], gmis: int, *, num_cores: int) -> f
             return float("inf")
         cores = num_cores // trial.gmis_per_gpu
         best = max(best, outcome.steps_per_s / cores * iteration_s / working_s)
-    return best * gmis * (num_cores // gmis) if best else float("inf")
+    return best * gmis * (num_cores // gmis) if best else float("inf")  # num_cores // gmis: cores per GMI

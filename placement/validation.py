@@ -1,7 +1,7 @@
-"""The best candidates of a search, measured again before one of them is called the best. Pure, over an injected probe.
+"""Validation of a search: remeasures its best candidates and selects one. A pure function of an injected probe.
 
-The best of many noisy trials is, more likely than not, one that was lucky. So the first measurements only choose who is
-measured again; what is then found decides, and is what a run may expect.
+The maximum of many noisy trials is biased upwards. The search's measurements therefore only select the finalists. The new
+measurements select the winner and predict its throughput.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from statistics import fmean, stdev
 from placement.search import Score, Trial, TrialFailure, TrialMeasurement, throughput
 
 MAX_FINALISTS = 3
-"""Candidates that are measured again."""
+"""Candidates that are remeasured at a time."""
 MAX_TRIAL_ERROR = 0.1
-"""The largest error that a trial is taken to have: beyond it, it would make everything a contender."""
+"""Cap on a trial's relative error when finalists are selected; a larger error would admit every candidate."""
 VALIDATION_ROUNDS = 4
-"""In which each of them is measured again, at most. A round differs from the next by some 7 % where others share the
-machine: the means of four rounds of two candidates differ by 5 % for no reason."""
+"""Rounds per finalist, at most. On a shared machine rounds differ by some 7 %: the means of four rounds of two equal
+candidates differ by 5 %."""
 SUFFICIENT_DURATION_S = 20.0
-"""What was measured for so long in all needs no further round: it outlasted a machine's slow and fast spells."""
+"""Total measured time after which a finalist needs no further round: longer than the machine's slow and fast phases."""
 TIE_TOLERANCE = 0.01
-"""Two that are no further apart than this, nor than their errors, are as good as each other. Noise is larger, but what is
-given away by a tie comes on top of what noise hides."""
+"""Two candidates tie if their relative difference is below this and below their errors. Noise is larger than this, but a
+loss by a tie adds to what noise hides."""
 
 RemeasureFn = Callable[[int, int, int], TrialMeasurement | TrialFailure]
-"""From GMIs per device, environments per GMI and the round, counted from 1, to what was measured."""
+"""(GMIs per device, environments per GMI, round counted from 1) -> a new measurement."""
 
 
 def validate_finalists(
@@ -39,23 +39,24 @@ def validate_finalists(
     score: Score = throughput,
     most: int = MAX_FINALISTS,
 ) -> Iterator[Trial]:
-    """Measure the contenders again and yield one trial for each; the one that is best is marked so.
+    """Remeasure the finalists and yield one trial for each; ``best`` marks the winner.
 
-    Four times each, or fewer where that takes long; in the order of the search backwards, then forwards, and so on: what
-    drifts meanwhile meets all alike, and GMIs that still run need not be started again. One that fails is out; where all
-    fail, the next best take their place.
+    Each finalist gets four rounds, or fewer if they take long. Rounds alternate between the reverse and the forward order
+    of the search: drift affects all finalists alike, and running GMIs are reused. A finalist that fails is out. If all
+    fail, the next best candidates follow.
 
     Args:
-        again: measures a candidate, better than the search did
-        trials: of the search, in its order
+        again: measures a candidate, more precisely than the search did
+        trials: all trials of the search, in its order
         num_gpus: devices of the whole system
-        score: what is best
-        most: candidates at a time
+        score: objective to maximise
+        most: finalists at a time
     """
     left = _merge_repeats(trials)
     while chosen := sorted(finalists(left, most), key=left.index, reverse=True):
         rounds: list[list[TrialMeasurement | TrialFailure]] = [[] for _ in chosen]
         for number in range(1, VALIDATION_ROUNDS + 1):
+            # Odd rounds backwards, even rounds forwards (``chosen`` is in reverse order of the search).
             places = range(len(chosen))
             for place in places if number % 2 else reversed(places):
                 if _needs_more_rounds(rounds[place]):
@@ -73,7 +74,7 @@ def validate_finalists(
 
 
 def finalists(trials: Sequence[Trial], most: int = MAX_FINALISTS) -> tuple[Trial, ...]:
-    """Those that may be the best as far as their errors tell, the highest score first, ``most`` of them."""
+    """Candidates whose confidence interval reaches the best one's lower limit; highest score first, at most ``most``."""
     measured = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
     if not measured:
         return ()
@@ -83,9 +84,9 @@ def finalists(trials: Sequence[Trial], most: int = MAX_FINALISTS) -> tuple[Trial
 
 
 def select_best(trials: Sequence[Trial]) -> Trial | None:
-    """The highest score, marked as the best; of those as good as it, the smallest batch. None where nothing was measured.
+    """The highest score, marked as the best; on a tie, the smallest batch. None if nothing was measured.
 
-    A smaller batch learns at least as much from each step, so that a tie in steps per second is none in learning.
+    A smaller batch learns at least as much from each step, so it wins a tie in steps per second.
     """
     ranked = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
     if not ranked:
@@ -96,14 +97,15 @@ def select_best(trials: Sequence[Trial]) -> Trial | None:
     if best is top:
         return replace(best, best=True)
     behind = 100 * (1 - _score(best) / _score(top))
-    reason = (
-        f"{behind:.1f} % behind {top.gmis_per_gpu} x {top.num_envs}, no more than noise, with a smaller batch"
-    )
+    reason = f"{behind:.1f} % behind {top.gmis_per_gpu} x {top.num_envs}, within noise, with a smaller batch"
     return replace(best, best=True, reason=reason)
 
 
 def pool_measurements(rounds: Sequence[TrialMeasurement]) -> TrialMeasurement:
-    """Measurements of a candidate as one: their mean, and an error that is no smaller than what they differ by."""
+    """Pool a candidate's rounds: mean throughput, and the larger of the errors within and between rounds.
+
+    within = sqrt(sum(e_i^2)) / k; between = s / (sqrt(k) * mean), for k rounds with standard deviation s.
+    """
     count = len(rounds)
     if count == 1:
         return rounds[0]
@@ -125,16 +127,17 @@ _T_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 
 
 def half_width(speeds: Sequence[float]) -> float | None:
-    """Half of the interval in which 80 of 100 later means of as many rounds lie, relative to the mean of these.
+    """Half-width of the 80 % prediction interval for a later mean of as many rounds, relative to the mean of these.
 
-    Rounds differ by more than the error within each: a machine has slow and fast spells that outlast a round. With k rounds
-    of standard deviation s, the difference of two such means has the deviation s sqrt(2 / k).
+    half_width = t_{k-1} * s * sqrt(2 / k) / mean, for k rounds with standard deviation s
+
+    Rounds differ by more than the error within each, since a machine's slow and fast phases outlast a round.
 
     Args:
-        speeds: of each round
+        speeds: steps per second of each round
 
     Returns:
-        None for a single round, which does not tell.
+        None for a single round, which has no deviation.
     """
     count = len(speeds)
     if count < 2:
@@ -148,7 +151,7 @@ def half_width(speeds: Sequence[float]) -> float | None:
 def _validated(
     trial: Trial, outcomes: Sequence[TrialMeasurement | TrialFailure], num_gpus: int, score: Score
 ) -> Trial:
-    """What the rounds of a contender say."""
+    """The pooled trial of a finalist; without a score if a round failed."""
     gmis, envs = trial.gmis_per_gpu, trial.num_envs
     plain = Trial(gmis_per_gpu=gmis, num_envs=envs, verdict="again", outcome=outcomes[-1])
     measured = [outcome for outcome in outcomes if isinstance(outcome, TrialMeasurement)]
@@ -165,10 +168,10 @@ def _needs_more_rounds(outcomes: Sequence[TrialMeasurement | TrialFailure]) -> b
 
 
 def _merge_repeats(trials: Sequence[Trial]) -> list[Trial]:
-    """In their order, each with the mean of its scores.
+    """One trial per candidate, in their order, with the mean of its scores.
 
-    Who was measured beside another has kept pace with it, or not, whatever minute it was: where the other is by so much
-    faster on average than it was there, so is this one.
+    A candidate that was measured next to a rival ("compared") has its score scaled by mean(rival) / rival there. This
+    removes the machine's drift: both were measured in the same minute.
     """
     found: dict[tuple[int, int], list[Trial]] = {}
     for trial in trials:

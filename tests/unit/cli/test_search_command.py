@@ -55,13 +55,13 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
 def test_the_end_of_a_row_and_repeated_measurements_are_reported():
     plain = Trial(gmis_per_gpu=2, num_envs=64, verdict="plateau", outcome=measured(1000, 400), saturation=4.0)
     ended = replace(
-        plain, system_steps_per_s=2000.0, reason="+3.0 % against the fastest before it, 5 % wanted"
+        plain, system_steps_per_s=2000.0, reason="+3.0 % over the fastest before it, 5 % required"
     )
     assert _line(ended) == (
-        "    2 x 64        2,000 steps/s +- 2 %  Sat 4.00  plateau: +3.0 % against the fastest before it, 5 % wanted"
+        "    2 x 64        2,000 steps/s +- 2 %  Sat 4.00  plateau: +3.0 % over the fastest before it, 5 % required"
     )
     going_on = replace(ended, verdict="going on")
-    assert _line(going_on).endswith("Sat 4.00  (+3.0 % against the fastest before it, 5 % wanted)")
+    assert _line(going_on).endswith("Sat 4.00  (+3.0 % over the fastest before it, 5 % required)")
     left_out = Trial(
         gmis_per_gpu=1, num_envs=16, verdict="cannot win", outcome=None, reason="at most 2,100 steps/s"
     )
@@ -76,13 +76,13 @@ def test_a_tie_is_reported_with_the_result(result):
         result.best,
         verdict="again",
         saturation=None,
-        reason="1.0 % behind 2 x 32, no more than noise, with a smaller batch",
+        reason="1.0 % behind 2 x 32, within noise, with a smaller batch",
     )
     text = summary(
         replace(result, best=again, trials=(*result.trials, again), complete=True), [Path("a.png")]
     )
     assert text.splitlines()[5].endswith("again, best")
-    assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, no more than noise, with a smaller batch.\n" in text
+    assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, within noise, with a smaller batch.\n" in text
     assert "It was measured only once, briefly." in summary(result, [Path("a.png")])
 
 

@@ -234,7 +234,7 @@ def test_a_plateau_ends_a_size_whose_memory_grows_too_little_for_sat():
     assert verdicts(row(speeds, memory))[:4] == ["first", "going on", "going on", "going on"]
     ended = row(speeds, memory, min_gain=0.05)
     assert verdicts(ended) == ["first", "going on", "plateau"]
-    assert ended[-1].reason == "+4.0 % against the fastest before it, 5 % wanted"
+    assert ended[-1].reason == "+4.0 % over the fastest before it, 5 % required"
 
 
 def test_with_patience_one_slow_trial_does_not_end_a_size():
@@ -251,7 +251,7 @@ def test_the_gain_counts_from_the_fastest_before():
     speeds = [1000, 1200, 1500, 1300, 1400]
     ended = row(speeds, patience=2, min_gain=0.05)
     assert verdicts(ended) == ["first", "going on", "going on", "going on", "plateau"]
-    assert ended[-1].reason == "-6.7 % against the fastest before it, 5 % wanted"
+    assert ended[-1].reason == "-6.7 % over the fastest before it, 5 % required"
 
 
 def test_bad_ranges_are_refused():

@@ -94,7 +94,7 @@ def test_a_size_that_cannot_win_is_not_tried():
     trials = searched(probe)
     assert probe.asked == [(2, 16), (2, 32)]
     assert verdicts(trials) == ["first", "saturated", "cannot win"]
-    assert trials[-1].reason == "at most 2,000 steps/s, and 1,960 are reached already"
+    assert trials[-1].reason == "at most 2,000 steps/s; the best so far has 1,960"
     assert best_trial(trials).system_steps_per_s == 1960
 
 

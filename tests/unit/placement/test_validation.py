@@ -138,7 +138,7 @@ def test_a_tie_goes_to_the_smaller_batch_and_says_so():
     # 1 % apart and each +- 2 %: sqrt(2) * 2 % = 2.8 % of noise
     best = select_best([trial(2, 128, 990), trial(2, 256, 1000)])
     assert (best.num_envs, best.best) == (128, True)
-    assert best.reason == "1.0 % behind 2 x 256, no more than noise, with a smaller batch"
+    assert best.reason == "1.0 % behind 2 x 256, within noise, with a smaller batch"
 
 
 def test_what_is_further_apart_than_its_error_is_no_tie():
