@@ -1,1 +1,1 @@
-"""What fits where: machines, slices, plans, and their reservation in Ray. No reinforcement learning in it."""
+"""Placement of GMIs: inventory, GPU partitioning, plans, Ray placement groups. Knows no reinforcement learning."""

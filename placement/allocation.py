@@ -1,4 +1,4 @@
-"""From planned nodes and GPUs to those that Ray really gave: slices get their cores anew, without overlap."""
+"""Allocation: replaces the planned nodes, cores and GPUs of a plan by those that Ray allocated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from placement.types import FRACTION_STEP, Gpu, Machine, Node, Slice, core_range
 def assign_allocated_nodes(
     plan: PlacementPlan, bundle_node_ids: Sequence[str], *, pinned: bool = True
 ) -> PlacementPlan:
-    """The same GMIs on the nodes where their bundles landed.
+    """Move the GMIs to the nodes of their Ray bundles; slices get new, disjoint cores there.
 
     Args:
-        plan: what was planned
+        plan: the plan before reservation
         bundle_node_ids: Ray's node id of each GMI's bundle, in slice order
-        pinned: False where others are on the nodes too: two runs would pin to the same first cores. Slices
-            then have threads but no cores.
+        pinned: False if other jobs use the nodes too, since two runs would pin to the same first cores. Slices then have
+            threads but no cores.
 
     Raises:
-        PlanError: a node is not in the plan's machine, or does not have enough cores or GPUs.
+        PlanError: a node is not in the plan's machine, or has too few cores or GPUs.
     """
     if len(bundle_node_ids) != plan.num_gmis:
         raise PlanError(
@@ -45,8 +45,9 @@ def assign_allocated_nodes(
 
 
 def _assign_shared_cores(plan: PlacementPlan, nodes: Sequence[Node], *, pinned: bool) -> list[Slice]:
-    """GMIs that share cores keep doing so where whole nodes of the plan moved to whole nodes; else nobody is pinned."""
+    """Colocated GMIs stay colocated if planned nodes map one to one to allocated nodes; otherwise no GMI is pinned."""
     moves = {(gmi_slice.node, node.name) for gmi_slice, node in zip(plan.slices, nodes, strict=True)}
+    # One to one: each planned node maps to one allocated node, and each allocated node comes from one planned node.
     whole = len(moves) == len({old for old, _ in moves}) == len({new for _, new in moves})
     slices = []
     for gmi_slice, node in zip(plan.slices, nodes, strict=True):
@@ -69,15 +70,15 @@ def _assign_shared_cores(plan: PlacementPlan, nodes: Sequence[Node], *, pinned: 
 
 
 def assign_allocated_gpus(plan: PlacementPlan, gpu_ids: Sequence[Sequence[str]]) -> PlacementPlan:
-    """The plan with the GPUs that Ray gave, which are not always the planned ones.
+    """Replace the planned GPUs by those that Ray allocated, which may differ.
 
     Args:
-        plan: what was bound
-        gpu_ids: Ray's ids of each GMI's GPUs by its own account, in slice order: indices, or UUIDs of GPUs or MIG
-            instances where Ray was started with those in CUDA_VISIBLE_DEVICES
+        plan: the plan after ``assign_allocated_nodes``
+        gpu_ids: Ray's GPU ids as each GMI reports them, in slice order: indices, or UUIDs of GPUs or MIG instances if Ray
+            was started with those in CUDA_VISIBLE_DEVICES
 
     Raises:
-        PlanError: a GMI was given none, one that the inventory does not know, or more of one than there is.
+        PlanError: a GMI got no GPU or an unknown one, or a GPU is oversubscribed.
     """
     slices = [
         gmi_slice
@@ -121,7 +122,7 @@ def _node_of(machine: Machine, node_id: str, all_ids: Sequence[str]) -> Node:
     for node in machine.nodes:
         if node.ray_node_id == node_id:
             return node
-    # A machine read without Ray has no ids: its one node is the one on which everything landed.
+    # A machine read without Ray has no ids: if Ray used a single node, it is the machine's single node.
     if len(machine.nodes) == 1 and machine.nodes[0].ray_node_id is None and len(set(all_ids)) == 1:
         return machine.nodes[0]
     known = ", ".join(f"{node.name} ({node.ray_node_id or 'not from Ray'})" for node in machine.nodes)
@@ -133,7 +134,7 @@ def _node_of(machine: Machine, node_id: str, all_ids: Sequence[str]) -> Node:
 
 
 class _FreeNode:
-    """Cores and GPU shares of one node that no slice has taken yet."""
+    """Unallocated cores and GPU shares of one node."""
 
     def __init__(self, node: Node, *, pinned: bool) -> None:
         self._node = node
@@ -142,7 +143,7 @@ class _FreeNode:
         self._gpus = {gpu.uuid: 1.0 for gpu in node.usable_gpus}
 
     def take(self, gmi_slice: Slice, index: int) -> Slice:
-        """The slice, on this node."""
+        """Allocate the slice on this node and return it."""
         moved = replace(
             gmi_slice,
             node=self._node.name,
@@ -164,7 +165,7 @@ class _FreeNode:
     def _take_gpu(self, gmi_slice: Slice, index: int) -> str | None:
         if gmi_slice.gpu_uuid is None:
             return None
-        # The planned GPU if it has room here, so that a plan that landed as planned stays as it is.
+        # The planned GPU first, so that a plan stays unchanged if Ray allocated it as planned.
         for uuid in sorted(self._gpus, key=lambda uuid: uuid != gmi_slice.gpu_uuid):
             # Sums of fractions like 0.05 miss 1 by a rounding error.
             if self._gpus[uuid] >= gmi_slice.gpu_fraction - FRACTION_STEP / 2:

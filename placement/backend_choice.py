@@ -1,7 +1,7 @@
-"""Which backend: the papers' rule, checked against what the machine and the permissions allow. Pure functions.
+"""Backend selection: the papers' rule, checked against the machine and the permissions. Pure functions.
 
-GMI-DRL §3.3 and §4.3, and §3.1 of the preprint: MPS for training, since GMIs exchange gradients, which MIG makes slow;
-MIG for serving, where its isolation pays; only MPS before compute capability 8.0; without a GPU, cores.
+GMI-DRL §3.3 and §4.3, and §3.1 of the preprint: MPS for training, since MIG makes the exchange of gradients slow; MIG for
+serving, for its isolation; only MPS before compute capability 8.0. Without a GPU: CPU cores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from placement.errors import PlanError
 from placement.types import BackendName, Gpu, Machine, Node
 
 BackendCandidate = tuple[BackendName, str]
-"""A backend, and why it would be the choice."""
+"""A backend and the reason to choose it."""
 
 MPS_FOR_TRAINING = "mps for training: processes run side by side and exchange gradients freely"
 MIG_FOR_SERVING = "mig for serving: its isolation pays where nothing is exchanged"
@@ -20,22 +20,22 @@ MIG_FOR_SERVING = "mig for serving: its isolation pays where nothing is exchange
 def choose_backend(
     machine: Machine, asked: str, *, roles: tuple[str, ...], gmis_per_gpu: int
 ) -> tuple[BackendName, str]:
-    """The backend, and why, as a clause.
+    """Choose the backend; returns it with the reason as a clause.
 
     Args:
-        machine: what there is
+        machine: inventory of the nodes
         asked: a backend's name, or ``auto``
-        roles: of each GMI; without a trainer, or a program that may exchange as trainers do, it is serving
-        gmis_per_gpu: how many share one GPU
+        roles: all roles of the template; without ``trainer`` and ``program`` it is serving
+        gmis_per_gpu: number of GMIs that share one GPU
 
     Raises:
-        PlanError: there is no such backend, or the machine does not allow what was asked.
+        PlanError: there is no such backend, or the machine does not allow it.
     """
     if asked != "auto":
         return _requested_backend(machine, get_backend(asked).name)
     if machine.num_gpus == 0:
         return "cpu", "cpu since there is no GPU"
-    # Where every GPU is cut already, its instances are what there is.
+    # If every GPU is in MIG mode, only its instances can be used.
     cut = all(gpu.mig_enabled for _, gpu in _gpus(machine))
     instances: list[BackendCandidate] = [("mig", "mig since the GPUs are in MIG mode")] if cut else []
     plain: BackendCandidate = ("direct", "direct: plain sharing")
@@ -57,7 +57,7 @@ def _requested_backend(machine: Machine, name: BackendName) -> tuple[BackendName
 
 
 def _first_usable(machine: Machine, candidates: list[BackendCandidate]) -> tuple[BackendName, str]:
-    """The first candidate that every GPU allows, with why the ones before it were passed over."""
+    """The first candidate that every GPU allows, with the reasons against the ones before it."""
     passed: list[str] = []
     hint = ""
     for name, why in candidates:
@@ -70,7 +70,7 @@ def _first_usable(machine: Machine, candidates: list[BackendCandidate]) -> tuple
 
 
 def _unavailable_reason(machine: Machine, name: BackendName) -> tuple[str, str] | None:
-    """Why the backend cannot be used, and the way out; None where every GPU allows it, since Ray may give any."""
+    """Why the backend is unavailable, and a hint; None if every GPU allows it, since Ray may allocate any of them."""
     for node, gpu in _gpus(machine):
         found = BACKENDS[name].availability(node, gpu)
         if not found.usable:

@@ -1,4 +1,4 @@
-"""Whether a plan fits a Ray cluster, and what to say when not. Pure functions of numbers that Ray gave."""
+"""Capacity check: whether a plan fits a Ray cluster, and the error if not. Pure functions of Ray's resource counts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from placement.errors import ReservationError, counted
 from placement.plan import PlacementPlan, bundle_of
 
 ROUNDING = 1e-6
-"""Ray counts resources in steps of 1e-4; sums of floats may miss them by less than this."""
+"""Tolerance for sums of floats; Ray counts resources in steps of 1e-4."""
 
 MAX_NODES_IN_TEXT = 8
-"""Nodes that an error lists before it only counts the rest."""
+"""Nodes that an error lists; it only counts the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeResources:
-    """What one live node has, and what of it nobody holds right now. Keys are Ray's: CPU, GPU."""
+    """Total and currently free resources of one live node. Keys are Ray's: CPU, GPU."""
 
     name: str
     node_id: str
@@ -26,21 +26,21 @@ class NodeResources:
     free: Mapping[str, float]
 
     def text(self) -> str:
-        """As in ``box1: 16 CPU (4 free), 2 GPU (0 free)``."""
+        """For example ``box1: 16 CPU (4 free), 2 GPU (0 free)``."""
         kinds = [kind for kind in ("CPU", "GPU") if self.total.get(kind)]
         parts = [f"{self.total[kind]:g} {kind} ({self.free.get(kind, 0.0):g} free)" for kind in kinds]
         return f"{self.name}: {', '.join(parts) or 'no CPU'}"
 
 
 def planned_node_ids(plan: PlacementPlan) -> list[str] | None:
-    """Ray's node id of each GMI, in GMI order; None where the machine was not read from a Ray cluster."""
+    """Ray's node id of each GMI, in GMI order; None if the machine was not read from a Ray cluster."""
     ids = [plan.machine.node(gmi_slice.node).ray_node_id for gmi_slice in plan.slices]
     known = [node_id for node_id in ids if node_id is not None]
     return known if len(known) == len(ids) else None
 
 
 def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources]) -> bool:
-    """Whether these nodes, with nothing else on them, hold the plan as Ray will be asked for it."""
+    """Whether these nodes, if empty, can hold the plan's bundles."""
     bundles = plan.bundles()
     capacities = {node.node_id: _FreeCapacity(node.total) for node in nodes}
     planned = planned_node_ids(plan)
@@ -56,12 +56,12 @@ def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources]) -> bool:
 def capacity_error(
     plan: PlacementPlan, nodes: Sequence[NodeResources], *, waited_s: float
 ) -> ReservationError:
-    """The error for a plan that does not fit: what was asked, what there is, what would fit.
+    """The error for a plan that does not fit: the request, the available resources, and what would fit.
 
     Args:
-        plan: what was asked
-        nodes: what there is
-        waited_s: 0 where even the empty cluster is too small; else the wait, and only what is free counts
+        plan: the request
+        nodes: the available resources
+        waited_s: 0 if even the empty cluster is too small; else the wait, and only free resources count
     """
     here = {node.node_id for node in nodes}
     gone = [node_id for node_id in dict.fromkeys(planned_node_ids(plan) or ()) if node_id not in here]
@@ -76,7 +76,7 @@ def capacity_error(
 
 
 def bundles_text(bundles: Sequence[Mapping[str, float]]) -> str:
-    """Equal bundles counted, as in ``2 x {1 CPU, 0.5 GPU} + 1 x {2 CPU}``."""
+    """Bundles as text, equal ones counted: ``2 x {1 CPU, 0.5 GPU} + 1 x {2 CPU}``."""
     texts = Counter(", ".join(f"{amount:g} {kind}" for kind, amount in bundle.items()) for bundle in bundles)
     return " + ".join(f"{count} x {{{text}}}" for text, count in texts.items())
 
@@ -102,16 +102,16 @@ def _would_fit(plan: PlacementPlan, nodes: Sequence[NodeResources], *, only_free
 
 
 class _FreeCapacity:
-    """CPUs and GPUs of a node that nothing has taken. A fraction of a GPU never spans two."""
+    """Free CPUs and GPUs of a node. A fraction of a GPU never spans two GPUs."""
 
     def __init__(self, amounts: Mapping[str, float]) -> None:
         self.cpus = amounts.get("CPU", 0.0)
-        # Ray gives one sum per node: as many whole GPUs as are in it, and one that is partly taken.
+        # Ray reports one sum per node. Read it as whole free GPUs and one that is partly free.
         whole, partly = divmod(amounts.get("GPU", 0.0) + ROUNDING, 1.0)
         self.gpus = [1.0] * int(whole) + [partly]
 
     def take(self, bundle: Mapping[str, float]) -> bool:
-        """Take the bundle if it fits."""
+        """Reserve the bundle if it fits; return whether it did."""
         share = bundle.get("GPU", 0.0)
         gpu = next((i for i, left in enumerate(self.gpus) if left + ROUNDING >= share), None)
         if gpu is None or self.cpus + ROUNDING < bundle["CPU"]:

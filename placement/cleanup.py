@@ -1,4 +1,4 @@
-"""What processes that have ended left on this host's GPUs, and undoing it."""
+"""Cleanup: undoes what dead processes left on this host's GPUs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def stale_ledgers(directory: Path | None = None) -> list[Ledger]:
 
 
 def recover_stale_state(ledger: Ledger) -> list[PartitionError]:
-    """Undo what a dead process left, and forget it; what could not be undone stays in the ledger and is returned."""
+    """Undo a dead process's steps. Steps that could not be undone stay in the ledger; their errors are returned."""
     errors = []
     with exclusive_lock(ledger.path.parent):
         if not ledger.path.exists():
-            return []  # somebody else mended it meanwhile
+            return []  # another process has recovered it in the meantime
         current = Ledger.load(ledger.path)
         for backend, gpu_uuid in dict.fromkeys((step.backend, step.gpu_uuid) for step in current.steps()):
             try:

@@ -1,4 +1,4 @@
-"""GMIs on the cores of others: those of a template that has more GMIs than there are cores, or whose GMIs take turns."""
+"""Core colocation: GMIs that share CPU cores, because they alternate or because there are more GMIs than cores."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from placement.types import FRACTION_STEP, Slice
 def colocate_on_cores(
     hosts: Sequence[Slice], worker_types: Sequence[Roles], counts: Sequence[int], *, overlapped: bool
 ) -> tuple[list[Slice], list[Roles], str]:
-    """Put the GMIs of the other kinds on the cores of those with a simulator.
+    """Place the GMIs without a simulator on the cores of those with one.
 
-    A GMI that takes turns with those that it works for has their cores and as many threads; one that works at the same
-    time may run on every core of their node, in the gaps that they leave, with the threads of one of them. Of each core
-    Ray is asked for one CPU in all, divided evenly among the GMIs that have it.
+    - Alternating types: a GMI gets the cores of the simulators that it serves, and as many threads.
+    - Overlapped types: a GMI may run on every core of the node, with the threads of one simulator.
+
+    Each core is requested from Ray as one CPU, divided evenly among the GMIs that share it.
 
     Args:
-        hosts: slices of the GMIs with a simulator, by node, with cores of their own
-        kinds: of the template, that of ``hosts`` first
-        counts: GMIs of each kind
-        overlapped: whether the kinds work at the same time
+        hosts: slices of the GMIs with a simulator, by node, with disjoint cores
+        worker_types: roles of each type, that of ``hosts`` first
+        counts: GMIs of each type
+        overlapped: whether the types work at the same time
 
     Returns:
-        the slices of all GMIs by node, the roles of each, and how they share, as a clause.
+        The slices of all GMIs by node, the roles of each, and the reason as a clause.
     """
     placed: list[tuple[Roles, tuple[int, ...]]] = [(worker_types[0], (index,)) for index in range(len(hosts))]
     for roles, number in zip(worker_types[1:], counts[1:], strict=True):
@@ -38,7 +39,7 @@ def colocate_on_cores(
     users = [sum(host in covered for _, covered in placed) for host in range(len(hosts))]
     placed.sort(
         key=lambda entry: _node_order(hosts)[hosts[entry[1][0]].node]
-    )  # stable: by kind within a node
+    )  # stable: by type within a node
     slices = [
         _colocated_slice([hosts[i] for i in covered], [users[i] for i in covered], overlapped)
         for _, covered in placed
@@ -51,7 +52,7 @@ def _node_order(hosts: Sequence[Slice]) -> dict[str, int]:
 
 
 def _colocated_slice(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Slice:
-    """A slice with the cores of these, each of which so many GMIs share."""
+    """A slice with the cores of ``hosts``; ``users[i]`` GMIs share the cores of ``hosts[i]``."""
     cpus = sum(host.num_threads / number for host, number in zip(hosts, users, strict=True))
     return replace(
         hosts[0],
@@ -69,5 +70,5 @@ def _colocation_text(worker_types: Sequence[Roles], counts: Sequence[int], overl
     several = sum(counts[1:]) > 1
     name = f"{worker_type_name(worker_types[0])}s"
     if overlapped:
-        return f"{others} on the same cores, in the gaps that {name} leave"
-    return f"{others} on the same cores, which {'take' if several else 'takes'} turns with the {name}"
+        return f"{others} on the same cores, concurrent with the {name}"
+    return f"{others} on the same cores, which {'alternate' if several else 'alternates'} with the {name}"

@@ -1,4 +1,4 @@
-"""Equal GMIs: cores dealt evenly, or GPUs cut into equal shares."""
+"""Equal slices: cores divided evenly between GMIs, or GPUs partitioned into equal shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
 
 MAX_DEFAULT_GMIS = 8
-"""CPU GMIs with a simulator when the user names no number: beyond this, gradient exchange eats what another process adds."""
+"""Default number of CPU GMIs with a simulator. With more, the all-reduce costs more than another process gains."""
 
 
 def equal_core_slices(
@@ -19,22 +19,22 @@ def equal_core_slices(
     *,
     called: str = "GMI",
 ) -> tuple[list[Slice], str]:
-    """As many GMIs as asked on cores of their own, and how that came to be; None: one per core, at most 8.
+    """One slice per GMI, each with its own cores, and the reason as a clause.
 
     Args:
-        machine: what there is
-        num_gmis: how many, over all nodes
-        gmis_per_gpu: refused, since cores are cut here
+        machine: inventory of the nodes
+        num_gmis: number over all nodes; None: one per core, at most 8
+        gmis_per_gpu: rejected unless None, since this partitions cores
         threads: cores of each; None: its node's cores divided evenly
-        called: what such a GMI is called
+        called: name of the worker type, for the reason
 
     Raises:
-        PlanError: the cores do not hold them.
+        PlanError: there are too few cores.
     """
     if gmis_per_gpu is not None:
         raise PlanError(
             f"gmis_per_gpu={gmis_per_gpu}",
-            f"the cpu backend cuts cores, and there {_are(machine.num_gpus, 'GPU')}",
+            f"the cpu backend partitions cores, and there {_are(machine.num_gpus, 'GPU')}",
             "Use num_gmis instead",
         )
     cores = [len(node.usable_cores) for node in machine.nodes]
@@ -57,10 +57,10 @@ def equal_core_slices(
 def equal_gpu_slices(
     machine: Machine, name: BackendName, count: int, shares: int, threads: int | None
 ) -> tuple[list[Slice], str]:
-    """GPUs cut into ``shares`` equal ones each, filled in order by ``count`` GMIs, and how that came to be.
+    """``count`` slices on GPUs with ``shares`` equal slices each, GPUs filled in order; and the reason as a clause.
 
     Raises:
-        PlanError: GPUs, or cores beside them, are too few.
+        PlanError: there are too few GPUs, or too few CPU cores for the GMIs on them.
     """
     fits = shares * machine.num_gpus
     if count > fits:
@@ -95,15 +95,15 @@ def equal_gpu_slices(
 
 
 def max_gmis_on_cores(machine: Machine, threads: int | None) -> int:
-    """How many GMIs of that many threads, or of one, have cores of their own."""
+    """The number of GMIs with ``threads`` cores (None: 1) that fit without sharing cores."""
     return sum(len(node.usable_cores) // (threads or 1) for node in machine.nodes)
 
 
 def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
-    """Share ``count`` GMIs of at least ``width`` cores among nodes: the poorest GMI gets the most cores.
+    """Distribute ``count`` GMIs of at least ``width`` cores over nodes so that the smallest GMI is as large as possible.
 
-    One GMI at a time to the node where it gets the largest share, the earlier node on a tie: synchronous GMIs
-    wait for the slowest. Returns GMIs per node. ``count`` must fit.
+    Greedy: each GMI goes to the node where it gets the most cores; the earlier node on a tie. Synchronous GMIs wait for
+    the slowest. ``count`` must fit. Returns the GMIs per node.
     """
     shares = [0] * len(cores)
     for _ in range(count):
@@ -114,7 +114,7 @@ def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
 
 
 def _split_cores(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
-    """``share`` disjoint runs of ``width`` of the node's cores; empty where its cores are only counted."""
+    """``share`` disjoint ranges of ``width`` cores of the node; empty if its core ids are unknown."""
     if not node.pinnable:
         return [()] * share
     cores = node.usable_cores

@@ -1,23 +1,23 @@
-"""What can go wrong when fitting work onto machines. Every text names the value, the limit and the way out.
+"""Errors of placement. Every message names the value, the limit, and what the user can do.
 
-Constructors hand their fields to ``Exception`` unchanged and the text is built in ``__str__``, so that the
-errors survive pickling on their way out of a Ray task.
+Constructors pass their fields to ``Exception`` unchanged, and ``__str__`` builds the message, so that errors survive
+pickling in a Ray task.
 """
 
 from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 core``, ``3 cores``, ``no cores``: for texts that people read."""
+    """``1 core``, ``3 cores``, ``no cores``: a count for messages."""
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 class PlacementError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base class of this package's errors."""
 
 
 class InventoryError(PlacementError):
-    """A machine could not be read: a driver that answers with an error, a bad file, a silent node."""
+    """A machine's inventory could not be read: a driver error, an invalid file, or a node that does not respond."""
 
     def __init__(self, source: str, problem: str, hint: str) -> None:
         super().__init__(source, problem, hint)
@@ -30,7 +30,7 @@ class InventoryError(PlacementError):
 
 
 class PlanError(PlacementError):
-    """What was asked does not fit the machine, whatever else is running on it."""
+    """The request does not fit the machine, even if nothing else runs on it."""
 
     def __init__(self, asked: str, limit: str, hint: str) -> None:
         super().__init__(asked, limit, hint)
@@ -43,13 +43,13 @@ class PlanError(PlacementError):
 
 
 class ReservationError(PlacementError):
-    """Ray did not grant the plan's bundles, or granted them elsewhere than planned.
+    """Ray did not grant the plan's bundles, or granted them on other nodes than planned.
 
     Attributes:
         asked: the bundles, as text
-        available: what each node has and what of it is free, as text
-        would_fit: the way out
-        waited_s: seconds waited before giving up; 0 where no waiting could have helped
+        available: total and free resources of each node, as text
+        would_fit: what the user can do
+        waited_s: seconds waited before giving up; 0 if waiting could not help
     """
 
     def __init__(self, asked: str, available: str, would_fit: str, waited_s: float) -> None:
@@ -78,7 +78,7 @@ class SliceError(PlacementError):
 
 
 class PartitionError(PlacementError):
-    """A GPU could not be cut, or what was cut could not be undone."""
+    """A GPU could not be partitioned, or a partition could not be undone."""
 
     def __init__(self, what: str, problem: str, hint: str) -> None:
         super().__init__(what, problem, hint)
@@ -91,7 +91,7 @@ class PartitionError(PlacementError):
 
 
 class SliceLostError(PlacementError):
-    """The share under a running GMI has failed: its MPS daemon is gone or in FAULT, its MIG instance was destroyed."""
+    """The share of a running GMI has failed: its MPS daemon has ended or is in FAULT, or its MIG instance was destroyed."""
 
     def __init__(self, slices: tuple[str, ...], problem: str) -> None:
         super().__init__(slices, problem)
@@ -100,11 +100,11 @@ class SliceLostError(PlacementError):
 
     def __str__(self) -> str:
         lost = f"{self.slices[0]} was" if len(self.slices) == 1 else f"{', '.join(self.slices)} were"
-        return f"{lost} lost: {self.problem.rstrip('.')}. Start the GMIs anew from the last checkpoint."
+        return f"{lost} lost: {self.problem.rstrip('.')}. Restart the GMIs from the last checkpoint."
 
 
 class LedgerError(PlacementError):
-    """A ledger's file cannot be understood: what it says is ours can only be mended by hand."""
+    """A ledger file cannot be parsed; what it recorded has to be cleaned up by hand."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
@@ -112,4 +112,4 @@ class LedgerError(PlacementError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.path} {self.problem}. See whether an MPS daemon or MIG instance of yours is left, then delete it."
+        return f"{self.path} {self.problem}. Check for leftover MPS daemons or MIG instances of yours, then delete the file."

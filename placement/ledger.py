@@ -1,7 +1,7 @@
-"""What was made on this host's GPUs, by which process, and how it is undone: a small file, written before each step.
+"""Ledger: a write-ahead log of the changes that a process makes to this host's GPUs, and of how to undo them.
 
-A process that is killed leaves its ledger behind, and whoever reads it can undo what it made (``rayagi cleanup``). One
-file per run and carving process, so that no two processes write to one.
+If a process is killed, its ledger remains, and another process can undo the changes (``rayagi cleanup``). There is one file
+per run and partitioning process, so no two processes write to the same file.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from placement.errors import LedgerError, PartitionError
 from placement.types import BackendName
 
 SCHEMA = 1
-"""Version of the file's layout. Raise it when a field changes its meaning."""
+"""Version of the file's layout. Increase it when a field changes its meaning."""
 
 LOCK_LIMIT_S = 30.0
-"""For another process of this user to finish what it does with the ledgers."""
+"""Time limit for acquiring the lock on the ledgers."""
 
 UndoValue = str | int | float | None
 Undo = Mapping[str, UndoValue]
-"""What undoing a step needs to know; JSON values."""
+"""Parameters of undoing a step; JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A process, told apart from every later one with its number."""
+    """Unique identity of a process, robust against pid reuse."""
 
     host: str
     boot_id: str
     pid_namespace: str
-    """Process numbers mean nothing in another one, as between containers."""
+    """Pids are only comparable within one namespace (containers)."""
     pid: int
     start_ticks: int
-    """When the process started, in clock ticks since boot: a later process of the same number has another."""
+    """Start time in clock ticks since boot: tells a process from a later one with the same pid."""
 
     @classmethod
-    def local_capabilities(cls) -> Owner:
+    def current(cls) -> Owner:
         """This process."""
         pid = os.getpid()
         ticks = start_ticks(pid)
@@ -52,7 +52,7 @@ class Owner:
         return cls(**_this_host(), pid=pid, start_ticks=ticks)
 
     def state(self) -> Literal["alive", "dead", "elsewhere"]:
-        """Whether the process still runs; ``elsewhere``: on another host or in another container, where to ask."""
+        """Whether the process still runs. ``elsewhere``: on another host or in another container, so unknown here."""
         here = _this_host()
         if self.host != here["host"]:
             return "elsewhere"
@@ -65,14 +65,14 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:
-    """One thing that was done, or was about to be done when the process ended."""
+    """One step that was done, or was about to be done when the process ended."""
 
     number: int
-    """Counts up within a ledger; undone from the highest."""
+    """Sequence number within a ledger; steps are undone from the highest."""
     backend: BackendName
     gpu_uuid: str
     made: str
-    """What: ``daemon``, ``directory``, ``gpu_instance``, ... in the backend's words."""
+    """Kind of object: ``daemon``, ``folder``, ``gpu_instance``, ``borrowed`` (an existing MIG instance in use)."""
     undo: Undo = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The steps of one process on this host's GPUs. Every change is on the disk when the call returns."""
+    """The steps of one process on this host's GPUs. Every change is on disk (fsync) when the call returns."""
 
     def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[LedgerEntry, ...] = ()) -> None:
         self.path, self.run, self.owner = path, run, owner
@@ -92,10 +92,10 @@ class Ledger:
         """A new ledger of this process. Its file appears with the first step.
 
         Args:
-            run: whose carving it is, as text for people
-            directory: where ledgers are kept; None: ``default_directory()``
+            run: name of the run, for messages
+            directory: folder of the ledgers; None: ``default_directory()``
         """
-        owner = Owner.local_capabilities()
+        owner = Owner.current()
         name = f"{owner.host}-{owner.pid}-{time.time_ns():x}.json"
         return cls((directory or default_directory()) / name, run, owner)
 
@@ -120,7 +120,7 @@ class Ledger:
     def steps(
         self, gpu_uuid: str | None = None, backend: BackendName | None = None
     ) -> tuple[LedgerEntry, ...]:
-        """Steps in the order of their undoing, the newest first; of one GPU or one backend where given."""
+        """Steps, newest first (the order of undoing); filtered by GPU and backend if given."""
         return tuple(
             step
             for step in reversed(self._steps)
@@ -128,10 +128,10 @@ class Ledger:
         )
 
     def record(self, backend: BackendName, gpu_uuid: str, made: str, undo: Undo | None = None) -> LedgerEntry:
-        """Note a step *before* it is done.
+        """Record a step *before* it is done.
 
         Raises:
-            PartitionError: the disk does not take it; then the step must not be done.
+            PartitionError: it could not be written; the step must not be done.
         """
         number = max((step.number for step in self._steps), default=0) + 1
         step = LedgerEntry(
@@ -141,17 +141,17 @@ class Ledger:
         return step
 
     def amend(self, step: LedgerEntry, **known: UndoValue) -> LedgerEntry:
-        """Add what became known by doing the step, such as an id that the driver gave.
+        """Add values that only the finished step provides, such as an id from the driver.
 
         Raises:
-            PartitionError: the disk does not take it.
+            PartitionError: it could not be written.
         """
         amended = replace(step, undo={**step.undo, **known})
         self._write(tuple(amended if kept.number == step.number else kept for kept in self._steps))
         return amended
 
     def erase(self, step: LedgerEntry) -> None:
-        """Forget a step *after* it was undone. The file goes with the last step. Safe to call twice."""
+        """Remove a step *after* it was undone. Removing the last step deletes the file. Idempotent."""
         self._write(tuple(kept for kept in self._steps if kept.number != step.number))
 
     def _write(self, steps: tuple[LedgerEntry, ...]) -> None:
@@ -164,7 +164,7 @@ class Ledger:
             raise PartitionError(
                 f"the ledger {self.path}",
                 f"could not be written ({error.strerror})",
-                "Make room on the disk, or set XDG_CACHE_HOME to a folder that can be written to",
+                "Free disk space, or set XDG_CACHE_HOME to a writable folder",
             ) from error
         self._steps = steps
 
@@ -187,7 +187,7 @@ def default_directory() -> Path:
 
 
 def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[LedgerError]]:
-    """Every ledger there, and what was wrong with the files that are none. Read only."""
+    """All ledgers of the folder, and an error for each invalid file. Read only."""
     ledgers, errors = [], []
     for path in sorted((directory or default_directory()).glob("*.json")):
         try:
@@ -201,10 +201,10 @@ def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[Ledge
 
 @contextmanager
 def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
-    """Be the only process of this user that claims GPUs or mends here. The kernel lets go when the process ends.
+    """Exclusive lock (flock) for claiming GPUs and recovering stale state. The kernel releases it when the process ends.
 
     Raises:
-        PartitionError: another process kept the lock for ``LOCK_LIMIT_S``.
+        PartitionError: another process held the lock for ``LOCK_LIMIT_S``.
     """
     folder = directory or default_directory()
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,19 +219,19 @@ def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
                     raise PartitionError(
                         f"the lock {file.name}",
                         f"another process has held it for {LOCK_LIMIT_S:.0f} s",
-                        "See who carves or cleans up on this host (`fuser` names the process)",
+                        "See which process partitions GPUs or cleans up on this host (`fuser` names it)",
                     ) from error
                 time.sleep(0.05)
         yield
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where there is none, or only its remains."""
+    """Start time of a process in clock ticks since boot; None if there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name, in parentheses, may hold anything; state is the first field after it, start time the twentieth.
+    # The name in parentheses may contain anything. After it, field 0 is the state and field 19 the start time.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 
@@ -245,7 +245,8 @@ def _this_host() -> dict[str, str]:
 
 
 def _replace_text(path: Path, text: str) -> None:
-    """In one step and flushed: a crash leaves the old content or the new, never a part."""
+    """Atomic replace: a crash leaves the old content or the new, never a mixture."""
+    # 1. Write and fsync a temporary file. 2. Rename it over the target. 3. fsync the folder, so the rename is durable.
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
     try:

@@ -1,7 +1,7 @@
-"""How NVIDIA's MIG may cut each GPU model: profiles, and where on the GPU they may lie. Data, and what follows from it.
+"""MIG geometry of each GPU model: profiles, their legal placements, and all layouts that these allow.
 
-A GPU's memory is an axis of slices. An instance of a profile takes ``size`` of them from one of ``starts``; instances
-must not overlap, and that alone decides what can be side by side (NVIDIA's MIG user guide, supported profiles).
+A GPU's memory is an axis of slices. An instance of a profile occupies ``size`` of them, beginning at one of ``starts``. Any
+set of instances that do not overlap is a legal layout (NVIDIA's MIG user guide, supported profiles).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MigProfile:
-    """One size of instance of one GPU model."""
+    """A GPU instance profile of one GPU model."""
 
     name: str
     """As `nvidia-smi mig -lgip` prints it: ``2g.10gb``."""
     profile_id: int
-    """As `nvidia-smi mig -cgi` takes it. A driver names its own; this is for commands that people run."""
+    """Profile id of `nvidia-smi mig -cgi`, for commands in messages. The driver's own id comes from NVML."""
     nvml_profile: int
-    """NVML_GPU_INSTANCE_PROFILE_*: the constant with which NVML is asked for its id."""
+    """NVML_GPU_INSTANCE_PROFILE_*: the constant with which NVML looks up the id."""
     compute_slices: int
     size: int
     """Memory slices."""
     starts: tuple[int, ...]
     """Memory slices at which an instance may begin."""
     sm_count: int | None
-    """None where no source was certain."""
+    """None if no source was certain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
-    """One GPU model."""
+    """MIG geometry of one GPU model."""
 
     model: str
     compute_slices: int
@@ -46,7 +46,7 @@ class Geometry:
     """From the smallest to the whole GPU."""
 
     def profile(self, name: str) -> MigProfile | None:
-        """The profile of that name; None where the model has none."""
+        """The profile of that name; None if the model has none."""
         return next((profile for profile in self.profiles if profile.name == name), None)
 
 
@@ -69,24 +69,24 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PlacedProfile:
-    """A profile at a place."""
+    """A profile at a start slice."""
 
     profile: MigProfile
     start: int
 
     @property
     def placement(self) -> Placement:
-        """The slices that it takes."""
+        """The memory slices that it occupies."""
         return Placement(self.start, self.profile.size)
 
 
 Layout = tuple[PlacedProfile, ...]
-"""Instances side by side, by start."""
+"""Instances that do not overlap, sorted by start."""
 
 
 def geometry_of(gpu: Gpu) -> Geometry | None:
-    """The geometry of a GPU by its name and memory; None where it has none or is not in the table."""
-    if " MIG " in gpu.name:  # an instance that was given as a whole GPU
+    """The geometry of a GPU by its name and memory; None if it has no MIG or is not in the table."""
+    if " MIG " in gpu.name:  # a MIG instance that the process sees as a GPU
         return None
     for pattern, smallest_gib, geometry in _MODELS:
         if re.search(pattern, gpu.name) and gpu.memory_total_bytes >= smallest_gib * GIB:
@@ -96,15 +96,16 @@ def geometry_of(gpu: Gpu) -> Geometry | None:
 
 @cache
 def layouts(geometry: Geometry, taken: frozenset[Placement] = frozenset()) -> tuple[Layout, ...]:
-    """Every set of instances that can be made beside what is taken, the empty one included. A few hundred at most."""
+    """Every legal layout next to the ``taken`` placements, including the empty one. A few hundred at most."""
     return tuple(_layouts(geometry, 0, taken))
 
 
 def _layouts(geometry: Geometry, first: int, taken: Iterable[Placement]) -> Iterator[Layout]:
-    """Those that begin at slice ``first`` or later."""
+    """Layouts whose instances begin at slice ``first`` or later, by recursion over the slices."""
     if first >= geometry.memory_slices:
         yield ()
         return
+    # Leave slice ``first`` empty, or place each profile that may begin there.
     yield from _layouts(geometry, first + 1, taken)
     for profile in geometry.profiles:
         here = PlacedProfile(profile, first)
@@ -180,4 +181,4 @@ _MODELS = (
     (r"\bH200\b", 130, H200),
     (r"\bB200\b", 160, B200),
 )
-"""Pattern of the name, least memory in GiB, geometry; the first that fits. Models with other memory are left out."""
+"""(pattern of the name, minimum memory in GiB, geometry); the first match counts. Other memory sizes are not supported."""

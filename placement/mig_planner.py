@@ -1,7 +1,7 @@
-"""From requested sizes to legal MIG placements beside what exists, or to the reason why not and what would fit.
+"""MIG planner: maps requested sizes to legal MIG placements next to existing instances, or explains why none exists.
 
-A GPU has a few hundred layouts at most, so that all are looked at: a fit is found whenever there is one, the best one
-is the best, and the same arguments always give the same answer.
+Exhaustive search: a GPU has a few hundred layouts at most. A fit is found whenever one exists, and the result is
+deterministic.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ SizeRequest = float | str
 """A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
 
 MIN_GRANTED = 0.5
-"""MIG's sizes are coarse: 2 x 0.5 gives each 3 of 7 compute slices. Below this part of what was asked, a cut is
-another one than was asked for: an error, not an approximation."""
+"""Smallest acceptable ratio of granted to requested size. MIG's sizes are coarse: 2 x 0.5 grants 3 of 7 compute slices each.
+A smaller ratio is an error, not an approximation."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RelativeSize:
-    """Parts of the whole GPU, each in (0, 1]."""
+    """Size of an instance as fractions of the whole GPU, each in (0, 1]."""
 
     name: str
     compute: float
     memory: float
 
     def granted(self, fraction: float) -> float:
-        """How much of a wished fraction this is, by its scarcer resource; at most 1."""
+        """Granted part of a requested fraction: min(1, compute / fraction, memory / fraction)."""
         return min(1.0, self.compute / fraction, self.memory / fraction)
 
 
 def plan_instances(
     gpu: Gpu, requests: Sequence[SizeRequest], taken: Iterable[Placement] | None = None
 ) -> tuple[PlacedProfile, ...]:
-    """New instances for the requests, in their order, beside what is taken.
+    """Plan new instances for the requests, in their order, next to existing ones.
 
-    Among the layouts in which the poorest fraction gets most of what it asked, the one that takes least.
+    Maximises the smallest granted ratio; among equals, minimises the part of the GPU that is used.
 
     Args:
-        gpu: what is cut
-        requests: what is wanted
-        taken: placements of what exists; None: as far as the inventory could read them
+        gpu: the GPU to partition
+        requests: requested sizes
+        taken: placements of existing instances; None: those that the inventory could read
 
     Raises:
-        PlanError: the GPU has no MIG, or no legal layout beside what exists gives this; the text says what would.
+        PlanError: the GPU has no MIG, or no legal layout fits; the text says what would.
     """
     geometry = required_geometry(gpu)
     _check(geometry, requests)
@@ -65,10 +65,10 @@ def plan_instances(
 
 
 def choose_existing(gpu: Gpu, requests: Sequence[SizeRequest]) -> tuple[MigInstance, ...]:
-    """Instances that exist and that nobody uses, for the requests, in their order.
+    """Choose idle existing instances for the requests, in their order.
 
     Raises:
-        PlanError: they do not give this; the text says what is there.
+        PlanError: they do not fit the requests; the text lists them.
     """
     geometry = required_geometry(gpu)
     _check(geometry, requests)
@@ -79,16 +79,16 @@ def choose_existing(gpu: Gpu, requests: Sequence[SizeRequest]) -> tuple[MigInsta
         raise PlanError(
             f"{_text(requests)} on {_name(gpu)}",
             f"of its {counted(len(gpu.mig_instances), 'MIG instance')}, free are {_counts(there)}",
-            "Ask for sizes that are there, or have an administrator cut it anew",
+            "Request these sizes, or have an administrator repartition it",
         )
     return chosen
 
 
 def required_geometry(gpu: Gpu) -> Geometry:
-    """The geometry of a GPU.
+    """The MIG geometry of a GPU.
 
     Raises:
-        PlanError: it has no MIG that is known here.
+        PlanError: the GPU has no MIG, or its geometry is unknown.
     """
     geometry = geometry_of(gpu)
     if geometry is None:
@@ -101,7 +101,7 @@ def required_geometry(gpu: Gpu) -> Geometry:
 
 
 def known_placements(gpu: Gpu) -> tuple[Placement, ...]:
-    """Where the instances of a GPU lie, as far as the inventory could read it."""
+    """Placements of a GPU's instances, as far as the inventory could read them."""
     return tuple(
         Placement(one.start, one.size)
         for one in gpu.mig_instances
@@ -110,7 +110,7 @@ def known_placements(gpu: Gpu) -> tuple[Placement, ...]:
 
 
 def size_of(geometry: Geometry, placed: PlacedProfile) -> RelativeSize:
-    """The parts of the GPU that an instance has."""
+    """Relative size of a placed profile."""
     profile = placed.profile
     return RelativeSize(
         profile.name, profile.compute_slices / geometry.compute_slices, profile.size / geometry.memory_slices
@@ -118,7 +118,7 @@ def size_of(geometry: Geometry, placed: PlacedProfile) -> RelativeSize:
 
 
 def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> RelativeSize:
-    """By its profile where the table has it; a part of a GPU instance has the memory, but fewer SMs."""
+    """Relative size of an existing instance: by its profile if the table has it, else by its SM count."""
     whole = geometry.profiles[-1].sm_count
     profile = geometry.profile(instance.profile.removesuffix("+me"))
     if profile is not None:
@@ -131,6 +131,7 @@ def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> RelativeSiz
 def _best_layout(
     geometry: Geometry, among: Iterable[Layout], requests: Sequence[SizeRequest]
 ) -> Layout | None:
+    """The layout with the largest smallest granted ratio, then the least used, then the lowest starts."""
     ranked = []
     for layout in among:
         if len(layout) != len(requests):
@@ -145,7 +146,7 @@ def _best_layout(
 def _best_layout_of(
     pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
 ) -> tuple[T, ...] | None:
-    """The best choice among pieces that exist: any subset of as many as are asked for."""
+    """The best subset of existing instances, with one per request."""
     ranked = []
     for index, subset in enumerate(combinations(pieces, len(requests))):
         matched = _match(subset, size, requests)
@@ -158,11 +159,12 @@ def _best_layout_of(
 def _match(
     pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
 ) -> tuple[tuple[float, float], tuple[T, ...]] | None:
-    """Hand each request one piece: names exactly, of fractions the larger the larger.
+    """Assign one instance to each request: profile names exactly; fractions in order of size, largest to largest.
 
     Returns:
-        (part that the poorest fraction gets, what is taken of the GPU), and the pieces in the order of the requests
+        (smallest granted ratio, used part of the GPU), and the instances in the order of the requests; None: no match
     """
+    # 1. Requests by profile name take an instance of that profile.
     left = list(pieces)
     given: dict[int, T] = {}
     for index, request in enumerate(requests):
@@ -172,13 +174,14 @@ def _match(
                 return None
             left.remove(named)
             given[index] = named
+    # 2. The largest fraction gets the largest remaining instance, and so on.
     fractions = sorted(
         ((request, -index) for index, request in enumerate(requests) if not isinstance(request, str)),
         reverse=True,
     )
     left.sort(
         key=lambda one: (size(one).compute, size(one).memory), reverse=True
-    )  # stable: the first place first
+    )  # stable: lower placements first
     granted = 1.0
     for (fraction, minus_index), piece in zip(fractions, left, strict=True):
         given[-minus_index] = piece
@@ -235,14 +238,14 @@ def _hint(
     requests: Sequence[SizeRequest],
     best: Callable[[Sequence[SizeRequest]], Layout | None],
 ) -> str:
-    """The most of the requests that does fit, the earlier ones first."""
+    """The largest subset of the requests that fits, earlier requests first."""
     for count in range(min(len(requests) - 1, geometry.memory_slices), 0, -1):
         for part in combinations(requests, count):
             layout = best(part)
             if layout is not None:
                 made = _counts(Counter(one.profile.name for one in layout))
                 return f"{_text(part)} would fit as {made}"
-    return "Use another GPU, have its instances destroyed by who made them, or use backend='mps'"
+    return "Use another GPU, have its instances destroyed by their owner, or use backend='mps'"
 
 
 def _text(requests: Sequence[SizeRequest]) -> str:

@@ -1,4 +1,4 @@
-"""Cuts the GPUs of one host as a plan wants them, and undoes it: the only place that calls ``partition`` and ``restore``."""
+"""Partitioner: partitions the GPUs of one host for a plan, and undoes it. Only it calls ``partition`` and ``restore``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placement.types import Gpu, Share, Slice
 
 
 class Partitioner:
-    """Runs on the GPUs' own host, in a process that lives as long as the shares: its end makes the ledger a dead one's."""
+    """Runs on the GPUs' own host, in a process that lives as long as the shares. When it dies, its ledger becomes stale."""
 
     def __init__(self, backend_name: str, run: str, directory: Path | None = None) -> None:
         self._backend = get_backend(backend_name)
@@ -25,12 +25,12 @@ class Partitioner:
         self._partitioned: list[str] = []
 
     def partition(self, wanted: Sequence[tuple[Gpu, tuple[float, ...]]]) -> list[tuple[Share, ...]]:
-        """Cut each GPU into shares of these sizes. On any failure nothing is left.
+        """Partition each GPU into shares of these sizes. On any failure everything is rolled back.
 
-        What dead processes left on these GPUs is mended first.
+        First undoes what dead processes left on these GPUs.
 
         Raises:
-            PartitionError: a GPU could not be cut.
+            PartitionError: a GPU could not be partitioned.
         """
         self._recover_stale_state([gpu.uuid for gpu, _ in wanted])
         try:
@@ -47,10 +47,10 @@ class Partitioner:
             raise
 
     def restore(self) -> None:
-        """Undo everything, the last GPU first. Safe to call twice.
+        """Undo everything, the last GPU first. Idempotent.
 
         Raises:
-            PartitionError: something could not be undone: it stays in the ledger. All else was.
+            PartitionError: something could not be undone and stays in the ledger; everything else was undone.
         """
         errors = []
         for gpu_uuid in reversed(self._partitioned):
@@ -63,16 +63,16 @@ class Partitioner:
             raise errors[0]
 
     def health(self, asked: Sequence[tuple[Slice, int]]) -> list[SliceHealth]:
-        """How each slice of this host is, and how much device memory its process holds.
+        """Health of each slice of this host, with the device memory that its process holds.
 
         Args:
-            asked: slices, and the processes in them
+            asked: pairs of a slice and the pid of its process
         """
         states: dict[object, SliceHealth] = {}
         memory: dict[str, dict[int, int]] = {}
         found = []
         for gmi_slice, pid in asked:
-            # One question for slices of one daemon or instance: each takes a process, or a call of the driver.
+            # One query per daemon or instance: each costs a subprocess or a driver call.
             share = gmi_slice.share
             place = share and (share.gpu_uuid, share.mig_uuid, share.pipe_directory)
             if place not in states:
@@ -84,7 +84,7 @@ class Partitioner:
         return found
 
     def evict(self, gmi_slice: Slice, pid: int) -> None:
-        """Detach a process that does not answer from its share, before it is killed."""
+        """Detach an unresponsive process from its share, before it is killed."""
         self._backend.evict(gmi_slice, pid)
 
     def _recover_stale_state(self, gpu_uuids: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class Partitioner:
 
 
 def _memory_on(device_uuid: str) -> dict[int, int]:
-    """Empty where the driver does not answer, which is for the slices' states to say."""
+    """Memory by process; empty if the driver does not respond, which ``SliceHealth.state`` reports."""
     try:
         return memory_by_process(device_uuid)
     except InventoryError:

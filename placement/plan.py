@@ -1,4 +1,4 @@
-"""The plan: which slices, on which nodes, for which roles, and why. Pure function of machine and request."""
+"""Placement plan: the slice, node and roles of every GMI, with the reason. A pure function of machine and request."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from placement.unequal_slices import reject_conflicting_counts, unequal_core_sli
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementPlan:
-    """What will run where. GMI ``i`` is ``slices[i]``; slices are ordered by node."""
+    """Assignment of GMIs to slices. GMI ``i`` runs on ``slices[i]``; slices are ordered by node."""
 
     template: str
     backend: BackendName
     slices: tuple[Slice, ...]
     kinds: tuple[Roles, ...]
-    """Roles of each GMI; they differ in templates whose roles are apart."""
+    """Roles of each GMI."""
     num_envs: int
-    """Environments of one GMI with a simulator; the mean where GMIs are unequal."""
+    """Environments of one GMI with a simulator; the mean if GMIs are unequal."""
     reason: str
     """Why this backend and these numbers, as a sentence."""
     machine: Machine
     sizes: tuple[float, ...] = ()
-    """Of unequal GMIs, as they were asked for: cores, or shares of a GPU. Empty: GMIs are equal."""
+    """Requested sizes of unequal GMIs: cores, or shares of a GPU. Empty: GMIs are equal."""
 
     @property
     def num_gmis(self) -> int:
-        """GMIs in all."""
+        """Total number of GMIs."""
         return len(self.slices)
 
     def roles_of(self, index: int) -> Roles:
@@ -58,16 +58,16 @@ class PlacementPlan:
 
     @property
     def group(self) -> tuple[int, ...] | None:
-        """GMIs that form the group; None: all. Where GMIs do not wait for each other, learners only: others may be lost."""
+        """GMIs of the collective group; None: all. Overlapped templates: the learners only, since collectors may be lost."""
         return self.hosting("trainer") if self.template in OVERLAPPED_TEMPLATES else None
 
     @property
     def envs(self) -> tuple[int, ...]:
-        """Environments of each GMI; 0 of those without a simulator."""
+        """Environments of each GMI; 0 for those without a simulator."""
         return envs_per_gmi(self.kinds, self.num_envs, self.sizes)
 
     def memory_bytes(self, index: int) -> int:
-        """Memory for GMI ``index``: its limit on the GPU where it has one, else an even share of the GPU or node."""
+        """Memory for GMI ``index``: its limit on the GPU if it has one, else an even share of the GPU or node."""
         gmi_slice = self.slices[index]
         node = self.machine.node(gmi_slice.node)
         for gpu in node.gpus:
@@ -79,7 +79,7 @@ class PlacementPlan:
         return node.memory_total_bytes // sum(other.node == gmi_slice.node for other in self.slices)
 
     def _limits(self, gmi_slice: Slice) -> SliceLimits:
-        """What was carved, or what will be."""
+        """The limits of the allocated share; before partitioning, the predicted ones."""
         if gmi_slice.share is not None:
             return get_backend(gmi_slice.backend).limits(gmi_slice)
         beside = [
@@ -90,11 +90,11 @@ class PlacementPlan:
         return predict_limits(self.machine, beside)[beside.index(gmi_slice)]
 
     def bundles(self) -> list[dict[str, float]]:
-        """What to ask Ray for: one bundle per GMI, in slice order."""
+        """Ray bundles: one per GMI, in slice order."""
         return [bundle_of(gmi_slice) for gmi_slice in self.slices]
 
     def strategy(self) -> Literal["STRICT_PACK", "PACK"]:
-        """How Ray is to place the bundles: one node where the plan has one, else as few as possible."""
+        """Ray placement strategy: one node if the plan has one, else as few nodes as possible."""
         return "STRICT_PACK" if len({gmi_slice.node for gmi_slice in self.slices}) == 1 else "PACK"
 
     def table(self) -> str:
@@ -132,7 +132,7 @@ class PlacementPlan:
 
 
 def bundle_of(gmi_slice: Slice) -> dict[str, float]:
-    """What one slice asks Ray for."""
+    """The Ray bundle of one slice."""
     bundle = {"CPU": float(gmi_slice.num_threads) if gmi_slice.num_cpus is None else gmi_slice.num_cpus}
     return bundle | {"GPU": gmi_slice.gpu_fraction} if gmi_slice.gpu_uuid is not None else bundle
 
@@ -151,25 +151,24 @@ def make_plan(
     threads_per_gmi: int | None = None,
     sizes: Sequence[float] | None = None,
 ) -> PlacementPlan:
-    """Cut ``machine`` into GMIs. The same arguments always give the same plan.
+    """Partition ``machine`` into GMIs. Deterministic.
 
     Args:
-        machine: what there is
+        machine: inventory of the nodes
         backend: ``cpu``, ``direct``, ``mps``, ``mig``, ``green``, or ``auto`` (see ``choose_backend``)
         template: which roles share a GMI
         serving: whether the GMIs act without training: dp_mp then has pairs of a simulator and an agent
-        num_gmis: GMIs in all; None: one with a simulator per core (at most 8) on ``cpu`` and the others beside them, every
-            GPU's shares on GPUs. Where cores do not suffice for each to have its own, those without a simulator share
-        gmis_per_gpu: GMIs on one GPU; None: 1, or what the template needs. GPUs are filled in order where ``num_gmis``
-            needs not all
-        num_agents: of them GMIs with an agent alone; None: 1
-        num_learners: of them GMIs with a trainer and no simulator; None: 1
+        num_gmis: GMIs in total. None on ``cpu``: one simulator per core (at most 8), the other types colocated on their
+            cores. None on GPUs: every share of every GPU. With too few cores, GMIs without a simulator share cores
+        gmis_per_gpu: GMIs on one GPU; None: 1, or what the template needs. GPUs are filled in order
+        num_agents: number of GMIs that host an agent only; None: 1
+        num_learners: number of GMIs with a trainer and no simulator; None: 1
         num_envs: environments of one GMI with a simulator
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
-        sizes: of unequal GMIs, each one's cores on ``cpu``, its share of a GPU elsewhere; they decide how many there are
+        sizes: of unequal GMIs: cores on ``cpu``, shares of a GPU elsewhere. Their number is the number of GMIs
 
     Raises:
-        PlanError: what was asked does not fit; the message says what does.
+        PlanError: the request does not fit; the message says what does.
     """
     counts = {
         "num_gmis": num_gmis,
@@ -204,7 +203,7 @@ def make_plan(
         kinds = layout.assign_roles(len(slices))
     sharing = get_backend(name)
     slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
-    predict_limits(machine, slices)  # what cannot be carved is refused here, not once everything has started
+    predict_limits(machine, slices)  # raises PlanError for an impossible partition before anything starts
     return PlacementPlan(
         template=template,
         backend=name,
@@ -220,7 +219,7 @@ def make_plan(
 def _on_cores(
     machine: Machine, layout: RoleLayout, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
 ) -> tuple[list[Slice], list[Roles], str]:
-    """Every GMI on cores of its own where they are enough for as many as asked, else on those of the simulators."""
+    """Each GMI on its own cores if there are enough; else the other types on the simulators' cores."""
     fits = max_gmis_on_cores(machine, threads)
     if (
         len(layout.worker_types) == 1
@@ -234,7 +233,7 @@ def _on_cores(
         most = layout.counts_for_simulators(fits)
         raise PlanError(
             f"num_gmis={num_gmis}",
-            f"{counted(hosts, worker_type_name(layout.worker_types[0]))} need a core each, and there is room for {fits}",
+            f"{counted(hosts, worker_type_name(layout.worker_types[0]))} need a core each, and {fits} fit",
             f"Set num_gmis to {sum(most)} or less" if fits else "Set threads_per_gmi lower",
         )
     slices, how = equal_core_slices(

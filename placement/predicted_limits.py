@@ -1,4 +1,4 @@
-"""What slices will be limited to once their GPUs are carved, by what the inventory says."""
+"""Predicted limits: the compute and memory limits that slices will have once their GPUs are partitioned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from placement.types import Machine, Slice
 
 
 def predict_limits(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:
-    """The limits of each slice, in order. Slices that share a GPU must all be among them.
+    """Predict the limits of each slice, in order. ``slices`` must contain all slices of each GPU.
 
     Raises:
-        PlanError: a GPU cannot be cut into these sizes; the text says what would fit.
+        PlanError: a GPU cannot be partitioned into these sizes; the text says what would fit.
     """
     by_gpu: dict[tuple[str, str], list[int]] = {}
     for index, gmi_slice in enumerate(slices):

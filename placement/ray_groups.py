@@ -1,7 +1,7 @@
-"""Reserve a plan's bundles from Ray, see where they landed, and give them back. Every wait has a limit.
+"""Ray placement groups: reserves a plan's bundles, verifies their nodes, releases them. Every wait has a limit.
 
-Ray keeps a placement group that can never be met pending for ever and without a word. ``reserve`` compares
-the plan with the cluster first, and says what was asked, what there is and what would fit.
+Ray silently keeps an infeasible placement group pending forever. ``reserve`` therefore compares the plan with the cluster
+first; its error states the request, the available resources, and what would fit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NODE_ID_LABEL = "ray.io/node-id"
-"""Label that Ray puts on every node by itself."""
+"""Label that Ray sets on every node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,22 +54,22 @@ class Reservation:
     bundle_node_ids: tuple[str, ...]
     """Ray's node id of each GMI's bundle, in GMI order."""
     first_bundle: int = 0
-    """Index of GMI 0's bundle in the group; the ones before belong to others, as to a Tune trial itself."""
+    """Index of GMI 0's bundle in the group; earlier bundles belong to others, such as a Tune trial itself."""
     owned: bool = True
-    """False for a group that someone else made and will remove."""
+    """False for a group that was created, and will be removed, by someone else."""
     alone: bool = False
-    """Whether nobody else held CPUs of these nodes when they were reserved: only then may cores be pinned to."""
+    """Whether all CPUs of these nodes were free at reservation; only then are GMIs pinned to cores."""
 
 
 def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
     """Reserve one bundle per GMI in the connected Ray.
 
-    Slices whose node came from this cluster are held to that node by its label; others land where Ray has
-    room, and ``assign_allocated_nodes`` then moves the plan.
+    A label selector places slices whose node came from this cluster on that node. Ray places the others freely, and
+    ``assign_allocated_nodes`` then updates the plan.
 
     Raises:
-        ReservationError: at once where the cluster is too small, after ``timeout_s`` (in whole seconds, at
-            least 1) where others hold it. Nothing is left reserved.
+        ReservationError: immediately if the cluster is too small; after ``timeout_s`` (whole seconds, at least 1) if its
+            resources are in use. Nothing stays reserved.
     """
     nodes = _live_nodes()
     if not plan_fits(plan, nodes):
@@ -84,22 +84,21 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
         node_ids = _bundle_node_ids(group, plan, first_bundle=0)
         _verify_nodes(plan, node_ids)
     except BaseException:
-        # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they come free.
+        # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they are free.
         remove_placement_group(group)
         raise
     return Reservation(group=group, bundle_node_ids=node_ids, alone=_untouched(nodes, node_ids))
 
 
 def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservation | None:
-    """The placement group in which this process already runs, as a Tune trial does; None outside of one.
+    """The placement group in which this process already runs, such as a Tune trial's; None outside of one.
 
-    Such a group belongs to who made it, and ``release`` leaves it alone. Other trials share its nodes, so that
-    it never counts as alone there.
+    Its creator owns it, so ``release`` does not remove it. Other trials share its nodes, so ``alone`` is False.
 
     Args:
-        plan: what the group has to hold
-        first_bundle: index of GMI 0's bundle; the ones before it are the trial's own. Tune leaves out a
-            trial's own bundle when that is empty: a group of exactly one bundle per GMI starts at 0 anyway.
+        plan: the plan that the group has to hold
+        first_bundle: index of GMI 0's bundle; earlier ones are the trial's own. Tune omits an empty bundle of the trial: a
+            group with exactly one bundle per GMI starts at 0.
 
     Raises:
         ReservationError: the group has too few bundles, or too small ones.
@@ -129,7 +128,7 @@ def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservati
 
 
 def scheduling(reservation: Reservation, index: int) -> PlacementGroupSchedulingStrategy:
-    """Where to start GMI ``index``: pass as ``scheduling_strategy`` in the actor's options."""
+    """Scheduling strategy for the actor of GMI ``index``."""
     return PlacementGroupSchedulingStrategy(
         placement_group=reservation.group,
         placement_group_bundle_index=reservation.first_bundle + index,
@@ -138,12 +137,12 @@ def scheduling(reservation: Reservation, index: int) -> PlacementGroupScheduling
 
 
 def verify(plan: PlacementPlan, reservation: Reservation) -> dict[int, str]:
-    """Ask Ray where each GMI's bundle is now, and compare with the plan. Returns GMI index -> Ray node id.
+    """Compare the current node of each GMI's bundle with the plan. Returns GMI index -> Ray node id.
 
-    Only nodes that came from this cluster are compared; for others there is nothing to compare with.
+    Only planned nodes that came from this cluster are compared.
 
     Raises:
-        ReservationError: the group is not up, or a bundle lies on another node than planned.
+        ReservationError: the group is not created, or a bundle is on another node than planned.
     """
     node_ids = _bundle_node_ids(reservation.group, plan, first_bundle=reservation.first_bundle)
     _verify_nodes(plan, node_ids)
@@ -151,7 +150,7 @@ def verify(plan: PlacementPlan, reservation: Reservation) -> dict[int, str]:
 
 
 def release(reservation: Reservation) -> None:
-    """Give the bundles back. Safe to call twice and after Ray has gone. Others' groups are left alone."""
+    """Release the bundles of an owned group. Idempotent; a no-op after Ray has shut down."""
     if reservation.owned and ray.is_initialized():
         remove_placement_group(reservation.group)
 
@@ -165,7 +164,7 @@ def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
 
 
 def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
-    """Raise if a bundle lies on another node than planned."""
+    """Raise ReservationError if a bundle is on another node than planned."""
     strays = []
     for index, (gmi_slice, node_id) in enumerate(zip(plan.slices, node_ids, strict=True)):
         planned = plan.machine.node(gmi_slice.node).ray_node_id
@@ -175,7 +174,7 @@ def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
         raise ReservationError(
             bundles_text(plan.bundles()),
             "; ".join(strays),
-            "Bind the plan to the reservation's nodes, or plan again from the cluster as it is now",
+            "Assign the plan to the reservation's nodes, or plan again from the current cluster",
             0.0,
         )
 
@@ -186,7 +185,7 @@ def _bundle_node_ids(group: PlacementGroup, plan: PlacementPlan, *, first_bundle
         raise ReservationError(
             bundles_text(plan.bundles()),
             f"a placement group in state {table.get('state', 'unknown')}",
-            "It was removed, or a node that held a part of it has gone: reserve again",
+            "It was removed, or one of its nodes has left the cluster: reserve again",
             0.0,
         )
     nodes = table["bundles_to_node_id"]

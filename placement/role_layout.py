@@ -1,7 +1,7 @@
-"""Kinds of GMIs: which roles each GMI of a template hosts, how many there are of each kind, and who shares with whom.
+"""Role layout: the worker types of a template, the number of GMIs of each type, and the simulators that each serves.
 
-GMI-DRL §3.1.1, Figures 5 and 6: *collectors* (simulator and agent), *learners* (trainer, with the agent in e_at),
-*simulators*, *agents*.
+Worker types of GMI-DRL §3.1.1, Figures 5 and 6: *collectors* (simulator and agent), *learners* (trainer, with the agent in
+e_at), *simulators*, *agents*.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ Roles = tuple[str, ...]
 TRAINING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
     template.name: template.gmis for template in (*SYNCHRONOUS, *ASYNCHRONOUS)
 } | {"program": (("program",),)}
-"""Roles of each kind of GMI; the kind with the simulator first. program: a workload of the user's own (rayagi.programs),
-without environments."""
+"""Template -> roles of each worker type, the type with the simulator first. ``program`` is a user's own workload
+(rayagi.programs), without environments."""
 
 SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {template.name: template.gmis for template in SERVING}
-"""The same of the templates that serve: they act and do not train."""
+"""The same for the serving templates, which act and do not train."""
 
 OVERLAPPED_TEMPLATES = {template.name for template in ASYNCHRONOUS}
-"""Templates whose kinds work at the same time; in the others, one waits while the other works."""
+"""Templates whose worker types work at the same time. In the others they alternate."""
 
 
 def worker_type_name(roles: Roles) -> str:
-    """What a GMI of these roles is called."""
+    """Name of the worker type with these roles, for messages."""
     names = {("simulator", "agent"): "collector", ("simulator",): "simulator", ("agent",): "agent"}
     return names.get(roles, "learner" if "trainer" in roles and "simulator" not in roles else "GMI")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleLayout:
-    """The kinds of GMIs of one template, and how many there are of those without a simulator."""
+    """The worker types of one template, and the number of GMIs of those without a simulator."""
 
     worker_types: tuple[Roles, ...]
-    """Of each kind, the one with the simulator first."""
+    """Roles of each worker type, the type with the simulator first."""
     other_counts: tuple[int, ...]
-    """GMIs of each kind but the first; of pairs, one for each simulator."""
+    """GMIs of each type but the first; with ``paired``, one per simulator."""
     paired: bool = False
-    """Whether each GMI of the second kind serves one of the first: serving with dp_mp."""
+    """Whether each GMI of the second type serves one of the first: serving with dp_mp."""
     overlapped: bool = False
-    """Whether the kinds work at the same time; else one waits while the other works."""
+    """Whether the types work at the same time. Otherwise they alternate."""
 
     @property
     def roles(self) -> Roles:
@@ -54,18 +54,18 @@ class RoleLayout:
 
     @property
     def min_gmis(self) -> int:
-        """The fewest GMIs that work."""
+        """The smallest number of GMIs that this layout can run with."""
         return max(self.other_counts, default=1) + sum(self.other_counts)
 
     def usable_gmis(self, most: int) -> int:
-        """As many GMIs as can be used of ``most``."""
+        """The largest usable number of GMIs up to ``most``: an even number with ``paired``."""
         return most - most % 2 if self.paired else most
 
     def counts_for_simulators(self, number: int) -> tuple[int, ...]:
-        """GMIs of each kind, with so many of those with a simulator.
+        """GMIs of each type, given the ``number`` of GMIs with a simulator.
 
         Raises:
-            PlanError: there are more of another kind.
+            PlanError: another type has more GMIs.
         """
         most = max(self.other_counts, default=0)
         if number < most and not self.paired:
@@ -79,15 +79,15 @@ class RoleLayout:
         return (number, *((number,) if self.paired else self.other_counts))
 
     def counts(self, num_gmis: int) -> tuple[int, ...]:
-        """GMIs of each kind, of so many in all.
+        """GMIs of each type, given the total ``num_gmis``.
 
         Raises:
-            PlanError: they are too few, or do not make pairs.
+            PlanError: there are too few GMIs, or an odd number with ``paired``.
         """
         if self.paired and (num_gmis % 2 or not num_gmis):
             raise PlanError(
                 f"num_gmis={num_gmis}",
-                "dp_mp serves by pairs of a simulator and an agent",
+                "dp_mp serves with pairs of a simulator and an agent",
                 "Give an even number",
             )
         if num_gmis < self.min_gmis:
@@ -107,7 +107,7 @@ class RoleLayout:
         return self.counts_for_simulators(num_gmis // 2 if self.paired else num_gmis - sum(self.other_counts))
 
     def assign_roles(self, num_gmis: int) -> list[Roles]:
-        """Roles of each of so many GMIs with slices of their own: kind by kind; pairs are neighbours."""
+        """Roles of each of ``num_gmis`` GMIs: type by type; pairs are adjacent."""
         counts = self.counts(num_gmis)
         if self.paired:
             return list(self.worker_types) * counts[0]
@@ -117,16 +117,16 @@ class RoleLayout:
 def make_role_layout(
     template: str, *, serving: bool = False, num_agents: int | None = None, num_learners: int | None = None
 ) -> RoleLayout:
-    """The kinds of GMIs of a template.
+    """Build the role layout of a template.
 
     Args:
         template: its name
         serving: whether the GMIs act without training
-        num_agents: GMIs with an agent alone; None: 1
+        num_agents: GMIs that host an agent only; None: 1
         num_learners: GMIs with a trainer and no simulator; None: 1
 
     Raises:
-        PlanError: there is no such template for that work, or a number was given of a kind that it does not have.
+        PlanError: the template is unknown, or it has no worker type for a given number.
     """
     known = SERVING_WORKER_TYPES if serving else TRAINING_WORKER_TYPES
     if template not in known:
@@ -156,19 +156,20 @@ def make_role_layout(
 
 
 def served_simulators(index: int, number: int, num_simulators: int) -> range:
-    """Which of the GMIs with a simulator the GMI ``index`` of ``number`` of another kind works for: an even run of them."""
+    """The simulators that GMI ``index`` of ``number`` GMIs of another type serves: a contiguous range of even size."""
+    # [ceil(index * s / n), ceil((index + 1) * s / n)) with s simulators and n = number
     return range(-(-index * num_simulators // number), -(-(index + 1) * num_simulators // number))
 
 
 def envs_per_gmi(
     worker_types: Sequence[Roles], num_envs: int, sizes: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Environments of each GMI: ``num_envs`` of each with a simulator, or by their sizes; 0 of the others.
+    """Environments of each GMI: ``num_envs`` per GMI with a simulator, or in proportion to its size; 0 for the others.
 
     Args:
-        kinds: roles of each GMI
-        num_envs: environments of one GMI with a simulator; the mean where they are unequal
-        sizes: of all GMIs; empty: they are equal
+        worker_types: roles of each GMI
+        num_envs: environments of one GMI with a simulator; the mean if sizes are given
+        sizes: relative size of each GMI; empty: all are equal
     """
     hosts = [index for index, roles in enumerate(worker_types) if "simulator" in roles]
     counts = env_counts(num_envs, len(hosts), [sizes[index] for index in hosts] if sizes else ())

@@ -1,4 +1,4 @@
-"""Unequal GMIs: slices of the sizes that were asked for, and environments in proportion to them."""
+"""Unequal slices: slices of the requested sizes, and environments in proportion to them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from placement.types import FRACTION_STEP, BackendName, Gpu, Machine, Node, Slic
 
 
 def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[int, ...]:
-    """Environments of each GMI: ``num_envs`` of every one, or as many in all in proportion to their sizes.
+    """Environments of each GMI: ``num_envs`` each, or ``num_envs * num_gmis`` in total in proportion to ``sizes``.
 
-    Shares are rounded by largest remainder, the earlier GMI on a tie, and nobody is left without one.
+    Rounds by largest remainder, the earlier GMI on a tie. Every GMI gets at least one.
     """
     if not sizes:
         return (num_envs,) * num_gmis
     total = num_envs * num_gmis
     quotas = [total * size / sum(sizes) for size in sizes]
     counts = [floor(quota) for quota in quotas]
+    # Largest remainder: the GMIs with the largest fractional parts get one more.
     by_remainder = sorted(range(num_gmis), key=lambda i: (counts[i] - quotas[i], i))
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
@@ -29,26 +30,26 @@ def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[in
 
 
 def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
-    """Refuse numbers that say something else than the sizes do.
+    """Reject counts that contradict the sizes.
 
     Raises:
-        PlanError: names the first of them.
+        PlanError: names the first such count.
     """
     others = {"num_gmis": num_sizes, "gmis_per_gpu": None}
     for name, agreeing in (others | {"threads_per_gmi": None} if on_cores else others).items():
         if counts[name] not in (None, agreeing):
             raise PlanError(
                 f"{name}={counts[name]} with slices for {counted(num_sizes, 'GMI')}",
-                "the slices say how many GMIs there are, and how large",
+                "the slices determine the number and the sizes of the GMIs",
                 f"Leave {name} out",
             )
 
 
 def unequal_core_slices(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:
-    """One GMI per size, a whole number of cores; nodes are filled in order.
+    """One slice per size, in whole cores; nodes are filled in order. Returns the slices and the reason as a clause.
 
     Raises:
-        PlanError: a size is no whole number of cores, or the nodes are full before all are placed.
+        PlanError: a size is no whole number of cores, or the nodes have too few cores.
     """
     slices: list[Slice] = []
     nodes = iter(machine.nodes)
@@ -69,16 +70,16 @@ def unequal_core_slices(machine: Machine, sizes: Sequence[float]) -> tuple[list[
         cores = node.usable_cores[used : used + width] if node.pinnable else ()
         slices.append(Slice(node=node.name, backend="cpu", cores=cores, num_threads=width))
         used += width
-    return slices, f"{counted(int(sum(sizes)), 'core')} cut as asked, {_text(sizes)}"
+    return slices, f"{counted(int(sum(sizes)), 'core')} split as requested, {_text(sizes)}"
 
 
 def unequal_gpu_slices(
     machine: Machine, backend: BackendName, sizes: Sequence[float], threads: int | None
 ) -> tuple[list[Slice], str]:
-    """One GMI per size, a share of one GPU; GPUs are filled in order, and a node's cores dealt evenly to its GMIs.
+    """One slice per size, a share of one GPU; GPUs are filled in order. A node's cores are divided evenly among its GMIs.
 
     Raises:
-        PlanError: a size is no share, or GPUs or cores are used up before all are placed.
+        PlanError: a size is not in (0, 1], or there are too few GPUs or cores.
     """
     placed: list[tuple[Node, Gpu, float]] = []
     gpus = ((node, gpu) for node in machine.nodes for gpu in node.usable_gpus)
@@ -103,14 +104,14 @@ def unequal_gpu_slices(
         slices += _gpu_slices_of_node([entry for entry in placed if entry[0].name == node], backend, threads)
     return (
         slices,
-        f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as asked, {_text(sizes)}",
+        f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as requested, {_text(sizes)}",
     )
 
 
 def _gpu_slices_of_node(
     placed: Sequence[tuple[Node, Gpu, float]], backend: BackendName, threads: int | None
 ) -> list[Slice]:
-    """The slices of one node, with as many of its cores each."""
+    """The slices of one node, with equal numbers of its cores."""
     node = placed[0][0]
     width = threads or len(node.usable_cores) // len(placed)
     if width == 0 or width * len(placed) > len(node.usable_cores):
@@ -135,7 +136,7 @@ def _gpu_slices_of_node(
 def _too_much(sizes: Sequence[float], index: int, wanted: str, limit: str) -> PlanError:
     return PlanError(
         f"slices={_text(sizes)}",
-        f"{wanted} for GMI {index} are not left of {limit}, filled in this order",
+        f"GMI {index} needs {wanted}; too little is left of {limit}, filled in order",
         "Ask for less, or put the large ones first",
     )
 

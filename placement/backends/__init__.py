@@ -1,4 +1,4 @@
-"""Ways of sharing a device."""
+"""Backends: the mechanisms for sharing a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def get_backend(name: str) -> Backend:
     """The backend of that name.
 
     Raises:
-        PlanError: there is none.
+        PlanError: there is no such backend.
     """
     if name not in BACKENDS:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""What every way of sharing a device can do: say whether it can, cut a GPU, confine a process, undo what it did."""
+"""Backend interface: check availability, partition a GPU, confine a process to its slice, undo the partition."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Availability:
 
     usable: bool
     reason: str
-    """Why, as a clause: ``the driver is 470, static partitions need 580``."""
+    """The reason as a clause: ``the driver is 470, static partitions need 580``."""
     hint: str = ""
-    """What a human would have to do or run; empty where usable, or where nothing helps."""
+    """What the user can do; empty if usable, or if nothing helps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceLimits:
-    """What a process in a slice cannot exceed; None: no limit."""
+    """Limits of a process in a slice; None: no limit."""
 
     sm_count: int | None = None
     memory_bytes: int | None = None
@@ -35,96 +35,96 @@ class SliceLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceHealth:
-    """How a slice is."""
+    """Health of a slice."""
 
     state: Literal["ok", "degraded", "lost"]
-    """degraded: those inside go on, nobody new gets in. lost: what is inside cannot go on."""
+    """degraded: running processes continue, new ones cannot enter. lost: running processes cannot continue."""
     text: str
-    """One sentence for people."""
+    """One sentence for messages."""
     memory_bytes: int | None = None
-    """Device memory that the slice's process holds by the driver's count, CUDA's own included; None: it does not tell."""
+    """Device memory of the slice's process by the driver's count, including CUDA's own; None: not reported."""
 
 
 class Backend(Protocol):
-    """One way of sharing a device. Nothing is kept between calls: what was made is in shares and in the ledger.
+    """One mechanism for sharing a device. Stateless: shares and the ledger hold what was created.
 
-    Backends inherit from it: methods that do nothing by default are then theirs.
+    Backends inherit from it to get the default methods.
     """
 
     name: BackendName
     changes_host: bool
-    """Whether ``partition`` changes anything on the host; else nobody needs to be started there to call it."""
+    """Whether ``partition`` changes the host. If not, it can be called in any process on any host."""
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Whether it can be used here, by what the inventory says. ``gpu``: None asks for the node without a GPU."""
+        """Whether the backend can be used, according to the inventory. ``gpu``: None: on the node's cores."""
         ...
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
-        """What ``partition`` would give, by what the inventory says; one per size. By default: nothing is limited.
+        """Limits that ``partition`` would give, according to the inventory; one per size. Default: no limits.
 
         Raises:
-            PlanError: the GPU cannot be cut into these sizes; the text says what would fit.
+            PlanError: the GPU cannot be partitioned into these sizes; the text says what would fit.
         """
         return tuple(SliceLimits() for _ in sizes)
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
-        """Make one share per size, on the GPU's own host. Rolls back whatever it did when anything fails.
+        """Create one share per size, on the GPU's own host. Rolls back on any failure.
 
         Args:
-            gpu: as the inventory of this host has it
+            gpu: from the inventory of this host
             sizes: fractions of the GPU, each in (0, 1], together at most 1
-            ledger: takes a note before every step
+            ledger: records every step before it is done
 
         Raises:
-            PartitionError: it could not be done; nothing is left behind.
+            PartitionError: it failed and was rolled back.
         """
         ...
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Undo exactly what the ledger says of this backend and GPU, the newest first.
+        """Undo the ledger's steps of this backend and GPU, newest first.
 
-        Safe to call twice, and from another process after a crash at any step. What could be undone is undone and
-        erased, also where something else could not.
+        Idempotent, and safe in another process after a crash at any step. A step that fails does not keep the others from
+        being undone.
 
         Raises:
-            PartitionError: something could not be undone; it stays in the ledger.
+            PartitionError: a step could not be undone; it stays in the ledger.
         """
         ...
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Variables of the GMI's process: thread counts before it starts, the share's before its first CUDA call."""
+        """Environment variables of the GMI: thread counts before it starts, the share before its first CUDA call."""
         ...
 
     def device(self, gmi_slice: Slice) -> str:
-        """The torch device on which the slice's tensors live, as ``torch.device`` takes it."""
+        """The slice's torch device, as a string for ``torch.device``."""
         ...
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """What the slice's process cannot exceed."""
+        """Limits of the slice's process."""
         ...
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Confine this process to the slice. Called inside the GMI's process, once, before its first CUDA call.
+        """Confine this process to the slice. Called once in the GMI's process, before its first CUDA call.
 
         Raises:
-            SliceError: the slice's cores or device are not there.
+            SliceError: the slice's cores or device do not exist.
         """
         ...
 
     def verify(self, gmi_slice: Slice) -> None:
-        """Make sure that this process, which has made its first CUDA call, is inside its slice. By default: nothing.
+        """Check that this process is inside its slice, after its first CUDA call. Default: no check.
 
         Raises:
-            SliceError: it is not, or not within the slice's limits.
+            SliceError: it is outside the slice, or exceeds its limits.
         """
         return
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
-        """How the slice is, asked on its own host."""
+        """Health of the slice; call it on the slice's host."""
         ...
 
     def evict(self, gmi_slice: Slice, pid: int) -> None:
-        """Detach a process that no longer answers, on its host and before it is killed. By default: nothing.
+        """Detach an unresponsive process on its host, before it is killed. Default: a no-op.
 
         Raises:
             PartitionError: it could not be detached.
@@ -133,7 +133,7 @@ class Backend(Protocol):
 
 
 def validate_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:
-    """The sizes, once they are shares of one GPU.
+    """Check that the sizes are shares of one GPU, and return them.
 
     Raises:
         PartitionError: one is not in (0, 1], or together they are more than the GPU.
@@ -149,10 +149,10 @@ def validate_sizes(gpu: Gpu, sizes: Sequence[float]) -> tuple[float, ...]:
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Variables that hold every native thread pool to ``num_threads``.
+    """Environment variables that limit every native thread pool to ``num_threads``.
 
-    OMP_WAIT_POLICY=PASSIVE, since libgomp's idle threads otherwise spin, which makes small torch updates
-    several times slower as soon as a neighbour uses the same cores.
+    OMP_WAIT_POLICY=PASSIVE: libgomp's idle threads otherwise spin, which makes small torch updates several times slower
+    when another process uses the same cores.
     """
     count = str(num_threads)
     return {
@@ -164,10 +164,10 @@ def thread_environment(num_threads: int) -> dict[str, str]:
 
 
 def pin_to_cores(cores: tuple[int, ...]) -> None:
-    """Confine this process, and every thread it starts from now on, to ``cores``. No cores: no change.
+    """Set the CPU affinity of this process and its future threads to ``cores``. No cores: no change.
 
     Raises:
-        SliceError: a core does not exist here or is not granted to this process.
+        SliceError: a core does not exist or is not granted to this process.
     """
     if not cores:
         return
@@ -189,7 +189,7 @@ def pin_to_cores(cores: tuple[int, ...]) -> None:
 
 
 def limit_torch_threads(num_threads: int) -> None:
-    """Hold torch's own pools to ``num_threads``; operators of one process never run side by side."""
+    """Limit torch's intra-op pool to ``num_threads`` and its inter-op pool to 1."""
     import torch  # the slice's environment has to be in place before this import
 
     torch.set_num_threads(num_threads)
@@ -200,7 +200,7 @@ def limit_torch_threads(num_threads: int) -> None:
 
 
 def cuda_missing_error(gmi_slice: Slice) -> SliceError:
-    """The error for a process that has a share of a GPU and cannot use it."""
+    """The error of a process that has a share of a GPU but no CUDA device."""
     import torch  # the slice's environment has to be in place before this import
 
     return SliceError(

@@ -1,4 +1,4 @@
-"""A slice is a set of CPU cores: pinned by affinity, with every thread pool held to its size."""
+"""CPU backend: a slice is a set of cores. Affinity pins the process, and every thread pool has the slice's size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from placement.types import BackendName, Gpu, Node, Slice
 
 
 class CpuBackend(UnpartitionedBackend):
-    """Slices of a machine without a GPU, or of one whose GPUs are left to others."""
+    """Slices of a machine without a GPU, or of one whose GPUs are not used."""
 
     name: BackendName = "cpu"
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Wherever Ray grants a core."""
+        """Usable if Ray grants at least one core."""
         if node.usable_cores:
             return Availability(usable=True, reason=f"node {node.name} has {len(node.usable_cores)} cores")
         return Availability(
@@ -21,7 +21,7 @@ class CpuBackend(UnpartitionedBackend):
         )
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Thread counts; no GPU is visible, so that no CUDA context is made by accident."""
+        """Thread counts, and no visible GPU, so that no CUDA context is created by accident."""
         return thread_environment(gmi_slice.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
 
     def device(self, gmi_slice: Slice) -> str:
@@ -29,6 +29,6 @@ class CpuBackend(UnpartitionedBackend):
         return "cpu"
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Pin to the slice's cores and hold torch to its threads."""
+        """Pin to the slice's cores and limit torch's threads."""
         pin_to_cores(gmi_slice.cores)
         limit_torch_threads(gmi_slice.num_threads)

@@ -1,4 +1,4 @@
-"""Processes share a whole GPU as the driver does by default: time slicing, no limits. [unverified on GPU]"""
+"""Direct backend: processes share a whole GPU by the driver's time slicing, without limits. [unverified on GPU]"""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from placement.types import BackendName, Gpu, Node, Slice
 
 
 class DirectBackend(UnpartitionedBackend):
-    """Plain sharing of a GPU: what everybody has, and what the other backends are compared with."""
+    """Default sharing of a GPU: the baseline for the other backends."""
 
     name: BackendName = "direct"
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Wherever CUDA programs are let in."""
+        """Usable if the compute mode and MIG mode admit CUDA processes."""
         if gpu is None:
             return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
         if gpu.compute_mode == "prohibited":
             return Availability(
                 usable=False,
-                reason=f"{gpu.uuid} lets nobody in (compute mode prohibited)",
+                reason=f"{gpu.uuid} admits no process (compute mode prohibited)",
                 hint=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
             )
         if gpu.mig_enabled:
@@ -35,13 +35,13 @@ class DirectBackend(UnpartitionedBackend):
                 reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
                 hint="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
             )
-        return Availability(usable=True, reason="processes may share a GPU as they are")
+        return Availability(usable=True, reason="processes may share the GPU")
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Thread counts; the GPU is for Ray to choose, and to make the only visible one.
+        """Thread counts; Ray sets CUDA_VISIBLE_DEVICES to the GPU that it allocated.
 
-        Ray does not say which GPU of a node it counts as taken by whom: a process that chose for itself could
-        choose that of another run. Nodes may have been started with Ray's own choice switched off.
+        Ray does not publish which GPU it allocated to whom, so a process that chose by itself could take another run's GPU.
+        The variable is set to 0 explicitly, since the node may have been started with it set to 1.
         """
         if gmi_slice.gpu_uuid is None:
             raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
@@ -54,7 +54,7 @@ class DirectBackend(UnpartitionedBackend):
         return "cuda:0"
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Pin to the slice's cores, hold torch to its threads, and make sure that the GPU is there."""
+        """Pin to the slice's cores, limit torch's threads, and check that CUDA has a device."""
         pin_to_cores(gmi_slice.cores)
         limit_torch_threads(gmi_slice.num_threads)
         import torch  # the slice's environment has to be in place before this import

@@ -1,7 +1,7 @@
-"""Green contexts: a process keeps to a number of SMs by its own choice, without a daemon. [unverified on GPU]
+"""CUDA green contexts: a process confines itself to a number of SMs, without a daemon. [unverified on GPU]
 
-No memory limit, no barrier against faults, and no reservation against other processes, which still take turns with this
-one: what it shows is how a role does with fewer SMs. PyTorch's wrapper is in beta (torch.cuda.green_contexts).
+No memory limit, no fault isolation, and no reservation: other processes are still time-sliced with this one. It shows how a
+role performs with fewer SMs. PyTorch's wrapper is in beta (torch.cuda.green_contexts).
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
 FIRST_CUDA = (12, 4)
-"""First CUDA with green contexts in the driver."""
+"""First CUDA version with green contexts in the driver."""
 
 
 class GreenBackend(DirectBackend):
-    """As ``direct``, and each process then confines itself to its share of the SMs."""
+    """Like ``direct``, but each process confines itself to its share of the SMs."""
 
     name: BackendName = "green"
 
     def __init__(self) -> None:
-        self._context: Any = None  # as long as the process: CUDA ends it with the object
+        self._context: Any = (
+            None  # kept for the life of the process: CUDA destroys the context with the object
+        )
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Where the driver knows green contexts and the GPU's SMs are known. torch's side shows on entering."""
+        """Usable if the driver has green contexts and the GPU's SM count is known. ``enter`` checks torch."""
         found = super().availability(node, gpu)
         if not found.usable or gpu is None:
             return found
@@ -41,7 +43,7 @@ class GreenBackend(DirectBackend):
             has = ".".join(map(str, node.cuda_version))
             return Availability(
                 usable=False,
-                reason=f"node {node.name}'s driver runs CUDA {has}, and green contexts begin with 12.4",
+                reason=f"node {node.name}'s driver supports CUDA {has}, and green contexts need 12.4",
                 hint="Update the driver to 550 or newer, or use backend='mps'",
             )
         if gpu.sm_count is None:
@@ -50,16 +52,16 @@ class GreenBackend(DirectBackend):
                 reason=f"the number of SMs of {gpu.uuid} is not known",
                 hint="Use backend='mps'",
             )
-        return Availability(usable=True, reason="the driver knows green contexts")
+        return Availability(usable=True, reason="the driver supports green contexts")
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
-        """Whole groups of SMs; memory is not limited."""
+        """SMs in whole groups; no memory limit."""
         if min(_sms(gpu, size) for size in sizes) == 0:
             raise PlanError(*_too_small(gpu, min(sizes)))
         return tuple(SliceLimits(sm_count=_sms(gpu, size)) for size in sizes)
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
-        """Numbers of SMs, rounded down to whole groups.
+        """Shares with SM counts, rounded down to whole groups.
 
         Raises:
             PartitionError: a share is smaller than one group.
@@ -73,20 +75,20 @@ class GreenBackend(DirectBackend):
         )
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """SMs only."""
+        """The SM limit."""
         return SliceLimits(sm_count=None if gmi_slice.share is None else gmi_slice.share.sm_count)
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Pin, hold torch to its threads, and make a context of the share's SMs this thread's current one.
+        """Pin to cores, limit torch's threads, and make a green context with the share's SMs current.
 
         Raises:
-            SliceError: the slice was not carved, or this torch or its CUDA has no green contexts.
+            SliceError: the slice has no share yet, or this torch or its CUDA has no green contexts.
         """
         super().enter(gmi_slice)
         from torch.cuda import green_contexts
 
         if gmi_slice.share is None or gmi_slice.share.sm_count is None:
-            raise SliceError("a number of SMs", "a slice that was not carved", "Carve it first")
+            raise SliceError("a number of SMs", "a slice without a partition", "Partition the GPU first")
         wanted = f"a green context of {gmi_slice.share.sm_count} SMs"
         if not green_contexts.SUPPORTED:
             raise SliceError(wanted, "a torch without green contexts", "Use backend='mps' or 'direct'")
@@ -94,7 +96,7 @@ class GreenBackend(DirectBackend):
             self._context = green_contexts.GreenContext.create(num_sms=gmi_slice.share.sm_count, device_id=0)
             self._context.set_context()
         except RuntimeError as error:
-            raise SliceError(wanted, f"what CUDA says: {error}", "Use backend='mps' or 'direct'") from error
+            raise SliceError(wanted, f"an error of CUDA: {error}", "Use backend='mps' or 'direct'") from error
 
 
 def _sms(gpu: Gpu, size: float) -> int:
@@ -112,5 +114,5 @@ def _too_small(gpu: Gpu, size: float) -> tuple[str, str, str]:
 
 
 def _sms_per_group(gpu: Gpu) -> int:
-    """SMs by which a context grows (CUDA driver API, cuDevSmResourceSplitByCount: 8 from Hopper on, else 2 to 4)."""
+    """Granularity of a green context in SMs (cuDevSmResourceSplitByCount: 8 from Hopper on, else 2 to 4)."""
     return 8 if gpu.compute_capability is None or gpu.compute_capability >= (9, 0) else 4

@@ -1,8 +1,8 @@
-"""NVIDIA's Multi-Process Service: processes run side by side on one GPU, each with a share of it. [unverified on GPU]
+"""MPS backend: NVIDIA's Multi-Process Service runs processes concurrently on one GPU. [unverified on GPU]
 
-One daemon per GPU, since a fatal fault of one client reaches every other client of its server. Shares are static SM
-partitions where driver and GPU have them (Ampere, CUDA 13.1), else caps: a client's thread percentage is a limit, not
-a reservation. Device memory is capped in both (GMI-DRL §2.2, §3.3).
+One daemon per GPU, since a fatal fault of one client ends every client of the same server. Shares are static SM partitions
+if driver and GPU support them (Ampere, CUDA 13.1). Otherwise they are active thread percentages: a limit, not a reservation.
+Both limit device memory (GMI-DRL §2.2, §3.3).
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from placement.ledger import Ledger, LedgerEntry, Owner, UndoValue, all_ledgers,
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
 FOLDERS = Path("/tmp")
-"""Where pipe directories are: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
+"""Parent of the pipe directories: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
 
 LEAVE_LIMIT_S = 10.0
-"""For clients to leave by themselves before the daemon ends them."""
+"""Time limit for clients to disconnect before the daemon terminates them."""
 
 SM_ROUNDING = 8
-"""SMs by which the driver may round a percentage up: it hands out whole groups of SMs."""
+"""SMs by which the driver may round a thread percentage up: it allocates whole groups of SMs."""
 
 
 class MpsBackend(PartitionedBackend):
-    """Shares of a GPU through a daemon that is ours, started by ``partition`` and ended by ``restore``."""
+    """Shares of a GPU through a private MPS daemon: ``partition`` starts it, ``restore`` stops it."""
 
     name: BackendName = "mps"
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """From Volta on, where no other MPS has the GPU."""
+        """Usable from Volta on, if no other MPS server uses the GPU."""
         return mps_availability(node, gpu)
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
-        """Whole chunks where the driver has static partitions, else caps."""
+        """SMs in whole chunks with static partitions, else by thread percentage."""
         chunk = chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
         return tuple(
             SliceLimits(sm_count=sms_of(gpu, size, chunk), memory_bytes=memory_of(gpu, size))
@@ -52,10 +52,10 @@ class MpsBackend(PartitionedBackend):
         )
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
-        """Start a daemon for the GPU, with a static partition per share where the GPU has them.
+        """Start a daemon for the GPU, with a static partition per share if supported.
 
         Raises:
-            PartitionError: there is no daemon to start, it does not come up, or another run has the GPU.
+            PartitionError: MPS is not installed, the daemon does not start, or another run uses the GPU.
         """
         checked = validate_sizes(gpu, sizes)
         chunk = chunk_for(gpu, checked)
@@ -65,16 +65,16 @@ class MpsBackend(PartitionedBackend):
             except DaemonTimeoutError:
                 raise
             except PartitionError:
-                pass  # a driver before CUDA 13.1 does not know static partitions
+                pass  # a driver before CUDA 13.1 has no static partitions: fall back to thread percentages
         return self._with_rollback(gpu, ledger, lambda: _partition(gpu, checked, ledger, None))
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Wait until the clients have left, end the daemon, remove its folder."""
+        """Wait for the clients to disconnect, stop the daemon, remove its folder."""
         failures: dict[UndoValue, PartitionError] = {}
         for step in ledger.steps(gpu_uuid, "mps"):
             folder = step.undo["folder"]
             if folder in failures:
-                continue  # the folder of a daemon that still lives
+                continue  # do not remove the folder of a daemon that is still running
             try:
                 _undo(step)
             except PartitionError as error:
@@ -85,7 +85,7 @@ class MpsBackend(PartitionedBackend):
             raise next(iter(failures.values()))
 
     def share_environment(self, share: Share) -> dict[str, str]:
-        """The daemon and the share. The GPU is named by its UUID, as to the daemon."""
+        """Variables for the daemon's pipe directory, the SM share and the memory limit; the GPU by its UUID."""
         variables = {
             "CUDA_VISIBLE_DEVICES": share.gpu_uuid,
             "CUDA_MPS_PIPE_DIRECTORY": share.pipe_directory or "",
@@ -96,14 +96,14 @@ class MpsBackend(PartitionedBackend):
         return variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.thread_percentage:g}"}
 
     def enter(self, gmi_slice: Slice) -> None:
-        """As every carved slice, without what another MPS set in the shell in which Ray was started."""
+        """As in the base class; also removes CUDA_MPS_* variables inherited from the shell that started Ray."""
         super().enter(gmi_slice)
         for name in os.environ.keys() - self.environment(gmi_slice).keys():
             if name.startswith("CUDA_MPS_"):
                 del os.environ[name]
 
     def verify(self, gmi_slice: Slice) -> None:
-        """The daemon lists this process as a client, NVML knows of some, and CUDA shows no more SMs than the share has."""
+        """Check that the daemon lists this process as a client, NVML reports clients, and CUDA reports no excess SMs."""
         import torch
 
         pid, share = os.getpid(), gmi_slice.share
@@ -112,50 +112,48 @@ class MpsBackend(PartitionedBackend):
             MpsDaemon.from_pipe_directory(share.pipe_directory or "").clients(),
             mps_clients(share.gpu_uuid),
         )
-        # NVML may know processes by other numbers, as from inside a container: only that there are some counts.
+        # NVML reports host pids, which differ inside a container: compare only with zero.
         if pid not in clients or by_nvml == 0:
             raise SliceError(
                 f"process {pid} attached to the MPS daemon at {share.pipe_directory}",
                 f"clients {sorted(clients) or 'none'} by the daemon, {by_nvml} by NVML",
                 "Something called CUDA before the slice was entered, or the process is in another PID namespace",
             )
-        seen = torch.cuda.get_device_properties(0).multi_processor_count
-        if share.sm_count is not None and seen >= share.sm_count + SM_ROUNDING:
+        visible_sms = torch.cuda.get_device_properties(0).multi_processor_count
+        if share.sm_count is not None and visible_sms >= share.sm_count + SM_ROUNDING:
             raise SliceError(
                 f"at most {share.sm_count} SMs in process {pid}",
-                f"{seen} by what CUDA says",
-                "The driver does not honour the share: use backend='direct' or 'mig'",
+                f"{visible_sms} as CUDA reports",
+                "The driver does not enforce the share: use backend='direct' or 'mig'",
             )
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
-        """Asks the daemon."""
+        """Health by the daemon's server states."""
         if gmi_slice.share is None:
-            return SliceHealth(state="ok", text="not carved yet")
+            return SliceHealth(state="ok", text="not partitioned yet")
         try:
             daemon = MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory or "")
             states = {server: daemon.server_status(server) for server in daemon.servers()}
         except PartitionError as error:
             return SliceHealth(state="lost", text=str(error))
         if not states:
-            text = f"the MPS server on {gmi_slice.gpu_uuid} has ended, and its clients with it"
+            text = f"the MPS server on {gmi_slice.gpu_uuid} and its clients have ended"
             return SliceHealth(state="lost", text=text)
         for server, status in states.items():
             if status == "FAULT":
                 text = (
-                    f"MPS server {server} on {gmi_slice.gpu_uuid} is in FAULT: a client made a fatal error, "
-                    "which ends all"
+                    f"MPS server {server} on {gmi_slice.gpu_uuid} is in FAULT: a client's fatal error ends all clients; "
+                    "it accepts new ones once they have disconnected"
                 )
-                return SliceHealth(
-                    state="lost", text=f"{text} clients; it takes new ones once they have left"
-                )
+                return SliceHealth(state="lost", text=text)
         if "INITIALIZING" in states.values():
             return SliceHealth(
                 state="degraded", text=f"the MPS server on {gmi_slice.gpu_uuid} is still starting"
             )
-        return SliceHealth(state="ok", text=f"the MPS daemon on {gmi_slice.gpu_uuid} answers")
+        return SliceHealth(state="ok", text=f"the MPS daemon on {gmi_slice.gpu_uuid} responds")
 
     def evict(self, gmi_slice: Slice, pid: int) -> None:
-        """Let the server end the client's work."""
+        """Let the server terminate the client's work."""
         if gmi_slice.share is not None:
             MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory or "").terminate_client(pid)
 
@@ -165,15 +163,17 @@ class MpsBackend(PartitionedBackend):
         try:
             return partition()
         except BaseException:
-            # What cannot be undone now stays in the ledger; what went wrong first is what to tell.
+            # Steps that cannot be undone stay in the ledger. Report the first error.
             with suppress(PartitionError):
                 self.restore(gpu.uuid, ledger)
             raise
 
 
 def _partition(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | None) -> tuple[Share, ...]:
+    """Start a daemon and describe its shares. Every step is recorded in the ledger before it is done."""
     daemon = MpsDaemon(FOLDERS / f"rayagi-mps-{secrets.token_hex(4)}")
     where = {"folder": str(daemon.folder)}
+    # Under the lock: no other run claims the GPU between the check and the record.
     with exclusive_lock(ledger.path.parent):
         _reject_gpu_of_other_run(gpu, ledger)
         ledger.record("mps", gpu.uuid, "folder", where)
@@ -200,7 +200,7 @@ def _capped_share(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
 
 def _static_partition_share(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
     sms = sms_of(gpu, size, chunk) or 0
-    # Partitions live in the daemon: they end with it, and need no step of their own in the ledger.
+    # Partitions end with their daemon and need no step of their own in the ledger.
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
@@ -219,7 +219,7 @@ def _undo(step: LedgerEntry) -> None:
         return
     if not daemon.processes():
         return
-    with suppress(PartitionError):  # a daemon that does not answer has to be ended by signals
+    with suppress(PartitionError):  # end() stops an unresponsive daemon by signals
         if not wait_until(lambda: not daemon.clients(), LEAVE_LIMIT_S):
             for client in daemon.clients():
                 daemon.terminate_client(client)
@@ -227,7 +227,7 @@ def _undo(step: LedgerEntry) -> None:
 
 
 def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
-    """Two daemons on one GPU take turns instead of sharing it."""
+    """Raise if another run has this GPU: two daemons on one GPU are time-sliced instead of sharing it."""
     for other in all_ledgers(ledger.path.parent)[0]:
         if other.path == ledger.path or not other.steps(gpu.uuid):
             continue
@@ -235,8 +235,8 @@ def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
         if state != "elsewhere":
             left = state == "dead"
             raise PartitionError(
-                f"{gpu.uuid} on {Owner.local_capabilities().host}",
-                f"it is cut by run {other.run} (process {other.owner.pid}{', which has ended' if left else ''})",
+                f"{gpu.uuid} on {Owner.current().host}",
+                f"it is partitioned by run {other.run} (process {other.owner.pid}{', which has ended' if left else ''})",
                 "Run `rayagi cleanup`"
                 if left
                 else "Wait for that run, leave this GPU out, or use backend='direct'",

@@ -1,4 +1,4 @@
-"""Whether MPS can be used on a GPU, by what the inventory says of it. Pure functions."""
+"""Availability of MPS on a GPU, according to the inventory. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from placement.types import Gpu, Node
 
 
 def mps_availability(node: Node, gpu: Gpu | None) -> Availability:
-    """From Volta on, where the daemon is installed and nobody else has the GPU."""
+    """Usable from Volta on, if MPS is installed and no one else uses the GPU exclusively."""
     if gpu is None:
         return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
     for rule in (_too_old, _control_missing, _in_mig_mode, _gpu_in_use):
         refusal = rule(node, gpu)
         if refusal is not None:
             return Availability(usable=False, reason=refusal[0], hint=refusal[1])
-    return Availability(usable=True, reason="no other MPS has the GPU")
+    return Availability(usable=True, reason="no other MPS server uses the GPU")
 
 
 def _too_old(node: Node, gpu: Gpu) -> tuple[str, str] | None:
     if gpu.compute_capability is not None and gpu.compute_capability < (7, 0):
         version = ".".join(map(str, gpu.compute_capability))
-        return f"{gpu.name} has compute capability {version}, and shares begin at 7.0", "Use backend='direct'"
+        return f"{gpu.name} has compute capability {version}, and MPS shares need 7.0", "Use backend='direct'"
     return None
 
 
@@ -46,16 +46,16 @@ def _gpu_in_use(node: Node, gpu: Gpu) -> tuple[str, str] | None:
             "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
             "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
         )
-        return f"an MPS server that this run did not start has {gpu.uuid}", hint
+        return f"an MPS server that this run did not start uses {gpu.uuid}", hint
     if gpu.compute_mode == "prohibited":
         return (
-            f"{gpu.uuid} lets nobody in (compute mode prohibited)",
+            f"{gpu.uuid} admits no process (compute mode prohibited)",
             f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
         )
     if gpu.compute_mode == "exclusive_process" and gpu.processes:
         pids = ", ".join(str(process.pid) for process in gpu.processes)
         return (
-            f"process {pids} has {gpu.uuid} alone (compute mode exclusive_process)",
+            f"process {pids} uses {gpu.uuid} exclusively (compute mode exclusive_process)",
             "Wait until it has ended",
         )
     return None

@@ -1,7 +1,7 @@
-"""The door to NVIDIA's MPS control daemon: one daemon per GPU, in a folder of its own. [unverified on GPU]
+"""Client of NVIDIA's MPS control daemon. One daemon per GPU, with its own folder. [unverified on GPU]
 
-Commands and their answers are those of the daemon's interface of version 2 (NVIDIA, Multi-Process Service, "MPS v2
-Interface"), which every driver since Volta speaks by default. Every call has a time limit.
+Commands and responses follow NVIDIA's "MPS v2 Interface" (Multi-Process Service), the default of every driver since Volta.
+Every call has a time limit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 
 ANSWER_LIMIT_S = 10.0
-"""For the daemon to answer one command."""
+"""Time limit for one command."""
 START_LIMIT_S = 20.0
-"""For the daemon to be up, and again for its server: making a context takes seconds on a large GPU."""
+"""Time limit for the daemon to start, and again for its server: creating a context takes seconds on a large GPU."""
 END_LIMIT_S = 10.0
-"""For the processes to end after ``quit``, and again after each signal."""
+"""Time limit for the processes to end after ``quit``, and again after each signal."""
 
 LONGEST_SOCKET_PATH = 107
-"""Bytes of a UNIX socket's path on Linux; the daemon fails to bind, and says something else, beyond it."""
+"""Maximum bytes of a UNIX socket's path on Linux; beyond it the daemon fails to bind with a misleading message."""
 LONGEST_SOCKET_NAME = "/control_privileged"
 
 INSTALL = (
@@ -39,17 +39,17 @@ INSTALL = (
 )
 
 NO_DAEMON = "Cannot find MPS control daemon"
-"""What the program says where nothing listens."""
+"""Output of the control program if no daemon listens."""
 
 ServerStatus = Literal["INITIALIZING", "ACTIVE", "FAULT"]
 
 
 class DaemonTimeoutError(PartitionError):
-    """The daemon is gone, or there and does not answer: nothing can be said of what it holds."""
+    """The daemon has ended or does not respond; the state of its clients is unknown."""
 
 
 class MpsDaemon:
-    """One control daemon, known by its folder of ``pipe`` (sockets) and ``log``; ours, since nobody else knows its name."""
+    """One private control daemon, identified by its folder with ``pipe`` (sockets) and ``log``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,14 +58,14 @@ class MpsDaemon:
 
     @classmethod
     def from_pipe_directory(cls, pipe_directory: str) -> MpsDaemon:
-        """The daemon that listens in a pipe directory of ours."""
+        """The daemon of a pipe directory."""
         return cls(Path(pipe_directory).parent)
 
     def make_folder(self) -> None:
-        """Make the folder, for this user only.
+        """Create the folder, for this user only.
 
         Raises:
-            PartitionError: it exists, its path is too long for a socket, or the disk does not take it.
+            PartitionError: it exists, its path is too long for a socket, or it cannot be created.
         """
         if len(os.fsencode(f"{self.pipe}{LONGEST_SOCKET_NAME}")) > LONGEST_SOCKET_PATH:
             raise PartitionError(
@@ -80,31 +80,31 @@ class MpsDaemon:
         except OSError as error:
             raise PartitionError(
                 f"the MPS pipe directory {self.pipe}",
-                f"could not be made ({error.strerror})",
-                "Look at the disk",
+                f"could not be created ({error.strerror})",
+                "Check the disk",
             ) from error
 
     def remove_folder(self) -> None:
-        """Remove the folder and what is in it. Safe to call twice."""
+        """Remove the folder and its contents. Idempotent."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.folder.exists():
             raise PartitionError(f"the MPS folder {self.folder}", "could not be removed", "Remove it by hand")
 
     def start(self, gpu_uuid: str, *, static: bool) -> None:
-        """Start the daemon for one GPU and wait until it answers.
+        """Start the daemon for one GPU and wait until it responds.
 
         Args:
-            gpu_uuid: of the GPU or MIG instance
-            static: with static SM partitions, which every client then has to name
+            gpu_uuid: UUID of the GPU or MIG instance
+            static: enable static SM partitions, which every client then has to name
 
         Raises:
-            PartitionError: there is no such program, or it ends with an error.
-            DaemonTimeoutError: it does not come up in time.
+            PartitionError: MPS is not installed, or the daemon exits with an error.
+            DaemonTimeoutError: it does not respond in time.
         """
-        said = self.log / "start.log"
+        start_log = self.log / "start.log"
         command = [CONTROL, "-d", *(["-S"] if static else [])]
-        # The daemon keeps its output open: a pipe to it would never end. A session of its own keeps Ctrl-C from it.
-        with said.open("wb") as output:
+        # Output to a file: the daemon keeps it open, so reading a pipe would never end. A new session: no Ctrl-C.
+        with start_log.open("wb") as output:
             result = _run(
                 command,
                 self._environment() | {"CUDA_VISIBLE_DEVICES": gpu_uuid},
@@ -116,26 +116,26 @@ class MpsDaemon:
             )
         if result is None or result.returncode != 0:
             why = "did not return" if result is None else f"ended with exit code {result.returncode}"
-            last = last_line(said.read_text(errors="replace"))
+            last = last_line(start_log.read_text(errors="replace"))
             raise PartitionError(f"`{' '.join(command)}` for {gpu_uuid}", f"{why}: {last}", self._see_log())
-        self._wait_until(self._is_responding, START_LIMIT_S, "come up")
+        self._wait_until(self._is_responding, START_LIMIT_S, "start")
 
     def start_server(self) -> None:
-        """Start the server for this user and wait until it is active, so that a GPU that is taken shows here.
+        """Start the server for this user and wait until it is active. This detects a GPU that is in use.
 
         Raises:
-            PartitionError: it faults, or does not become active: somebody else has the GPU.
-            DaemonTimeoutError: the daemon does not answer.
+            PartitionError: the server faults.
+            DaemonTimeoutError: the server does not become active (the GPU is in use), or the daemon does not respond.
         """
         self.send_command(f"start_server -uid {os.getuid()}")
         self._wait_until(self._is_active, START_LIMIT_S, "have an active server")
 
     def servers(self) -> list[int]:
-        """Process ids of the servers: none or one, since only this user comes here."""
+        """Process ids of the servers: none or one, since the daemon serves only this user."""
         return self._numbers("get_server_list")
 
     def server_status(self, server: int) -> ServerStatus:
-        """How a server is."""
+        """Status of a server."""
         answer = " ".join(self.send_command(f"get_server_status {server}")).upper()
         for status in ("FAULT", "INITIALIZING", "ACTIVE"):
             if status in answer:
@@ -151,30 +151,30 @@ class MpsDaemon:
         }
 
     def terminate_client(self, client: int) -> None:
-        """Let the server end a client's work: killing it with work in flight could harm the others."""
+        """Let the server terminate a client's work. Killing the client with kernels in flight could harm the others."""
         server = self.clients().get(client)
         if server is not None:
             self.send_command(f"terminate_client {server} {client}")
 
     def add_partition(self, gpu_uuid: str, chunks: int) -> str:
-        """Make a static SM partition; returns the name under which clients ask for it.
+        """Create a static SM partition; returns its name, for CUDA_MPS_SM_PARTITION.
 
         Raises:
-            PartitionError: the daemon does not know the command, or has not as many chunks.
+            PartitionError: the daemon does not know the command, or has too few free chunks.
         """
         command = f"sm_partition add {gpu_uuid} {chunks}"
         answer = "\n".join(self.send_command(command))
         name = parse_partition(answer, gpu_uuid)
         if name is None:
-            raise PartitionError(f"`{command}`", f"was refused: {last_line(answer)}", self._see_log())
+            raise PartitionError(f"`{command}`", f"was rejected: {last_line(answer)}", self._see_log())
         return name
 
     def send_command(self, command: str) -> list[str]:
-        """One command; the lines of the answer that are not empty.
+        """Send one command; returns the non-empty lines of the response.
 
         Raises:
-            DaemonTimeoutError: the daemon is gone or does not answer in time.
-            PartitionError: it does not know the command, or cannot do it.
+            DaemonTimeoutError: the daemon has ended or does not respond in time.
+            PartitionError: the command failed.
         """
         result = _run(
             [CONTROL],
@@ -185,21 +185,19 @@ class MpsDaemon:
             capture_output=True,
         )
         if result is None:
-            problem = f"did not answer `{command}` within {ANSWER_LIMIT_S:.0f} s"
+            problem = f"did not respond to `{command}` within {ANSWER_LIMIT_S:.0f} s"
             raise DaemonTimeoutError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
         if result.returncode != 0:
-            said = last_line(result.stdout + result.stderr)
-            kind = DaemonTimeoutError if NO_DAEMON in said else PartitionError
-            raise kind(
-                f"the MPS daemon at {self.pipe}", f"does not take `{command}`: {said}", self._see_log()
-            )
+            output = last_line(result.stdout + result.stderr)
+            kind = DaemonTimeoutError if NO_DAEMON in output else PartitionError
+            raise kind(f"the MPS daemon at {self.pipe}", f"rejected `{command}`: {output}", self._see_log())
         return [line.strip() for line in result.stdout.splitlines() if line.strip()]
 
     def end(self) -> None:
-        """End daemon and server: by ``quit``, and by signals where that does not help. Safe to call twice.
+        """Stop daemon and server: by ``quit``, then SIGTERM, then SIGKILL. Idempotent.
 
         Raises:
-            PartitionError: a process is still there.
+            PartitionError: a process is still running.
         """
         if not self.processes():
             return
@@ -217,12 +215,12 @@ class MpsDaemon:
         )
 
     def processes(self) -> list[int]:
-        """Daemon and server processes of this folder, whoever their parent is by now."""
+        """Daemon and server processes of this folder, whatever their current parent."""
         mark = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}".encode()
         return [pid for pid in own_processes((CONTROL, SERVER)) if mark in environment_of(pid)]
 
     def _environment(self) -> dict[str, str]:
-        """Ours without any setting of another MPS."""
+        """This process's environment without CUDA_MPS_*, plus this daemon's directories."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
@@ -252,25 +250,25 @@ class MpsDaemon:
 
     def _unexpected(self, command: str, answer: str) -> PartitionError:
         return PartitionError(
-            f"the MPS daemon at {self.pipe}", f"answered `{command}` with {answer!r}", self._see_log()
+            f"the MPS daemon at {self.pipe}", f"responded to `{command}` with {answer!r}", self._see_log()
         )
 
     def _see_log(self) -> str:
-        """Logs go with the folder: the telling line has to be in the error."""
+        """Last lines of the logs, for the error message: the logs are removed with the folder."""
         lines = [last_line(path.read_text(errors="replace")) for path in sorted(self.log.glob("*.log"))]
-        said = "; ".join(line for line in lines if line)
+        ends = "; ".join(line for line in lines if line)
         return (
-            f"Its logs end with: {said}"
-            if said
+            f"Its logs end with: {ends}"
+            if ends
             else "It wrote no log; see `dmesg` and the driver's installation"
         )
 
 
 def parse_partition(answer: str, gpu_uuid: str) -> str | None:
-    """The partition's name in the daemon's answer; None where it holds none.
+    """The partition's name in the daemon's response; None if there is none.
 
-    Versions print it bare (``GPU-.../Dx4A...``) or in a sentence (``Partition ... created``), where the GPU may be
-    left out of the name.
+    Some versions print only the name (``GPU-.../Dx4A...``), others a sentence (``Partition ... created``), in which the
+    name may lack the GPU.
     """
     bare = re.search(rf"{re.escape(gpu_uuid)}/\S+", answer)
     if bare:
@@ -282,7 +280,7 @@ def parse_partition(answer: str, gpu_uuid: str) -> str | None:
 def _run(
     command: list[str], environment: dict[str, str], *, limit_s: float, **options: object
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run to the end; None where that took longer than the limit."""
+    """Run a command; None if it exceeds the limit."""
     try:
         return subprocess.run(command, env=environment, timeout=limit_s, check=False, **options)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""From fractions of a GPU to SMs and bytes of an MPS share. Pure functions."""
+"""Sizes of MPS shares: converts fractions of a GPU to SMs and bytes. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import floor
 from placement.types import Gpu
 
 FIRST_STATIC = (13, 1)
-"""First CUDA with static SM partitions."""
+"""First CUDA version with static SM partitions."""
 
 MIB = 2**20
 
 
 def sms_per_chunk(gpu: Gpu) -> int | None:
-    """SMs of the smallest static partition; None where the GPU has none (a MIG instance), or its SMs are not known."""
+    """SMs of the smallest static partition; None for a MIG instance, a GPU before Ampere, or an unknown SM count."""
     if gpu.uuid.startswith("MIG-"):
         return None
     if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
@@ -23,18 +23,18 @@ def sms_per_chunk(gpu: Gpu) -> int | None:
 
 
 def chunk_for(gpu: Gpu, sizes: Sequence[float]) -> int | None:
-    """The chunk of which each share gets at least one; None where the GPU has no chunks, or too few."""
+    """The chunk size in SMs if each share gets at least one chunk; else None."""
     chunk = sms_per_chunk(gpu)
     return chunk if chunk is not None and all(sms_of(gpu, size, chunk) for size in sizes) else None
 
 
 def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
-    """SMs of a share, in whole chunks where there are some; None where the GPU's are not known."""
+    """SMs of a share, in whole chunks if ``chunk`` is given; None if the GPU's SM count is unknown."""
     if gpu.sm_count is None:
         return None
     return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
 
 
 def memory_of(gpu: Gpu, size: float) -> int:
-    """Bytes of a share, in whole MiB, the unit in which the limit is given."""
+    """Bytes of a share, in whole MiB, the unit of MPS's memory limit."""
     return floor(gpu.memory_total_bytes * size) // MIB * MIB

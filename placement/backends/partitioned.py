@@ -1,4 +1,4 @@
-"""What backends have in common that make shares on the host: a process enters its share by what CUDA reads at its start."""
+"""Base class of the backends that partition the GPU on the host (MPS, MIG). Environment variables select the share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from placement.types import Share, Slice
 
 
 class PartitionedBackend(Backend):
-    """A share is there before its process enters it, and is enforced from outside of it."""
+    """The share exists before its process enters it, and is enforced from outside of the process."""
 
     changes_host = True
 
     @abstractmethod
     def share_environment(self, share: Share) -> dict[str, str]:
-        """What a process's first CUDA call reads to land in the share."""
+        """Environment variables that select the share; read by the process's first CUDA call."""
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Thread counts; once carved, the share. Before, the GPU is for Ray to choose and to make the only visible one."""
+        """Thread counts, and the share once the GPU is partitioned. Before that, Ray sets CUDA_VISIBLE_DEVICES."""
         if gmi_slice.gpu_uuid is None:
             raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
         variables = thread_environment(gmi_slice.num_threads)
@@ -39,24 +39,30 @@ class PartitionedBackend(Backend):
         return "cuda:0"
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """What was carved; nothing before."""
+        """Limits of the share; none before partitioning."""
         if gmi_slice.share is None:
             return SliceLimits()
         return SliceLimits(sm_count=gmi_slice.share.sm_count, memory_bytes=gmi_slice.share.memory_bytes)
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Pin to the slice's cores, hold torch to its threads, and set what CUDA reads at its first call.
+        """Pin to the slice's cores, limit torch's threads, and set the share's environment variables.
 
         Raises:
-            SliceError: the slice was not carved, or this process has made CUDA calls already.
+            SliceError: the slice has no share yet, or this process has made CUDA calls already.
         """
         import torch  # the slice's thread counts have to be in place before this import
 
         if gmi_slice.share is None or torch.cuda.is_initialized():
             unpartitioned = gmi_slice.share is None
-            there = "a slice that was not carved" if unpartitioned else "a process that CUDA already runs in"
+            there = (
+                "a slice without a partition"
+                if unpartitioned
+                else "a process that has initialised CUDA already"
+            )
             raise SliceError(
-                f"a share of {gmi_slice.gpu_uuid}", there, "Enter the slice first, after the carving"
+                f"a share of {gmi_slice.gpu_uuid}",
+                there,
+                "Partition the GPU, then enter the slice before any CUDA call",
             )
         pin_to_cores(gmi_slice.cores)
         limit_torch_threads(gmi_slice.num_threads)

@@ -1,4 +1,4 @@
-"""Processes that are not our children: who they are, and waiting for what they do."""
+"""Helpers for processes that are not our children: find them, read their environment, wait for a condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until the condition holds; False where it did not within the limit."""
+    """Poll until the condition holds; False on timeout."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -20,7 +20,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 def own_processes(names: tuple[str, ...]) -> list[int]:
-    """This user's processes that run one of these programs, straight or through an interpreter."""
+    """This user's processes that run one of these programs, directly or through an interpreter."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -35,7 +35,7 @@ def own_processes(names: tuple[str, ...]) -> list[int]:
 
 
 def environment_of(pid: int) -> set[bytes]:
-    """``NAME=value`` of a process as it was started; empty where it has ended or is not ours to read."""
+    """Initial environment of a process as ``NAME=value``; empty if it has ended or is not readable."""
     try:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:
@@ -43,6 +43,6 @@ def environment_of(pid: int) -> set[bytes]:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, cut for an error's text."""
+    """The last non-empty line, truncated for an error message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

@@ -1,4 +1,4 @@
-"""What backends have in common that change nothing on the host: there is nothing to carve and nothing to undo."""
+"""Base class of the backends that change nothing on the host (cpu, direct, green): nothing to partition, nothing to undo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from placement.types import Gpu, Share, Slice
 
 
 class UnpartitionedBackend(Backend):
-    """A share is a number that processes agree on; nothing enforces it from outside of them."""
+    """A share is a number that processes respect; nothing enforces it from outside of them."""
 
     changes_host = False
 
@@ -21,12 +21,12 @@ class UnpartitionedBackend(Backend):
         )
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Nothing was made."""
+        """A no-op."""
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """None."""
+        """No limits."""
         return SliceLimits()
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
-        """Always well: there is nothing of ours that could break."""
-        return SliceHealth(state="ok", text=f"{self.name} has nothing of its own that could fail")
+        """Always ok."""
+        return SliceHealth(state="ok", text=f"{self.name} creates nothing on the host that could fail")

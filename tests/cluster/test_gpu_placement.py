@@ -254,7 +254,9 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
         other.record("mps", one.uuid, "folder", {"folder": "/tmp/none"}) for one in machine.nodes[0].gpus
     ]
     try:
-        with pytest.raises(PartitionError, match=r"GPU-\d on .* is cut by run another run \(process \d+\)"):
+        with pytest.raises(
+            PartitionError, match=r"GPU-\d on .* is partitioned by run another run \(process \d+\)"
+        ):
             Session(alone(), factory=Report()).__enter__()
         (ledger,), _ = all_ledgers()
         assert ledger.run == "another run"

@@ -61,8 +61,8 @@ def test_auto_follows_the_papers_where_the_machine_allows(name, roles, per_gpu, 
     ("changes", "reason"),
     [
         ({"node": {"mps_control": False}}, "has no nvidia-cuda-mps-control on PATH"),
-        ({"compute_capability": (6, 0)}, "has compute capability 6.0, and shares begin at 7.0"),
-        ({"mps_running": True}, "an MPS server that this run did not start has GPU-"),
+        ({"compute_capability": (6, 0)}, "has compute capability 6.0, and MPS shares need 7.0"),
+        ({"mps_running": True}, "an MPS server that this run did not start uses GPU-"),
     ],
 )
 def test_where_mps_cannot_be_used_training_shares_plainly_and_the_plan_says_why(changes, reason):
@@ -77,9 +77,9 @@ def test_where_mps_cannot_be_used_training_shares_plainly_and_the_plan_says_why(
     [
         ("mps", {"mps_running": True}, ("backend='mps'", "did not start", "rayagi cleanup", "echo quit")),
         ("mps", {"mig_enabled": True}, ("is in MIG mode", "nvidia-smi -i GPU-", "-mig 0")),
-        ("mps", {"compute_mode": "prohibited"}, ("lets nobody in", "-c DEFAULT")),
+        ("mps", {"compute_mode": "prohibited"}, ("admits no process", "-c DEFAULT")),
         ("direct", {"mig_enabled": True}, ("is in MIG mode", "CUDA_VISIBLE_DEVICES=MIG-")),
-        ("green", {"node": {"cuda_version": (12, 2)}}, ("runs CUDA 12.2", "begin with 12.4", "550")),
+        ("green", {"node": {"cuda_version": (12, 2)}}, ("supports CUDA 12.2", "need 12.4", "550")),
         ("green", {"sm_count": None}, ("number of SMs of GPU-", "is not known")),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_was_asked_and_cannot_be_is_refused_with_the_way_out(backend, chang
 
 def test_a_gpu_that_nothing_can_use_is_an_error_with_every_reason():
     with pytest.raises(
-        PlanError, match=r"backend='auto': not mps, since .* not direct, since .* lets nobody in"
+        PlanError, match=r"backend='auto': not mps, since .* not direct, since .* admits no process"
     ):
         choose_backend(changed("h100x1", compute_mode="prohibited"), "auto", roles=TRAINING, gmis_per_gpu=2)
 

@@ -26,7 +26,7 @@ def test_a_step_is_on_the_disk_before_it_is_done_and_the_file_goes_with_the_last
     assert read.steps("GPU-1") == (one,)
     assert read.steps(backend="mig") == (two,)
     assert read.steps("GPU-1", "mig") == ()
-    assert (read.run, read.owner) == ("run", Owner.local_capabilities())
+    assert (read.run, read.owner) == ("run", Owner.current())
     ledger.erase(one)
     ledger.erase(one)
     assert Ledger.load(ledger.path).steps() == (two,)
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_ledger_is_named_and_the_others_are_read(tmp_path, tex
 
 def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_another():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = replace(Owner.local_capabilities(), pid=process.pid, start_ticks=start_ticks(process.pid))
+    owner = replace(Owner.current(), pid=process.pid, start_ticks=start_ticks(process.pid))
     assert owner.state() == "alive"
     assert replace(owner, start_ticks=owner.start_ticks - 1).state() == "dead"  # the number was given anew
     assert replace(owner, boot_id="before the last boot").state() == "dead"

@@ -236,8 +236,8 @@ def test_without_permission_and_instances_the_exact_command_is_said(monkeypatch,
     driver = FakeDriver(a_free_mig_gpu(), privileged=False)
     assert refusal(monkeypatch, tmp_path, driver, (0.5, 0.5)) == (
         f"MIG on {UUID}: this user may not create instances, and those that exist do not do: 2 x 0.5 on GPU 0 "
-        "(NVIDIA A100-SXM4-40GB): of its no MIG instances, free are none. Ask for sizes that are there, or have an "
-        "administrator cut it anew. Run as root, or have an administrator run "
+        "(NVIDIA A100-SXM4-40GB): of its no MIG instances, free are none. Request these sizes, or have an "
+        "administrator repartition it. Run as root, or have an administrator run "
         f"`sudo nvidia-smi mig -i {UUID} -cgi 9:0,9:4 -C`."
     )
 
@@ -278,7 +278,7 @@ def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_fo
     with pytest.raises(PlanError) as caught:
         BACKEND.predict_limits(node, on_paper(mig_instances=(one,)), (0.5,))
     # A 3g beside the 1g that is there: at memory slice 4.
-    assert caught.value.hint.endswith(f"cut it anew, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
+    assert caught.value.hint.endswith(f"repartition it, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
 
 
 def test_a_driver_without_mig_is_too_old(monkeypatch, tmp_path):
@@ -461,7 +461,7 @@ def test_a_process_sees_its_instance_only():
 
 
 def test_an_uncarved_slice_cannot_be_entered():
-    with pytest.raises(SliceError, match="a slice that was not carved"):
+    with pytest.raises(SliceError, match="a slice without a partition"):
         BACKEND.enter(gmi_slice(None))
 
 

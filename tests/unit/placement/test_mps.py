@@ -140,7 +140,7 @@ def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
 
 def test_a_slice_cannot_be_entered_before_it_is_carved():
     gmi_slice = Slice(node="n", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
-    with pytest.raises(SliceError, match="a share of GPU-1; there is a slice that was not carved"):
+    with pytest.raises(SliceError, match="a share of GPU-1; there is a slice without a partition"):
         MpsBackend().enter(gmi_slice)
 
 
@@ -192,7 +192,7 @@ def test_an_attached_process_must_see_no_more_sms_than_its_share(place, ledger, 
     ("behave", "text"),
     [
         ("refuse", "ended with exit code 1: Failed to start: permission denied"),
-        ("hang", "did not come up within"),
+        ("hang", "did not start within"),
         ("busy", "did not have an active server within"),
         ("fault", "is in FAULT"),
     ],
@@ -248,7 +248,7 @@ def test_a_gpu_that_another_run_has_cut_is_refused(place, ledger):
     MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     other = Ledger.open("Humanoid-v5", place.ledgers)
     with pytest.raises(
-        PartitionError, match=rf"GPU-1 on .* cut by run Ant-v5 \(process {os.getpid()}\). Wait for"
+        PartitionError, match=rf"GPU-1 on .* is partitioned by run Ant-v5 \(process {os.getpid()}\). Wait for"
     ):
         MpsBackend().partition(gpu(**VOLTA), (0.5,), other)
     assert place.daemons()[0].servers()
@@ -269,7 +269,7 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     (server,) = place.daemons()[0].servers()
     kill(server)
     ended = backend.health(slice_of(share))  # the daemon would start another, but clients were of this one
-    assert (ended.state, ended.text) == ("lost", "the MPS server on GPU-1 has ended, and its clients with it")
+    assert (ended.state, ended.text) == ("lost", "the MPS server on GPU-1 and its clients have ended")
     for pid in place.daemons()[0].processes():
         kill(pid)
     gone = backend.health(slice_of(share))

@@ -134,7 +134,7 @@ def test_ea_t_puts_a_learner_on_all_the_cores_that_its_collectors_leave_while_th
     assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [1, 1, 2]
     assert plan.bundles() == [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0}]
     assert plan.envs == (32, 32, 0)
-    assert "1 learner on the same cores, which takes turns with the collectors" in plan.reason
+    assert "1 learner on the same cores, which alternates with the collectors" in plan.reason
 
 
 def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
@@ -143,7 +143,7 @@ def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
     assert plan.slices[8].cores == tuple(range(16))
     assert plan.slices[8].num_threads == plan.slices[0].num_threads == 2
     assert plan.slices[8].environment["OMP_NUM_THREADS"] == "2"
-    assert "in the gaps that collectors leave" in plan.reason
+    assert "concurrent with the collectors" in plan.reason
 
 
 def test_enough_cores_for_all_that_were_asked_are_dealt_without_overlap():
@@ -187,7 +187,7 @@ def test_one_gpu_is_cut_for_both_kinds_without_being_asked():
 @pytest.mark.parametrize(
     ("asked", "texts"),
     [
-        ({"template": "decoupled", "num_gmis": 5}, ("4 collectors", "room for 2", "num_gmis to 3 or less")),
+        ({"template": "decoupled", "num_gmis": 5}, ("4 collectors", "2 fit", "num_gmis to 3 or less")),
         ({"template": "ea_t", "num_gmis": 1}, ("1 GMI", "1 collector and 1 learner", "num_gmis to 2")),
         ({"template": "dp_mp", "serving": True, "num_gmis": 1}, ("num_gmis=1", "pairs", "even")),
         ({"template": "dp_only", "num_learners": 1}, ("num_learners=1", "simulator+agent+trainer", "Leave")),

@@ -29,7 +29,7 @@ def test_cores_are_cut_as_asked_and_environments_follow():
     assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0, 1, 2), (3,)]
     assert plan.envs == (48, 16)
     assert [bundle["CPU"] for bundle in plan.bundles()] == [3.0, 1.0]
-    assert "4 cores cut as asked, 3+1" in plan.table()
+    assert "4 cores split as requested, 3+1" in plan.table()
     assert "2 GMIs, 64 environments" in plan.table()
 
 
@@ -55,7 +55,7 @@ def test_gpus_are_filled_in_order():
 @pytest.mark.parametrize(
     ("sizes", "request_", "message"),
     [
-        ([2, 3], {}, r"slices=2\+3: 3 cores for GMI 1 are not left of 4 cores on a"),
+        ([2, 3], {}, r"slices=2\+3: GMI 1 needs 3 cores; too little is left of 4 cores on a"),
         ([1.5, 1], {}, "GMI 0 has 1.5 cores"),
         ([3, 1], {"num_gmis": 3}, "num_gmis=3 with slices for 2 GMIs"),
         ([3, 1], {"threads_per_gmi": 2}, "threads_per_gmi=2 with slices"),
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(sizes, request_, message):
 
 
 def test_shares_beyond_the_gpus_are_refused():
-    with pytest.raises(PlanError, match=r"0.6 of a GPU for GMI 1 are not left of 1 GPU"):
+    with pytest.raises(PlanError, match=r"GMI 1 needs 0.6 of a GPU; too little is left of 1 GPU"):
         make_plan(machine(node("a", 4, 1)), backend="direct", num_envs=8, sizes=[0.6, 0.6])
     with pytest.raises(PlanError, match=r"GMI 1 has 2 of a GPU"):
         make_plan(machine(node("a", 4, 1)), backend="direct", num_envs=8, sizes=[0.6, 2])
