@@ -1,4 +1,4 @@
-"""One carver per node: cuts the GPUs that Ray really gave, on their own hosts, and undoes it before they are given back."""
+"""Partitioners: one Ray actor per node partitions the GPUs that Ray allocated, and undoes it before they are released."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from placement.plan import PlacementPlan
 from placement.types import Gpu, Share, Slice
 
 PARTITION_TIMEOUT_S = 120.0
-"""For all nodes to cut their GPUs, a process start included."""
+"""Time limit for all nodes to partition their GPUs, including the start of the actors."""
 RESTORE_TIMEOUT_S = 90.0
-"""For all nodes to undo it: clients get time to leave, and daemons to end."""
+"""Time limit for all nodes to undo it; MPS clients have to disconnect and daemons to end."""
 CALL_TIMEOUT_S = 30.0
-"""For a question to a carver."""
+"""Time limit for any other call."""
 
 KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""Lets a carver, which holds no GPU itself, see those of its node; Ray hides them otherwise."""
+"""Makes the node's GPUs visible to an actor without GPU resources; Ray hides them otherwise."""
 
 LOG = logging.getLogger(__name__)
 
 
 class Partitioners:
-    """The carvers of a run. Nothing starts before ``partition``, and nothing at all where the backend carves nothing."""
+    """The partitioner actors of a run. ``partition`` starts them, and only if the backend changes the host."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -44,14 +44,14 @@ class Partitioners:
         self._pids: list[int] = []
 
     def partition(self, plan: PlacementPlan, workers: Sequence[WorkerInfo]) -> PlacementPlan:
-        """Cut every GPU as its slices want it; the plan with the shares, and with the environment to enter them.
+        """Partition every GPU for its slices; returns the plan with shares and environment variables.
 
         Args:
-            plan: bound, with the GPUs that Ray gave
-            landings: where each GMI's process is, in GMI order
+            plan: the plan with the GPUs that Ray allocated
+            workers: node and process of each GMI, in GMI order
 
         Raises:
-            PartitionError: a GPU could not be cut, or a node did not answer in time. ``restore`` undoes what was done.
+            PartitionError: a GPU could not be partitioned, or a node did not respond in time; call ``restore``.
         """
         backend = get_backend(plan.backend)
         wanted = _requested_shares(plan)
@@ -62,9 +62,9 @@ class Partitioners:
                 gmi_slice.node: worker.node_id for gmi_slice, worker in zip(plan.slices, workers, strict=True)
             }
             self._start({node: node_ids[node] for node in wanted}, plan.backend)
-            shares = self._ask("partition", wanted, f"carving by {plan.backend}")
+            shares = self._ask("partition", wanted, f"partitioning by {plan.backend}")
         else:
-            # Nothing is done on the host: the shares can be made anywhere.
+            # The host is not changed: the shares can be created in this process.
             shares = {
                 node: Partitioner(plan.backend, self._run).partition(gpus) for node, gpus in wanted.items()
             }
@@ -73,7 +73,7 @@ class Partitioners:
         return self._plan
 
     def health(self) -> list[SliceHealth]:
-        """How each slice is, by the carver on its host, in GMI order; empty where nothing was carved."""
+        """Health of each slice, from the partitioner on its host, in GMI order; empty without partitioners."""
         if self._plan is None or not self._handles:
             return []
         indices: dict[str, list[int]] = {node: [] for node in self._handles}
@@ -92,12 +92,12 @@ class Partitioners:
         return [found[index] for index in range(len(found))]
 
     def update_pid(self, index: int, pid: int) -> None:
-        """GMI ``index`` was started anew, in process ``pid``."""
+        """Record the new process of GMI ``index`` after a restart."""
         if self._pids:
             self._pids[index] = pid
 
     def evict(self, index: int) -> None:
-        """Detach GMI ``index``, which does not answer, from its share. Best effort: it is killed in any case."""
+        """Detach the unresponsive GMI ``index`` from its share. Best effort: it is killed in any case."""
         if self._plan is None or not self._handles:
             return
         gmi_slice = self._plan.slices[index]
@@ -108,7 +108,7 @@ class Partitioners:
             )
 
     def restore(self) -> None:
-        """Undo every carving and end the carvers. Safe to call twice. What is left behind is logged, with the way out."""
+        """Undo the partitions and stop the actors. Idempotent. Logs what could not be undone, with a hint."""
         handles, self._handles = self._handles, {}
         if not handles or not ray.is_initialized():
             return
@@ -119,7 +119,9 @@ class Partitioners:
                 ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
             except (PlacementError, ray.exceptions.RayError) as error:
                 cause = getattr(error, "cause", None) or error
-                LOG.warning("%s was not undone: %s. Run `rayagi cleanup` there.", node, cause)
+                LOG.warning(
+                    "Node %s: the partition was not undone: %s. Run `rayagi cleanup` there.", node, cause
+                )
         for handle in handles.values():
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle, no_restart=True)
@@ -135,7 +137,7 @@ class Partitioners:
             self._handles[node] = actor.remote(backend, self._run)
 
     def _ask(self, method: str, arguments: dict[str, Any], asked: str) -> dict[str, Any]:
-        """One call to every carver, by node."""
+        """Call a method of every partitioner in parallel; returns the results by node."""
         limit_s = PARTITION_TIMEOUT_S if method == "partition" else CALL_TIMEOUT_S
         refs = {node: getattr(self._handles[node], method).remote(value) for node, value in arguments.items()}
         deadline = time.monotonic() + limit_s
@@ -146,11 +148,11 @@ class Partitioners:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
             except ray.exceptions.GetTimeoutError as error:
-                problem = f"did not answer within {limit_s:.0f} s"
+                problem = f"did not respond within {limit_s:.0f} s"
                 raise PartitionError(f"{asked} on node {node}", problem, "See the node's load") from error
             except ray.exceptions.RayError as error:
                 last = str(error).strip().splitlines()[-1]
-                problem = f"the carver was lost ({last.rstrip('.')})"
+                problem = f"the partitioner was lost ({last.rstrip('.')})"
                 raise PartitionError(
                     f"{asked} on node {node}", problem, "Run `rayagi cleanup` there"
                 ) from error
@@ -158,7 +160,7 @@ class Partitioners:
 
 
 def _requested_shares(plan: PlacementPlan) -> dict[str, list[tuple[Gpu, tuple[float, ...]]]]:
-    """Per node, each GPU that slices have and the sizes of their shares."""
+    """node -> pairs of a GPU and the sizes of its shares."""
     wanted: dict[str, list[tuple[Gpu, tuple[float, ...]]]] = {}
     for (node, uuid), sizes in shares_per_gpu(plan.slices).items():
         gpu = next(gpu for gpu in plan.machine.node(node).gpus if gpu.uuid == uuid)

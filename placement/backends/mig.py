@@ -1,7 +1,7 @@
-"""NVIDIA's Multi-Instance GPU: the driver cuts a GPU into instances with SMs and memory of their own. [unverified on GPU]
+"""MIG backend: NVIDIA's Multi-Instance GPU gives instances their own SMs and memory. [unverified on GPU]
 
-Sizes are coarse, but neither faults nor memory traffic of one instance reach another (GMI-DRL §2.2, §3.3). Instances
-are created where this process may, and given back; else those that exist and are idle are used and left as they were.
+Sizes are coarse, but faults and memory traffic stay within an instance (GMI-DRL §2.2, §3.3). With the permission, this
+backend creates instances and destroys them afterwards. Without it, it uses idle existing instances and leaves them in place.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 class MigBackend(PartitionedBackend):
     """Shares of a GPU as MIG instances.
 
-    MIG mode stays as it is: a switch needs a GPU that nobody uses, before Hopper also a reset, and it changes what everybody
-    else sees of the GPU. Errors say what a human would run.
+    It never changes the MIG mode: that needs an idle GPU, before Hopper also a reset, and affects all users of the GPU.
+    Errors name the commands that an administrator can run.
     """
 
     name: BackendName = "mig"
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Where MIG mode is on, and either instances may be made or some are idle."""
+        """Usable if MIG mode is on, and this user may create instances or some are idle."""
         if gpu is None:
             return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
         if geometry_of(gpu) is None:
@@ -48,29 +48,29 @@ class MigBackend(PartitionedBackend):
                 hint=f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}",
             )
         if node.may_configure_mig:
-            return Availability(usable=True, reason=f"instances can be made on {gpu.uuid}")
+            return Availability(usable=True, reason=f"instances can be created on {gpu.uuid}")
         idle = [one.profile for one in gpu.mig_instances if not one.in_use]
         if idle:
             return Availability(usable=True, reason=f"idle instances exist: {', '.join(idle)}")
         return Availability(
             usable=False,
             reason="this user may not create MIG instances, and no idle one exists",
-            hint=f"Run as root, or have an administrator make some, as two halves by {_command_for(gpu, (0.5, 0.5))}",
+            hint=f"Run as root, or have an administrator create some; two halves: {_command_for(gpu, (0.5, 0.5))}",
         )
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
-        """Instances that would be made, as far as this user may make some; else the idle ones that would be used."""
+        """Limits of the instances that would be created; without the permission, of the idle ones that would be used."""
         geometry = required_geometry(gpu)
         if not node.may_configure_mig:
             try:
                 return _limits_of(choose_existing(gpu, sizes))
             except PlanError as error:
-                hint = f"{error.hint}, by {_command_for(gpu, tuple(sizes))}"
+                hint = f"{error.hint} with {_command_for(gpu, tuple(sizes))}"
                 raise PlanError(error.asked, error.limit, hint) from error
         try:
             placed = plan_instances(gpu, sizes)
         except PlanError:
-            with suppress(PlanError):  # then the reason why no new one fits is what to tell
+            with suppress(PlanError):  # if no idle one fits either, report why no new one fits
                 return _limits_of(choose_existing(gpu, sizes))
             raise
         slice_bytes = gpu.memory_total_bytes // geometry.memory_slices
@@ -80,17 +80,17 @@ class MigBackend(PartitionedBackend):
         )
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
-        """Make an instance per size, as near to it as MIG's sizes allow.
+        """Create an instance per size, as close to it as MIG's profiles allow.
 
         Raises:
-            PartitionError: MIG is off, the sizes do not fit beside what is there, or the driver refuses.
+            PartitionError: MIG mode is off, the sizes do not fit next to existing instances, or the driver fails.
         """
         checked = validate_sizes(gpu, sizes)
         with exclusive_lock(ledger.path.parent), mig_gpu(gpu.uuid) as device:
             try:
                 return self._partition(device, gpu, checked, ledger)
             except BaseException as error:
-                # What cannot be undone now stays in the ledger; what went wrong first is what to tell.
+                # Steps that cannot be undone stay in the ledger. Report the first error.
                 try:
                     self.restore(gpu.uuid, ledger)
                 except PartitionError as left:
@@ -98,7 +98,7 @@ class MigBackend(PartitionedBackend):
                 raise
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
-        """Destroy the instances that are ours, and forget those that were borrowed."""
+        """Destroy the instances that were created, and release the existing ones that were used."""
         steps = ledger.steps(gpu_uuid, "mig")
         if not steps:
             return
@@ -116,29 +116,29 @@ class MigBackend(PartitionedBackend):
 
     def share_environment(self, share: Share) -> dict[str, str]:
         """The instance as the only visible device."""
-        assert share.mig_uuid is not None  # as carve made it
+        assert share.mig_uuid is not None  # set by partition()
         return {"CUDA_VISIBLE_DEVICES": share.mig_uuid}
 
     def verify(self, gmi_slice: Slice) -> None:
-        """CUDA shows no more SMs and memory than the instance has."""
+        """Check that CUDA reports no more SMs and memory than the instance has."""
         import torch
 
         assert gmi_slice.share is not None  # entered
-        seen = torch.cuda.get_device_properties(0)
+        device = torch.cuda.get_device_properties(0)
         limits = self.limits(gmi_slice)
-        if seen.multi_processor_count > (limits.sm_count or 0) or seen.total_memory > (
+        if device.multi_processor_count > (limits.sm_count or 0) or device.total_memory > (
             limits.memory_bytes or 0
         ):
             raise SliceError(
                 f"MIG instance {gmi_slice.share.mig_uuid} with {limits.sm_count} SMs and {limits.memory_bytes} bytes",
-                f"{seen.multi_processor_count} SMs and {seen.total_memory} bytes by what CUDA says",
+                f"{device.multi_processor_count} SMs and {device.total_memory} bytes as CUDA reports",
                 "Something called CUDA before the slice was entered",
             )
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
         """Whether the instance still exists."""
         if gmi_slice.share is None or gmi_slice.share.mig_uuid is None:
-            return SliceHealth(state="ok", text="not carved yet")
+            return SliceHealth(state="ok", text="not partitioned yet")
         uuid = gmi_slice.share.mig_uuid
         try:
             with mig_gpu(gmi_slice.share.gpu_uuid) as device:
@@ -146,7 +146,7 @@ class MigBackend(PartitionedBackend):
         except PartitionError as error:
             return SliceHealth(state="lost", text=str(error))
         if there:
-            return SliceHealth(state="ok", text=f"MIG instance {uuid} is there")
+            return SliceHealth(state="ok", text=f"MIG instance {uuid} exists")
         return SliceHealth(state="lost", text=f"MIG instance {uuid} is gone from {gmi_slice.share.gpu_uuid}")
 
     def _partition(
@@ -160,13 +160,13 @@ class MigBackend(PartitionedBackend):
             except PlanError as error:
                 raise PartitionError(
                     f"MIG on {gpu.uuid}",
-                    f"this user may not create instances, and those that exist do not do: {str(error).rstrip('.')}",
+                    f"this user may not create instances, and the existing ones do not fit: {str(error).rstrip('.')}",
                     f"Run as root, or have an administrator run {_command_for(gpu, sizes)}",
                 ) from error
         try:
             placed = plan_instances(gpu, sizes, [one.placement for one in instances])
         except PlanError as error:
-            with suppress(PlanError):  # then the reason why no new one fits is what to tell
+            with suppress(PlanError):  # if no idle one fits either, report why no new one fits
                 return claim_idle_instances(device, gpu, sizes, ledger)
             raise PartitionError(error.asked, error.limit, error.hint) from error
         return create_instances(device, gpu, sizes, placed, ledger)
@@ -186,8 +186,8 @@ def _limits_of(instances: Sequence[MigInstance]) -> tuple[SliceLimits, ...]:
 
 
 def _command_for(gpu: Gpu, sizes: tuple[float, ...]) -> str:
-    """What an administrator would run, on a GPU whose instances nobody here knows the places of."""
+    """The command to create these instances; if none fits, the command that lists the existing ones."""
     try:
         return create_command(gpu, plan_instances(gpu, sizes))
     except PlanError:
-        return f"`sudo nvidia-smi mig -i {gpu.uuid} -lgi` to see who has what"
+        return f"`sudo nvidia-smi mig -i {gpu.uuid} -lgi` to list the instances"

@@ -1,7 +1,7 @@
-"""MIG instances of one GPU through NVML: list, create, destroy; errors in our terms. [unverified on GPU]
+"""MIG instances of one GPU through NVML: list, create, destroy; raises PartitionError. [unverified on GPU]
 
-NVML comes from the inventory's session, its one door. Numbers of calls, their order and their errors are those of
-NVIDIA's documentation of NVML, multi instance GPU management.
+``placement.inventory.nvml.nvml_session`` provides NVML. Calls, their order and their errors follow NVIDIA's documentation of
+NVML, "Multi Instance GPU Management".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from placement.mig_geometry import Geometry, PlacedProfile, Placement
 from placement.types import MigInstance
 
 PROFILE_INFO_VERSION = 1
-"""Of NVML's answer on profiles; every driver that knows MIG has it."""
+"""Version of NVML's profile info struct; every driver with MIG supports it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuInstance:
-    """A GPU instance that exists, with or without compute instances."""
+    """An existing GPU instance, with or without compute instances."""
 
     id: int
     profile_id: int
@@ -34,7 +34,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeInstance:
-    """What a process can be given: a MIG device."""
+    """A compute instance: the MIG device that a process uses."""
 
     id: int
     uuid: str
@@ -43,13 +43,13 @@ class ComputeInstance:
 
 
 class MigGpu:
-    """One GPU while a session with NVML is open."""
+    """One GPU during an NVML session."""
 
     def __init__(self, nvml: Any, handle: Any, uuid: str) -> None:
         self._nvml, self._handle, self.uuid = nvml, handle, uuid
 
     def mode(self) -> tuple[bool, bool] | None:
-        """Whether MIG is on, and whether it will be after the next reset; None where the GPU has none."""
+        """Whether MIG is on, and whether it will be after the next reset; None if the GPU has no MIG."""
         with self._as_partition_errors("read the MIG mode"):
             try:
                 current, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
@@ -58,7 +58,7 @@ class MigGpu:
         return bool(current), bool(pending)
 
     def permitted_instances(self) -> list[GpuInstance] | None:
-        """As ``instances``; None where this process may not list them, as only those may that may change them."""
+        """Like ``instances``; None without the permission to manage MIG, which listing needs too."""
         try:
             return self.instances()
         except PartitionError as error:
@@ -67,11 +67,11 @@ class MigGpu:
             raise
 
     def instances(self) -> list[GpuInstance]:
-        """Every GPU instance, whoever made it."""
+        """Every GPU instance, whoever created it."""
         found = []
         with self._as_partition_errors("list the GPU instances"):
             for info in self._profiles():
-                # pynvml fills what it is given; a profile has never more instances than this.
+                # pynvml fills the given array; a profile has at most instanceCount instances.
                 array = (self._nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
                 count = ctypes.c_uint(0)
                 self._nvml.nvmlDeviceGetGpuInstances(self._handle, info.id, array, ctypes.byref(count))
@@ -79,7 +79,7 @@ class MigGpu:
         return sorted(found, key=lambda one: one.id)
 
     def devices(self, geometry: Geometry | None) -> tuple[MigInstance, ...]:
-        """What processes can be given, as everybody may see it."""
+        """The MIG devices, readable without special permission."""
         with self._as_partition_errors("list the MIG devices"):
             return read_instances(self._nvml, self._handle, geometry)
 
@@ -107,7 +107,7 @@ class MigGpu:
             return int(self._nvml.nvmlGpuInstanceGetInfo(instance).id)
 
     def was_refused(self, error: PartitionError) -> bool:
-        """Whether the driver said no, so that nothing was made; else it may have failed half-way."""
+        """Whether the driver rejected the request, so that nothing was created; otherwise it may have failed half-way."""
         refusals = (
             self._nvml.NVMLError_InsufficientResources,
             self._nvml.NVMLError_NoPermission,
@@ -117,7 +117,7 @@ class MigGpu:
         return isinstance(error.__cause__, refusals)
 
     def create_compute_instance(self, instance_id: int) -> int:
-        """Create the compute instance that takes all of a GPU instance; returns its id."""
+        """Create the compute instance that fills a GPU instance; returns its id."""
         with self._as_partition_errors(f"create a compute instance in GPU instance {instance_id}"):
             instance = self._nvml.nvmlDeviceGetGpuInstanceById(self._handle, instance_id)
             largest = max(self._compute_profiles(instance), key=lambda info: int(info.sliceCount))
@@ -131,7 +131,7 @@ class MigGpu:
             return [self._device_of(one) for one in self._compute_handles(instance)]
 
     def processes(self, uuid: str) -> list[int]:
-        """Processes that run on the MIG device of that UUID; none where there is no such device."""
+        """Processes on the MIG device of that UUID; empty if there is no such device."""
         with self._as_partition_errors(f"list the processes of {uuid}"):
             for device in mig_devices(self._nvml, self._handle):
                 if text(self._nvml.nvmlDeviceGetUUID(device)) == uuid:
@@ -139,7 +139,7 @@ class MigGpu:
         return []
 
     def destroy_compute_instance(self, instance_id: int, compute_id: int) -> None:
-        """Destroy one compute instance. Drivers do so under running processes too: ask before."""
+        """Destroy one compute instance. Drivers do this under running processes too: check ``processes`` first."""
         with self._as_partition_errors(
             f"destroy compute instance {compute_id} of GPU instance {instance_id}"
         ):
@@ -203,7 +203,7 @@ class MigGpu:
 
     @contextmanager
     def _as_partition_errors(self, doing: str) -> Iterator[None]:
-        """NVML's errors as ours, with the way out of each."""
+        """Convert NVML errors to PartitionError, with a hint for each."""
         try:
             yield
         except self._nvml.NVMLError as error:
@@ -213,27 +213,27 @@ class MigGpu:
     def _hints(self) -> dict[int, str]:
         nvml, uuid = self._nvml, self.uuid
         return {
-            nvml.NVML_ERROR_NO_PERMISSION: "Run as root, have an administrator cut the GPU, or use backend='mps'",
+            nvml.NVML_ERROR_NO_PERMISSION: "Run as root, have an administrator partition the GPU, or use backend='mps'",
             nvml.NVML_ERROR_IN_USE: "Something still uses the GPU: end the processes that "
             f"`nvidia-smi -i {uuid}` and `fuser -v /dev/nvidia*` list, then try again",
             nvml.NVML_ERROR_RESET_REQUIRED: "Once nothing uses the GPU, "
             f"run `sudo nvidia-smi --gpu-reset -i {uuid}`, then try again",
-            nvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "Somebody else may have cut the GPU in the meantime: "
+            nvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "Another user may have partitioned the GPU in the meantime: "
             f"see `sudo nvidia-smi mig -lgi -i {uuid}`, then try again",
             nvml.NVML_ERROR_GPU_IS_LOST: "The GPU fell off the bus: reset it or restart the host, "
             "then run `rayagi cleanup`",
             nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "The driver is too old for MIG: update it to 450 or newer "
             "(H100 and later need 525), or use backend='mps'",
-            nvml.NVML_ERROR_NOT_SUPPORTED: "This GPU or driver cannot do it: use backend='mps'",
+            nvml.NVML_ERROR_NOT_SUPPORTED: "This GPU or driver does not support it: use backend='mps'",
         }
 
 
 @contextmanager
 def mig_gpu(uuid: str) -> Iterator[MigGpu]:
-    """A GPU of this host by its UUID, for as long as the block lasts.
+    """Open an NVML session for a GPU of this host, by UUID.
 
     Raises:
-        PartitionError: no driver answers, or it has no such GPU.
+        PartitionError: no driver responds, or it has no such GPU.
     """
     with ExitStack() as session:
         try:
@@ -242,14 +242,14 @@ def mig_gpu(uuid: str) -> Iterator[MigGpu]:
             raise PartitionError(f"MIG on {uuid}", error.problem, error.hint) from error
         if nvml is None:
             raise PartitionError(
-                f"MIG on {uuid}", "no NVIDIA driver answers", "See `nvidia-smi` on that host"
+                f"MIG on {uuid}", "no NVIDIA driver responds", "See `nvidia-smi` on that host"
             )
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         except nvml.NVMLError as error:
             raise PartitionError(
                 f"MIG on {uuid}",
-                f"the driver does not give the GPU: {error}",
+                f"the driver cannot open the GPU: {error}",
                 "See `nvidia-smi -L`; a GPU that is lost needs a reset or a restart of the host",
             ) from error
         yield MigGpu(nvml, handle, uuid)

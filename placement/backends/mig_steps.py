@@ -1,4 +1,4 @@
-"""What carving by MIG does step by step, and how each step is undone, also by another process. [unverified on GPU]"""
+"""Steps of a MIG partition, and their undo, which another process can run too. [unverified on GPU]"""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from placement.types import Gpu, MigInstance, Share
 def create_instances(
     device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], placed: tuple[PlacedProfile, ...], ledger: Ledger
 ) -> tuple[Share, ...]:
-    """New instances, the ledger written before each, in the order of the sizes.
+    """Create instances, each recorded in the ledger first; returns the shares in the order of the sizes.
 
     Raises:
-        PartitionError: the driver refuses one; those before it are in the ledger.
+        PartitionError: the driver fails to create one; earlier ones are in the ledger.
     """
     made: dict[int, Share] = {}
-    # The largest first, as `nvidia-smi` users must: then a refusal comes before anything small is in the way.
+    # Largest first: if one does not fit, that shows before small instances occupy its place.
     for index in sorted(range(len(placed)), key=lambda i: (-placed[i].profile.size, placed[i].start)):
         place, profile_id = placed[index].placement, device.profile_id(placed[index])
         where = {"profile_id": profile_id, "start": place.start, "size": place.size}
+        # 1. Record the intent. 2. Create the GPU instance. 3. Record its id. 4. Create its compute instance.
         step = ledger.record("mig", gpu.uuid, "gpu_instance", where)
         try:
             instance = device.create(profile_id, place)
         except PartitionError as error:
-            if device.was_refused(error):  # what is there now is of who came first
+            if device.was_refused(
+                error
+            ):  # nothing was created: an instance at this place belongs to someone else
                 ledger.erase(step)
             raise
         instance_id = device.id_of(instance)
         step = ledger.amend(step, instance_id=instance_id)
         device.create_compute_instance(instance_id)
         (part,) = device.compute_instances(instance_id)
-        ledger.amend(step, uuid=part.uuid)  # so that no other run takes it for an idle one
+        ledger.amend(step, uuid=part.uuid)  # claims it: no other run uses it as an idle instance
         made[index] = Share(
             kind="mig",
             gpu_uuid=gpu.uuid,
@@ -51,10 +54,10 @@ def create_instances(
 def claim_idle_instances(
     device: MigGpu, gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger
 ) -> tuple[Share, ...]:
-    """Idle instances that no other run of ours has; noted, so that no other run takes them.
+    """Use idle instances that no other run has claimed; records the claim in the ledger.
 
     Raises:
-        PlanError: they do not give these sizes.
+        PlanError: they do not fit these sizes.
     """
     claimed = {
         step.undo.get("uuid")
@@ -81,16 +84,16 @@ def claim_idle_instances(
 
 
 def undo_step(step: LedgerEntry, device: MigGpu) -> None:
-    """Take back what a step made, where it is still there.
+    """Destroy the instance of a step, if it still exists.
 
     Raises:
-        PartitionError: a process uses it, or the driver refuses.
+        PartitionError: a process uses it, or the driver fails.
     """
     if step.made == "borrowed":
         return
     mode = device.mode()
     if mode is not None and not mode[0]:
-        return  # instances end with the mode, and with a restart of the host
+        return  # disabling MIG mode or rebooting the host has destroyed the instances
     instance = _instance_of_step(step, device)
     if instance is None:
         return
@@ -98,7 +101,7 @@ def undo_step(step: LedgerEntry, device: MigGpu) -> None:
     pids = [pid for part in parts for pid in device.processes(part.uuid)]
     if pids:
         if "instance_id" not in step.undo:
-            return  # we ended before we knew it: who runs in it made it
+            return  # our process died before the creation returned: the instance belongs to who uses it
         raise PartitionError(
             f"MIG instance {', '.join(part.uuid for part in parts)}",
             f"still used by process {', '.join(map(str, pids))}",
@@ -110,9 +113,10 @@ def undo_step(step: LedgerEntry, device: MigGpu) -> None:
 
 
 def _instance_of_step(step: LedgerEntry, device: MigGpu) -> GpuInstance | None:
-    """What the step made. Ids are used again: what lies elsewhere, or is another size, is somebody else's.
+    """The GPU instance that the step created; None if it is gone.
 
-    Where the process ended before it could note the id, what lies in the place that was free before is ours.
+    Ids are reused, so placement and profile have to match too. If the process died before it recorded the id, placement and
+    profile alone decide: the place was free before.
     """
     known = step.undo.get("instance_id")
     place = Placement(int(step.undo["start"] or 0), int(step.undo["size"] or 0))

@@ -1,4 +1,4 @@
-"""What there is to plan for: this machine, a recorded one, or a Ray cluster."""
+"""Inventory: the hardware of this machine, of a recorded machine, or of a Ray cluster."""
 
 from __future__ import annotations
 

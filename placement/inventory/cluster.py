@@ -1,4 +1,4 @@
-"""The nodes of the connected Ray cluster, each read by a task that runs on it."""
+"""Inventory of the connected Ray cluster: a task on each node reads its hardware."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from placement.inventory.local import local_node
 from placement.types import Machine, Node
 
 KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""Lets a task without GPUs see those its node was started with; Ray hides them otherwise."""
+"""Makes the node's GPUs visible to a task without GPU resources; Ray hides them otherwise."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def cluster_machine(timeout_s: float = 60.0) -> Machine:
-    """Every live node that can run work, as a process there sees it, limited to what Ray grants.
+    """Read every live node with CPUs or GPUs, limited to Ray's resources.
 
-    Nodes that share one host (containers, or a cluster simulated on one machine) get disjoint cores and GPUs
-    of it as far as they go. Logical GPUs that no driver knows, as in ``ray.init(num_gpus=8)``, are left out.
-    The limit is generous: on a node that has just joined, the first process is slow to start.
+    Nodes on the same host (containers, or a simulated cluster) get disjoint cores and GPUs as far as possible. Logical GPUs
+    without hardware, as in ``ray.init(num_gpus=8)``, are left out. The limit is generous, since the first process on a new
+    node starts slowly.
 
     Raises:
-        InventoryError: Ray is not connected, has no node that can run work, or a node did not answer in time.
+        InventoryError: Ray is not connected, has no node with CPUs or GPUs, or a node did not respond in time.
     """
     if not ray.is_initialized():
         raise InventoryError(
@@ -61,9 +61,9 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
 
 
 def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:
-    """Give nodes of one host disjoint cores and GPUs, in order, each as many as Ray grants it.
+    """Divide the cores and GPUs of one host among its nodes, in order, each as many as Ray grants it.
 
-    A node for which no core of its own is left keeps its cores to count with, but not to pin to.
+    If too few cores are left for a node, it keeps all its cores but is not pinnable.
     """
     taken_cores: dict[str, set[int]] = {}
     taken_gpus: set[str] = set()
@@ -93,7 +93,7 @@ def _can_work(entry: dict[str, Any]) -> bool:
 
 
 def _read_node() -> tuple[Node, str]:
-    """Runs on the node: what it has, and which host it is on."""
+    """Runs on the node: its hardware, and the boot id that identifies its host."""
     return local_node(), BOOT_ID.read_text().strip()
 
 
@@ -117,8 +117,8 @@ def _ask(entries: list[dict[str, Any]], timeout_s: float) -> list[tuple[Node, st
             ray.cancel(ref, force=True)
         raise InventoryError(
             f"Ray node {', '.join(silent)}",
-            f"did not answer within {time.monotonic() - started:.1f} s",
-            "See `ray status` and the load of the node: Ray could not run a task of no CPU on it in that time",
+            f"did not respond within {time.monotonic() - started:.1f} s",
+            "See `ray status` and the load of the node: Ray could not run a zero-CPU task on it in that time",
         )
     return [_answer(entry, pending[entry["NodeID"]]) for entry in entries]
 
@@ -127,7 +127,7 @@ def _answer(entry: dict[str, Any], ref: ray.ObjectRef) -> tuple[Node, str]:
     try:
         answer: tuple[Node, str] = ray.get(ref)
     except (RayError, InventoryError) as error:
-        # A task's own error arrives wrapped in a RayTaskError; its cause is the sentence to read.
+        # A RayTaskError wraps the task's own error in ``cause``.
         cause = getattr(error, "cause", None) or error
         last_line = str(cause).strip().splitlines()[-1]
         raise InventoryError(

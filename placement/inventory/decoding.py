@@ -1,4 +1,4 @@
-"""JSON to frozen dataclasses and back to text: the types of the fields are the schema."""
+"""JSON decoding to frozen dataclasses, with the field types as schema; and compact pretty-printing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 LINE_WIDTH = 110
-"""Values that fit are written on one line: a list of 192 cores is for machines, the rest is for people."""
+"""Values up to this width are written on one line, and lists of scalars always."""
 
 
 class DecodingError(ValueError):
-    """A value that is not what its field says, as a sentence that names the place."""
+    """A value that does not match its field's type; the message names its place in the file."""
 
 
 def decode(kind: type[T], value: object, where: str) -> T:
@@ -22,7 +22,7 @@ def decode(kind: type[T], value: object, where: str) -> T:
 
     Args:
         kind: the dataclass; its fields may be scalars, literals, unions, tuples and other dataclasses
-        value: what JSON gave
+        value: the parsed JSON value
         where: its place in the file, for messages
 
     Raises:
@@ -83,7 +83,7 @@ def _decode_tuple(hint: Any, value: object, where: str) -> tuple[Any, ...]:
 
 
 def _accepted(hint: Any) -> tuple[type, ...]:
-    """JSON writes 4.0 and 4 alike: a float may be a whole number. A bool is no number."""
+    """Types that a field accepts: a float field also accepts an int, but no field accepts a bool as a number."""
     return (float, int) if hint is float else (hint,)
 
 
@@ -97,7 +97,7 @@ def _text(hint: Any) -> str:
 
 
 def pretty(value: Any, indent: str = "") -> str:
-    """JSON text, indented by 2, in which what fits on a line is on a line, and lists of plain values always."""
+    """JSON text, indented by 2; values that fit are on one line, and lists of scalars always."""
     line = json.dumps(value)
     plain = not isinstance(value, dict | list) or (
         isinstance(value, list) and not any(isinstance(one, dict | list) for one in value)

@@ -1,4 +1,4 @@
-"""A machine as text for people."""
+"""Text description of a machine, for `rayagi info`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ UNKNOWN = "?"
 
 
 def describe(machine: Machine) -> str:
-    """Every node: cores, NUMA nodes, driver, GPUs with their MIG instances and processes, and how they are connected."""
+    """Describe every node: cores, NUMA nodes, driver, GPUs with MIG instances and processes, and interconnects."""
     return "\n\n".join("\n".join(_node_lines(node)) for node in machine.nodes)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, the first row being the heads."""
+    """Format rows as aligned columns; the first row has the headings."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -107,7 +107,7 @@ def _instance_row(one: MigInstance) -> tuple[str, ...]:
 
 
 def _matrix(node: Node) -> list[tuple[str, ...]]:
-    """As `nvidia-smi topo -m`: what connects the GPU of the row to that of the column."""
+    """Topology matrix as in `nvidia-smi topo -m`: the interconnect between the row's and the column's GPU."""
     rows = [("", *(f"GPU {gpu.index}" for gpu in node.gpus))]
     for one in node.gpus:
         cells = [_cell(node, one.uuid, other.uuid) for other in node.gpus]

@@ -1,4 +1,4 @@
-"""What the kernel lets this process use: cores by affinity and quota, memory by size and control group, and more."""
+"""Resource limits of this process: cores by affinity and CPU quota, memory by cgroup, NUMA nodes, MIG permission."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ROOT = Path("/")
 
 
 def allowed_cores(root: Path = ROOT) -> tuple[tuple[int, ...], bool]:
-    """Ids of the cores this process may use, and whether they may be pinned to.
+    """Ids of the cores this process may use, and whether it may pin to them.
 
-    A CPU quota (a container's ``--cpus=2``) grants time on all cores rather than cores: as many as it
-    pays for are counted, and not pinned to, since every container of the host would choose the same ones.
+    A CPU quota (a container's ``--cpus=2``) grants time on all cores. As many cores as the quota covers are counted, but not
+    pinned to: every container of the host would choose the same ones.
     """
     cores = tuple(sorted(os.sched_getaffinity(0)))
     quota = cpu_quota_cores(root)
@@ -25,7 +25,7 @@ def allowed_cores(root: Path = ROOT) -> tuple[tuple[int, ...], bool]:
 
 
 def cpu_quota_cores(root: Path = ROOT) -> float | None:
-    """Cores' worth of time that the tightest control group grants per period; None without a limit."""
+    """CPU quota of the tightest cgroup, in cores; None without a limit."""
     quotas = []
     for folder in _control_groups(root, controller="cpu"):
         unified = _words(folder / "cpu.max")
@@ -38,7 +38,7 @@ def cpu_quota_cores(root: Path = ROOT) -> float | None:
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may fill: the host's, or less where a control group says so."""
+    """Memory limit of this process: the host's memory, or less if a cgroup limits it."""
     sizes = [_host_memory_bytes(root)]
     for folder in _control_groups(root, controller="memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -49,7 +49,7 @@ def memory_bytes(root: Path = ROOT) -> int:
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may still take: what the host has available, or less where a control group leaves less."""
+    """Memory that this process can still allocate: the host's available memory, or less if a cgroup leaves less."""
     free = [_host_memory_bytes(root, "MemAvailable:")]
     for folder in _control_groups(root, controller="memory"):
         for limit, used in (
@@ -63,7 +63,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
-    """The host's NUMA nodes, by number; empty where the kernel does not list them."""
+    """The host's NUMA nodes, by number; empty if the kernel does not list them."""
     found = []
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         listed, meminfo = _words(folder / "cpulist"), _words(folder / "meminfo")
@@ -77,8 +77,8 @@ def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
 def may_configure_mig(root: Path = ROOT) -> bool:
     """Whether this process may create and destroy MIG instances. [unverified on GPU]
 
-    The driver asks for the right to open a device file, whose number it writes under /proc (NVIDIA's MIG user guide,
-    device nodes and capabilities); drivers without it ask for root.
+    The driver requires read access to a device file; its minor number is under /proc (NVIDIA's MIG user guide, device
+    nodes and capabilities). Drivers without that file require root.
     """
     minors = _words(root / "proc/driver/nvidia/capabilities/mig/config")
     if "DeviceFileMinor:" not in minors:
@@ -97,7 +97,7 @@ def _parse_ranges(listed: str) -> tuple[int, ...]:
 
 
 def _cache_bytes(folder: Path) -> int:
-    """Of what a control group holds, what the kernel gives back when memory is asked for: cached files out of use."""
+    """Reclaimable page cache of a cgroup (inactive_file), which counts as used memory."""
     words = _words(folder / "memory.stat")
     for name in ("inactive_file", "total_inactive_file"):
         if name in words:
@@ -113,9 +113,9 @@ def _host_memory_bytes(root: Path, name: str = "MemTotal:") -> int:
 
 
 def _control_groups(root: Path, *, controller: str) -> Iterator[Path]:
-    """Folders of this process's control group and of all above it, for cgroup v2 and v1.
+    """Folders of this process's cgroup and its ancestors, for cgroup v2 and v1.
 
-    Inside a container the path is often the host's and not mounted: then only the top of the mount exists.
+    Inside a container the path is often the host's and not mounted: then only the root of the mount exists.
     """
     membership = root / "proc/self/cgroup"
     if not membership.exists():

@@ -1,4 +1,4 @@
-"""The machine on which this process runs."""
+"""Inventory of the machine on which this process runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def local_machine() -> Machine:
     """One node: the cores, memory and GPUs that this process may use.
 
     Raises:
-        InventoryError: a GPU driver is there and does not answer properly.
+        InventoryError: the GPU driver returns an error.
     """
     return Machine(nodes=(local_node(),), origin="local")
 
 
 def local_node() -> Node:
-    """The same as a node, as a cluster's tasks report it."""
+    """The same as a single node, for the tasks of ``cluster_machine``."""
     cores, pinnable = allowed_cores()
     memory = memory_bytes()
     reading = read_driver(host_memory_bytes=memory)

@@ -1,7 +1,7 @@
-"""GPUs as NVML reports them. The only module that imports pynvml: others get it, opened, from ``nvml_session``.
+"""GPU inventory through NVML. The only module that imports pynvml; others get it from ``nvml_session``.
 
-No library and no driver mean no GPUs. A driver that answers with an error is an InventoryError: a broken GPU
-must not quietly become a run on the CPU. [unverified on GPU]
+Without the library or the driver there are no GPUs. A driver error raises InventoryError, so that a broken GPU does not
+silently become a run on the CPU. [unverified on GPU]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from placement.inventory.nvml_queries import if_supported, read_processes, text
 from placement.mig_geometry import geometry_of
 from placement.types import ComputeMode, Gpu, GpuLink, GpuProcess, MigInstance
 
-WITHOUT_GPU = "Mend the driver, or set CUDA_VISIBLE_DEVICES= (empty) to go on without GPUs"
+WITHOUT_GPU = "Repair the driver, or set CUDA_VISIBLE_DEVICES= (empty) to run without GPUs"
 
 CORES_PER_SM = {
     (6, 0): 64,
@@ -28,21 +28,21 @@ CORES_PER_SM = {
     (7, 5): 64,
     (8, 0): 64,
 }
-"""CUDA cores of one multiprocessor by compute capability, where not 128 (CUDA C++ programming guide,
-technical specifications per compute capability). NVML counts cores only."""
+"""CUDA cores per multiprocessor by compute capability, if not 128 (CUDA C++ programming guide, technical specifications per
+compute capability). NVML reports only the number of cores."""
 
 COMPUTE_MODES: dict[int, ComputeMode] = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 """NVML_COMPUTEMODE_*. 1, exclusive thread, has been the same as exclusive process since CUDA 8."""
 
 MAX_HOST_CORES = 1024
-"""Bits asked for in a set of cores, the size of Linux's own."""
+"""Size of the CPU affinity mask, as in Linux's cpu_set_t."""
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverReading:
-    """What NVML says about this host."""
+    """NVML's inventory of this host."""
 
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
@@ -52,13 +52,13 @@ class DriverReading:
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:
-    """The module pynvml with an open session, closed again at the end; None without a library or a driver.
+    """Open an NVML session and yield the pynvml module; None without the library or the driver.
 
     Raises:
-        InventoryError: the driver does not start.
+        InventoryError: NVML fails to initialise.
     """
     try:
-        import pynvml  # here, since a machine without NVIDIA's package is a machine without GPUs
+        import pynvml  # optional dependency: without it there are no GPUs
     except ImportError:
         yield None
         return
@@ -72,18 +72,18 @@ def nvml_session() -> Iterator[Any]:
     try:
         yield pynvml
     finally:
-        with suppress(pynvml.NVMLError):  # where the driver went away, what happened before is what counts
+        with suppress(pynvml.NVMLError):  # an error at shutdown must not hide an earlier one
             pynvml.nvmlShutdown()
 
 
 def read_driver(*, host_memory_bytes: int) -> DriverReading:
-    """GPUs that CUDA would see in this process, in NVML's order (by PCI bus), and how they are connected.
+    """GPUs that CUDA can see in this process, in NVML's order (by PCI bus), and their interconnects.
 
     Args:
-        host_memory_bytes: taken as the GPU's memory where the two are one and NVML has no number of its own
+        host_memory_bytes: used as the GPU's memory if NVML reports none (GPUs that share the host's memory)
 
     Raises:
-        InventoryError: the driver does not answer properly.
+        InventoryError: the driver returns an error.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1"):
@@ -101,9 +101,9 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
 
 
 def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
-    """Apply CUDA_VISIBLE_DEVICES: indices, UUID prefixes, MIG instances. As in CUDA, the first that fits none ends it.
+    """Apply CUDA_VISIBLE_DEVICES: indices, UUID prefixes, MIG instances. As in CUDA, the first invalid entry ends the list.
 
-    A MIG instance that is named counts as a GPU of its own: the smaller one that a process sees.
+    A listed MIG instance counts as a separate, smaller GPU.
     """
     chosen: dict[str, Gpu] = {}
     for entry in (part.strip() for part in wanted.split(",")):
@@ -123,7 +123,7 @@ def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
 
 
 def as_gpu(owner: Gpu, instance: MigInstance, *, index: int) -> Gpu:
-    """A MIG instance as the GPU that a process which is given only it sees."""
+    """A MIG instance as a GPU: the view of a process whose only device it is."""
     return replace(
         owner,
         index=index,
@@ -195,7 +195,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
 
 
 def mps_clients(gpu_uuid: str) -> int | None:
-    """How many processes compute on a GPU through MPS; None where NVML does not tell, as for MIG instances."""
+    """Number of MPS clients on a GPU; None if NVML does not report it, as for MIG instances."""
     with nvml_session() as nvml:
         if nvml is None or gpu_uuid.startswith("MIG-"):
             return None
@@ -209,9 +209,9 @@ def mps_clients(gpu_uuid: str) -> int | None:
 
 
 def memory_by_process(device_uuid: str) -> dict[int, int]:
-    """Bytes that each process holds on a GPU or MIG instance, MPS clients included; empty where NVML does not tell.
+    """pid -> bytes on a GPU or MIG instance, including MPS clients; empty if NVML does not report it.
 
-    Processes have the numbers of the host, which inside a container may be others than one's own.
+    The pids are the host's, which may differ from those inside a container.
     """
     with nvml_session() as nvml:
         if nvml is None:
@@ -223,15 +223,15 @@ def memory_by_process(device_uuid: str) -> dict[int, int]:
             clients = if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
             held = {int(one.pid): one.usedGpuMemory for one in clients}
             held |= {one.pid: one.memory_used_bytes for one in read_processes(nvml, handle)}
-        except nvml.NVMLError:  # lost, or gone: whoever asks how the slice is says so
+        except nvml.NVMLError:  # the device is lost: ``Backend.health`` reports that
             return {}
     return {pid: int(used) for pid, used in held.items() if used is not None}
 
 
 def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> bool | None:
-    """Whether an MPS server has this GPU: it has clients, or it is itself among the processes.
+    """Whether an MPS server uses this GPU: there are MPS clients, or the server is among the processes.
 
-    A daemon that has not started a server yet is unknown to NVML.
+    NVML does not report a daemon without a server.
     """
     clients = if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
     if clients is None:
@@ -248,7 +248,7 @@ def _process_name(nvml: Any, pid: int) -> str | None:
 
 
 def _architecture(nvml: Any, handle: Any) -> str | None:
-    """The name of NVML's constant for it: NVML_DEVICE_ARCH_HOPPER is ``Hopper``."""
+    """Architecture name from NVML's constants: NVML_DEVICE_ARCH_HOPPER is ``Hopper``."""
     number = if_supported(nvml, nvml.nvmlDeviceGetArchitecture, handle)
     prefix = "NVML_DEVICE_ARCH_"
     names = [
@@ -260,7 +260,7 @@ def _architecture(nvml: Any, handle: Any) -> str | None:
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """The host's NUMA node whose memory is nearest; None where the host has but one and does not say."""
+    """The nearest NUMA node of the host; None if NVML does not report one."""
     masks = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
     nodes = _bits(masks)
     return nodes[0] if nodes else None
@@ -271,6 +271,6 @@ def _near_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
 
 
 def _bits(masks: Any) -> tuple[int, ...]:
-    """Numbers of the bits that are set in 64-bit words, low word first."""
+    """Indices of the set bits in 64-bit words, low word first."""
     words = [] if masks is None else [int(word) for word in masks]
     return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)

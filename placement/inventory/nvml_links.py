@@ -1,4 +1,4 @@
-"""How the GPUs of a host reach each other: NVLinks and the PCIe path, as `nvidia-smi topo -m` shows. [unverified on GPU]"""
+"""Interconnects between the GPUs of a host: NVLinks and PCIe path, as in `nvidia-smi topo -m`. [unverified on GPU]"""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from placement.inventory.nvml_queries import if_supported, text
 from placement.types import GpuLink, PciePath
 
 PATHS: dict[int, PciePath] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""NVML_TOPOLOGY_*. 0: two GPUs on one board, which a switch on it connects."""
+"""NVML_TOPOLOGY_*. 0: two GPUs on one board with a PCIe switch."""
 
 
 @dataclass(slots=True)
 class _LinkEndpoints:
-    """Where the active NVLinks of a GPU end."""
+    """Remote ends of a GPU's active NVLinks."""
 
     switch: int = 0
     gpus: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ def _read_ends(nvml: Any, handle: Any) -> _LinkEndpoints:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-        except nvml.NVMLError_InvalidArgument:  # the GPU has fewer links than the newest one
+        except nvml.NVMLError_InvalidArgument:  # the GPU has fewer links than NVML's maximum
             break
         if not active:
             continue

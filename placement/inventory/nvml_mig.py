@@ -1,4 +1,4 @@
-"""The MIG instances of a GPU as NVML lists them, to a user with or without permission to change them. [unverified on GPU]"""
+"""MIG instances of a GPU through NVML, with or without the permission to manage them. [unverified on GPU]"""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ MIB = 2**20
 
 
 def mig_mode(nvml: Any, handle: Any) -> tuple[bool, bool] | None:
-    """Whether MIG is on, and whether it will be after the next reset; None where the GPU has none."""
+    """Whether MIG is on, and whether it will be after the next reset; None if the GPU has no MIG."""
     mode = if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
 
 def read_instances(nvml: Any, handle: Any, geometry: Geometry | None) -> tuple[MigInstance, ...]:
-    """Every instance that a process can use, in NVML's order.
-
-    GPU instances without a compute instance are not among them; who creates asks for those too.
+    """Every instance that a process can use, in NVML's order; GPU instances without a compute instance are not included.
 
     Args:
-        nvml: pynvml, opened
-        handle: the GPU
-        geometry: of the GPU's model; None: profiles are named by slices and memory alone
+        nvml: pynvml, initialised
+        handle: NVML handle of the GPU
+        geometry: geometry of the GPU model; None: profiles are named by slices and memory alone
     """
     return tuple(_read(nvml, handle, device, geometry) for device in mig_devices(nvml, handle))
 
 
 def mig_devices(nvml: Any, handle: Any) -> list[Any]:
-    """Handles of the GPU's MIG devices. Their numbers may have gaps."""
+    """Handles of the GPU's MIG devices. Their indices may have gaps."""
     devices = []
     for index in range(if_supported(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         try:
@@ -59,17 +57,17 @@ def _read(nvml: Any, handle: Any, device: Any, geometry: Geometry | None) -> Mig
 
 
 def _placement(nvml: Any, handle: Any, instance_id: int) -> tuple[int, int] | None:
-    """Where a GPU instance lies; only a privileged user is told."""
+    """Placement (start, size) of a GPU instance; None without the permission to read it."""
     instance = if_supported(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance_id)
     info = None if instance is None else if_supported(nvml, nvml.nvmlGpuInstanceGetInfo, instance)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
 def _profile_name(attributes: Any, geometry: Geometry | None) -> str:
-    """As `nvidia-smi -L` prints it: ``2g.10gb``, or ``1c.2g.10gb`` where a compute instance does not fill it.
+    """Profile name as in `nvidia-smi -L`: ``2g.10gb``, or ``1c.2g.10gb`` if the compute instance does not fill it.
 
-    NVML gives slices and memory. An instance has somewhat less memory than its profile's name says; of the
-    profiles with as many compute slices the nearest is meant (1g has two).
+    NVML reports slices and memory. An instance has somewhat less memory than its profile's name states. Among the profiles
+    with as many compute slices, the nearest in memory is chosen (1g has two).
     """
     slices, compute = int(attributes.gpuInstanceSliceCount), int(attributes.computeInstanceSliceCount)
     gib = attributes.memorySizeMB / 1024

@@ -1,4 +1,4 @@
-"""Questions to NVML that several readers ask. pynvml comes as an argument: who opened it closes it."""
+"""Shared NVML queries. The caller passes pynvml and owns its session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from placement.types import GpuProcess
 
 
 def if_supported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer, or None where this device, driver or user cannot or may not ask the question."""
+    """The query's result; None if device or driver do not support it, or the user lacks the permission."""
     try:
         return query(*arguments)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
@@ -29,5 +29,5 @@ def read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def text(value: str | bytes) -> str:
-    """Older bindings return bytes."""
+    """Decode a string; older pynvml versions return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Machines as JSON files: record one where it stands, plan for it anywhere."""
+"""Recorded machines: writes an inventory to a JSON file and reads it, to plan for the machine elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from placement.inventory.decoding import DecodingError, decode, pretty
 from placement.types import Machine, Node
 
 SCHEMA = 1
-"""Version of the file's layout. Raise it when a field changes its meaning; a new field with a default needs no
-new version, since files written before it still say what they said."""
+"""Version of the file's layout. Increase it when a field changes its meaning. A new field with a default needs no new
+version: older files keep their meaning."""
 
-WRITE_ANEW = "Write the file anew with `rayagi info --json FILE`"
+REWRITE_HINT = "Rewrite the file with `rayagi info --json FILE`"
 
 
 def machine_to_dict(machine: Machine) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def load_machine(path: str | Path) -> Machine:
     """Read a machine from a JSON file.
 
     Raises:
-        InventoryError: no such file, not JSON, another schema, or a field missing, unknown or of wrong type.
+        InventoryError: the file does not exist, is not JSON, has another schema, or a field is missing, unknown or invalid.
     """
     source = str(path)
     try:
@@ -57,19 +57,19 @@ def load_machine(path: str | Path) -> Machine:
             source, f"cannot be read ({error.strerror})", "Give the path of a machine file"
         ) from error
     except ValueError as error:
-        raise InventoryError(source, f"is not JSON ({error})", WRITE_ANEW) from error
+        raise InventoryError(source, f"is not JSON ({error})", REWRITE_HINT) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise InventoryError(source, f"has schema {found}, this version reads {SCHEMA}", WRITE_ANEW)
+        raise InventoryError(source, f"has schema {found}, this version reads {SCHEMA}", REWRITE_HINT)
     entries = content.get("nodes")
     if not isinstance(entries, list) or not entries:
-        raise InventoryError(source, "has no list of nodes", WRITE_ANEW)
+        raise InventoryError(source, "has no list of nodes", REWRITE_HINT)
     try:
         nodes = tuple(decode(Node, entry, f"nodes[{i}]") for i, entry in enumerate(entries))
         for i, node in enumerate(nodes):
             _check(node, f"nodes[{i}]")
     except DecodingError as error:
-        raise InventoryError(source, str(error), WRITE_ANEW) from error
+        raise InventoryError(source, str(error), REWRITE_HINT) from error
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         raise InventoryError(source, f"has two nodes of one name among {', '.join(names)}", "Rename one")
@@ -77,7 +77,7 @@ def load_machine(path: str | Path) -> Machine:
 
 
 def _check(node: Node, where: str) -> None:
-    """What types alone do not say."""
+    """Constraints beyond the field types."""
     if any(core < 0 for core in node.cores) or len(set(node.cores)) < len(node.cores):
         raise DecodingError(f"{where}.cores is {list(node.cores)!r}, not a list of different core ids")
     uuids = [gpu.uuid for gpu in node.gpus]

@@ -1,4 +1,4 @@
-"""The loop over actors: opens a run's GMIs, asks them for iterations, merges what they answer.
+"""Coordinator: deploys a run's GMIs, requests iterations from them, and merges the results.
 
-Nothing is imported here: a plan for this machine needs parts of it, and does not load Ray.
+Imports nothing here, so that planning for this machine does not load Ray.
 """

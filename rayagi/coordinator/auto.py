@@ -1,4 +1,4 @@
-"""``"auto"`` for numbers of GMIs and environments: what a search on this machine found, or finds now."""
+"""Resolves ``"auto"`` numbers of GMIs and environments by a cached or a new search on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayagi.planning import uses_gpus
 from rayagi.run.quantities import duration_text
 
 BUDGET_S = 300.0
-"""Of a search that a run makes for itself; `rayagi search` may take as long as it likes."""
+"""Time budget of a search that a run starts by itself; `rayagi search` has no default limit."""
 
 
 def resolve_auto(
@@ -26,23 +26,23 @@ def resolve_auto(
     may_search: bool = True,
     folder: Path | None = None,
 ) -> RunSpec:
-    """The spec with numbers in the place of ``"auto"``; itself where there is none. Numbers that are given stay.
+    """Replace ``"auto"`` by numbers; given numbers stay. Returns the spec itself if there is no ``"auto"``.
 
     Args:
         spec: the run
-        machine: where it will run
-        tell: told what is found, or measured, as sentences
-        may_search: whether to search where nothing was found before; starts Ray
-        folder: where searches keep what they measured; None: ~/.cache/rayagi/search
+        machine: the machine of the run
+        log: called with a sentence for each result and measurement
+        may_search: whether to search if there is no cached result; starts Ray
+        folder: cache of the searches; None: ~/.cache/rayagi/search
 
     Raises:
-        PlanError: nothing was searched here yet, and may not be now.
+        PlanError: there is no cached result, and ``may_search`` is False.
         NothingMeasuredError: no candidate runs here.
     """
     gmi = spec.gmi
     if not gmi.wants_search:
         return spec
-    # Imported here: most runs give numbers, and need nothing of this.
+    # Imported here, since most runs give numbers and need no search.
     from rayagi.coordinator.searching import SearchSettings, search
 
     on_gpus = uses_gpus(spec, machine)
@@ -62,7 +62,7 @@ def resolve_auto(
                 f"Run `rayagi search {spec.env.id}` first, or give numbers",
             )
         log(
-            f"Searching how to cut this machine for {spec.env.id}, {duration_text(BUDGET_S)} at most; kept for the next run."
+            f"Searching the best configuration of {spec.env.id}, {duration_text(BUDGET_S)} at most; cached for later runs."
         )
         best = search(spec, machine, settings, on_start=lambda what: log(f"  measuring {what} ...")).best
         found = {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs}
@@ -79,7 +79,7 @@ def resolve_auto(
 
 
 def _fixed_gmis(spec: RunSpec, *, on_gpus: bool) -> int | None:
-    """GMIs of one device where the user gave a number."""
+    """GMIs of one device if the user gave a number, else None."""
     gmi = spec.gmi
     if on_gpus and isinstance(gmi.gmis_per_gpu, int):
         return gmi.gmis_per_gpu

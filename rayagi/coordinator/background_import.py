@@ -1,4 +1,4 @@
-"""An import on a thread of its own, while this one waits for something else."""
+"""Imports a module in a background thread, while the calling thread waits for something else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from importlib import import_module
 def import_in_background(module: str) -> Iterator[None]:
     """Import a module while the block runs, and wait for it at the end.
 
-    What goes wrong with it is said where it is needed, by the import there. Not for modules that the block imports parts of:
-    where modules import each other, two threads may meet half-made ones.
+    Errors are suppressed; the regular import raises them later. Not for modules that the block imports too: with circular
+    imports, a thread may see partially initialised modules.
     """
     thread = threading.Thread(target=_load, args=(module,), name=f"import {module}")
     thread.start()

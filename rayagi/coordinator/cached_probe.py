@@ -1,4 +1,4 @@
-"""The probe as a search asks it: nothing is measured twice, Ray starts when it is needed, and time is limited."""
+"""Cached probe of a search: looks measurements up in the store, starts Ray on demand, and enforces the time budget."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rayagi.coordinator.search_store import SearchStore
 
 
 class LazyRayConnection:
-    """A connection to Ray that is made when it is first needed and held for all trials."""
+    """A Ray connection that is opened by the first trial and kept for all trials."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack, self._is_open = stack, False
 
     def open(self) -> None:
-        """Connect, unless that was done."""
+        """Connect, unless already connected."""
         if not self._is_open:
             self._stack.enter_context(connected())
             self._is_open = True
 
 
 class BudgetSpentError(Exception):
-    """A trial would have to be run, and there is no time left for it."""
+    """The time budget does not allow another trial."""
 
 
 class CachedProbe:
-    """Answers from the store where it can; measures and keeps where not, until the budget is spent."""
+    """Returns stored outcomes; measures and stores missing ones until the budget is spent."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The connection to Ray: to a cluster that is named or already there, or to one started here for this run."""
+"""Ray connection: to an existing cluster by address, or to a local one that is started for this run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class ClusterUnreachableError(ConnectionError):
-    """No Ray cluster answers at the address that was given."""
+    """No Ray cluster responds at the given address."""
 
     def __init__(self, address: str, source: str, problem: str) -> None:
         super().__init__(address, source, problem)
@@ -39,13 +39,13 @@ class ClusterUnreachableError(ConnectionError):
 
 @contextmanager
 def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
-    """Be connected to Ray inside the block; what was connected here ends with the last block that uses it.
+    """Connect to Ray for the duration of the block. The last block that uses a connection closes it.
 
-    In this order: the connection that this process already has; ``ray_address``; RAY_ADDRESS; else a Ray of this
-    machine alone, with as many CPUs as cores that this process may use. ``dashboard`` concerns only the last.
+    In this order: this process's existing connection; ``ray_address``; RAY_ADDRESS; else a local cluster with as many CPUs
+    as this process may use cores. ``dashboard`` concerns only a local cluster.
 
     Raises:
-        ClusterUnreachableError: the address does not answer.
+        ClusterUnreachableError: no cluster responds at the address.
     """
     mine = _SHARED.enter(ray_address, dashboard=dashboard)
     try:
@@ -55,7 +55,7 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
 
 
 class _SharedConnection:
-    """This process's connection to Ray if it was made here: the sessions in it are counted, the last one ends it."""
+    """Reference-counted Ray connection of this process: the last user shuts it down."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class _SharedConnection:
         self._num_users = 0
 
     def enter(self, ray_address: str | None, *, dashboard: bool) -> str | None:
-        """Become a user of our connection, made if need be; None where the one that is there is not ours."""
+        """Acquire the connection, opening it if needed; None if someone else opened the existing one."""
         with self._lock:
             if not ray.is_initialized():
                 try:
@@ -78,7 +78,7 @@ class _SharedConnection:
             return self._ours
 
     def leave(self, connection: str | None) -> None:
-        """Give up what ``enter`` returned. Leaves alone what others connected after shutting ours down."""
+        """Release what ``enter`` returned. Does not touch a connection that someone else opened in the meantime."""
         with self._lock:
             if connection is None or connection != self._ours:
                 return
@@ -93,7 +93,7 @@ _SHARED = _SharedConnection()
 
 
 def _this_connection() -> str:
-    """Differs between clusters, and between connections to one."""
+    """Identifier of the connection: differs between clusters and between connections to one."""
     context = ray.get_runtime_context()
     return f"{context.gcs_address} job {context.get_job_id()}"
 
@@ -107,7 +107,7 @@ def _open(ray_address: str | None, *, dashboard: bool) -> None:
 
 
 def starts_local(ray_address: str | None = None) -> bool:
-    """Whether ``connected`` would start a Ray of this machine alone."""
+    """Whether ``connected`` would start a local cluster."""
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
     return not ray.is_initialized() and address == "local"
 
@@ -121,11 +121,11 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        # GMIs need processes of their own environment: idle ones started ahead would only delay them. Ray's workers
-        # otherwise run at niceness 15, where every other process of the machine goes before the training.
+        # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's default
+        # niceness of 15 would give every other process of the machine priority over the training.
         _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
     )
-    # It follows what processes print, ten times a second, for a driver that does not listen.
+    # The log monitor polls the workers' output ten times a second, and this driver does not use it.
     worker.global_worker.node.kill_log_monitor(check_alive=False)
 
 
@@ -143,30 +143,30 @@ def _connect(address: str, source: str) -> None:
     except ClusterUnreachableError:
         raise
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
-        # Ray calls sys.exit where a server answers but is no Ray head.
+        # Ray calls sys.exit if the server is no Ray head.
         raise ClusterUnreachableError(address, source, _problem(error)) from error
 
 
 def _problem(error: BaseException) -> str:
-    """Why Ray refused, in a line."""
+    """Why the connection failed, in one line."""
     link: BaseException | None = error
     while link is not None:
-        # Ray hands the refusal on as an exception, or as the text of another.
+        # Ray raises the authentication error itself, or quotes it in another exception.
         if "AuthenticationError" in repr(link) or "authentication token" in str(link).lower():
-            return "it asks for a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's"
+            return "it requires a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's"
         link = link.__cause__
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 def _resolved(address: str) -> str:
-    """``auto`` as host:port of the cluster that was last started on this machine."""
+    """Resolve ``auto`` to the host:port of the cluster that was last started on this machine."""
     if address != "auto":
         return address
     return str(services.canonicalize_bootstrap_address(address))
 
 
 def _probe(target: str, address: str, source: str) -> None:
-    """Fail fast where no gRPC server listens: Ray itself would try again for two minutes, then end the process."""
+    """Fail fast if no gRPC server listens: Ray itself retries for two minutes, then ends the process."""
     host, _, port = target.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ClusterUnreachableError(address, source, "an address has the form host:port")

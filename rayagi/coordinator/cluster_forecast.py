@@ -1,12 +1,11 @@
-"""What a cluster that is not here would do: throughput and what binds it, from unit costs measured here.
+"""Cluster forecast: throughput and bottleneck of a cluster that is not available, from unit costs measured here.
 
     iteration = simulation on the node's cores + inference and update + gradient reduction
     reduction = updates per iteration x (har(g, t) in a node + ring between nodes)        (preprint, Table 2)
 
-The present engine simulates on cores, so the cores of a node are its supply of steps, however its GPUs are cut. What a GPU
-makes of inference and update is known only where unit costs were measured on one: it then scales by streaming
-multiprocessors. Measured on cores, the answer is a range: the networks as slow as on the cores (low), or free (high).
-GPUs, links and hosts are nominal, from data sheets; they are printed with the answer.
+Simulation runs on cores, so a node's cores limit its steps, however its GPUs are partitioned. Inference and update scale by
+the number of SMs if unit costs were measured on a GPU. If they were measured on cores, the forecast is a range: networks as
+slow as on the cores (low), or without cost (high). Figures of GPUs, links and hosts are nominal and printed with it.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from placement.templates import UnitCosts
 MAX_GPUS = 1024
 MAX_GMIS_PER_GPU = 10
 NETWORK_LATENCY_S = 10e-6
-"""Guessed, per hop of a ring between nodes."""
+"""Assumed latency per hop of a ring between nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuModel:
-    """A kind of GPU and the vendor's own host for it, nominal."""
+    """Nominal figures of a GPU model and its vendor's reference host."""
 
     name: str
     sm_count: int
     memory_bytes: int
     link_bytes_per_s: float
-    """To the other GPUs of its host, each way: NVLink, or PCIe where there is none."""
+    """Bandwidth to the other GPUs of its host, per direction: NVLink, or PCIe without NVLink."""
     cores_per_gpu: int
-    """Physical cores of the host for each GPU."""
+    """Physical cores of the host per GPU."""
     network_bytes_per_s: float
-    """Of one network port of the host."""
+    """Bandwidth of one network port of the host."""
 
 
 GIB = 2**30
@@ -65,12 +64,12 @@ GPUS: dict[str, GpuModel] = {
         ),
     )
 }  # fmt: skip
-"""Nominal figures of DGX-1V, DGX A100, DGX H100 and DGX H200; none was measured by us."""
+"""Nominal figures of DGX-1V, DGX A100, DGX H100 and DGX H200; not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Equal nodes."""
+    """A cluster of equal nodes."""
 
     nodes: int
     gpus_per_node: int
@@ -79,28 +78,28 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """One cluster, cut in one way. Parts are seconds of an iteration."""
+    """Forecast for one cluster and one number of GMIs per GPU. Times are seconds per iteration."""
 
     cluster: Cluster
     gmis_per_gpu: int
     simulate_s: float
     networks_s: float
-    """Inference and update: as measured, or scaled to the GPU."""
+    """Inference and update, as measured or scaled to the GPU."""
     reduce_s: dict[str, float]
     """By link: ``host`` between GMIs of a GPU, ``links`` between GPUs of a node, ``network`` between nodes."""
     low_steps_per_s: float
     high_steps_per_s: float
-    """With networks that cost nothing, where no GPU was measured; else the same as low."""
+    """With networks without cost if no GPU was measured; else equal to low."""
 
     @property
     def binding(self) -> str:
-        """What an iteration waits for longest; with networks that cost nothing where no GPU was measured."""
+        """The longest part of an iteration; if no GPU was measured, inference and update are left out."""
         parts = {"simulation on the cores": self.simulate_s}
         if self.low_steps_per_s == self.high_steps_per_s:
             parts["inference and update"] = self.networks_s
@@ -110,10 +109,10 @@ class Forecast:
 
 
 def cluster_of(nodes: int, gpus_per_node: int, gpu: str, cores_per_node: int | None = None) -> Cluster:
-    """A cluster from what a user types.
+    """Build a cluster from command-line values.
 
     Raises:
-        PlanError: an unknown GPU, or more GPUs than this is made for.
+        PlanError: an unknown GPU, or more than ``MAX_GPUS`` GPUs.
     """
     if gpu not in GPUS:
         raise PlanError(f"--gpu {gpu}", f"the GPUs known here are {', '.join(GPUS)}", "Use one of them")
@@ -135,17 +134,18 @@ def forecast(
     updates: int,
     measured_sms: int | None,
 ) -> Forecast:
-    """Forecast of a dp_only run.
+    """Forecast a dp_only run.
 
     Args:
-        costs: measured with one core simulating (on cores), or with one GPU and its share of the cores
-        cluster: what it would run on
-        gmis_per_gpu: how each GPU is cut
-        updates: gradient reductions of an iteration: epochs times minibatches
-        measured_sms: SMs of the GPU on which ``costs`` were measured; None: on cores
+        costs: unit costs, measured with one simulating core, or with one GPU and its share of the cores
+        cluster: the cluster to forecast
+        gmis_per_gpu: number of GMIs on each GPU
+        updates: gradient reductions per iteration: epochs times minibatches
+        measured_sms: SMs of the GPU on which ``costs`` were measured; None: measured on cores
     """
     gmis_per_node = gmis_per_gpu * cluster.gpus_per_node
     cores_each = cluster.cores_per_node / gmis_per_node
+    # T_s was measured on one core and scales with the cores of a GMI.
     simulate_s = costs.simulate_s / cores_each
     networks_s = costs.act_s + costs.train_s
     if measured_sms is None:
@@ -167,20 +167,20 @@ def forecast(
 
 
 def best_forecast(costs: UnitCosts, cluster: Cluster, *, updates: int, measured_sms: int | None) -> Forecast:
-    """The fastest cut by its low estimate; fewer GMIs on a tie."""
+    """The number of GMIs per GPU with the highest low estimate; fewer GMIs on a tie."""
     cuts = range(1, MAX_GMIS_PER_GPU + 1)
     found = [forecast(costs, cluster, cut, updates=updates, measured_sms=measured_sms) for cut in cuts]
     return max(found, key=lambda each: (each.low_steps_per_s, -each.gmis_per_gpu))
 
 
 def sizes_up_to(cluster: Cluster) -> list[Cluster]:
-    """One node, two, four, ... and the cluster itself."""
+    """Clusters of 1, 2, 4, ... nodes, and the cluster itself."""
     counts = [2**power for power in range(cluster.nodes.bit_length()) if 2**power < cluster.nodes]
     return [replace(cluster, nodes=nodes) for nodes in (*counts, cluster.nodes)]
 
 
 def table(forecasts: Sequence[Forecast]) -> str:
-    """A line per cluster size."""
+    """Format a line per cluster size."""
     head = (
         "nodes",
         "GPUs",
@@ -201,7 +201,9 @@ def table(forecasts: Sequence[Forecast]) -> str:
 
 
 def _reduction(costs: UnitCosts, cluster: Cluster, gmis_per_gpu: int, updates: int) -> dict[str, float]:
+    """Seconds of the gradient reductions of an iteration, by link (preprint, Table 2)."""
     size, gpus, nodes = costs.model_bytes, cluster.gpus_per_node, cluster.nodes
+    # Between the GMIs of a GPU, then between the GPUs of a node, then a ring of 2 (nodes - 1) hops between nodes.
     in_host = har_s(1, gmis_per_gpu, size, costs.bandwidth, cluster.gpu.link_bytes_per_s)
     in_node = har_s(gpus, gmis_per_gpu, size, costs.bandwidth, cluster.gpu.link_bytes_per_s) - in_host
     hops_s = 2 * (nodes - 1) * NETWORK_LATENCY_S

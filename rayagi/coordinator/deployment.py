@@ -1,4 +1,4 @@
-"""From a plan to GMIs on their slices: place, ask, carve, enter; then join and build. The undo of each step is beside it."""
+"""Deployment of a plan: reserve, start, partition, enter; then join the group and build. Registers the undo of each step."""
 
 from __future__ import annotations
 
@@ -21,43 +21,46 @@ class Deployment:
     """GMIs on their slices."""
 
     plan: PlacementPlan
-    """On the nodes and GPUs that Ray gave, with the shares that were carved there."""
+    """The plan with the nodes and GPUs that Ray allocated, and the shares of each GPU."""
     group: GmiGroup
     reservation: Reservation
     workers: tuple[WorkerInfo, ...]
-    """Where each GMI really is, by its own account."""
+    """Node and process of each GMI, as it reports them."""
     partitioners: Partitioners
 
 
 def deploy(
     plan: PlacementPlan, *, task: str, run: str, reserve_timeout_s: float, undo: ExitStack
 ) -> Deployment:
-    """Reserve the plan's bundles, start a process in each, cut the GPUs that they were given, and let them in.
+    """Reserve the plan's bundles, start a GMI in each, partition the allocated GPUs, and enter the slices.
 
     Args:
-        plan: what is wanted
-        task: for the GMIs' names
-        run: for the ledgers of what is carved
-        reserve_timeout_s: for Ray to grant the bundles
-        undo: gets what undoes each step, in order, also of a step that fails half-way
+        plan: the plan to deploy
+        task: task id, for the names of the GMIs
+        run: name of the run, for the ledgers
+        reserve_timeout_s: time limit for the reservation
+        undo: receives the undo of each step, in order, also if a step fails half-way
 
     Raises:
-        ReservationError, PlanError: Ray does not grant it, or granted something else.
-        PartitionError, SliceError: a GPU could not be cut, or a process not be confined to its share.
+        ReservationError, PlanError: Ray does not grant the bundles, or allocated other resources than planned.
+        PartitionError, SliceError: a GPU could not be partitioned, or a process not confined to its share.
         GmiLostError, GmiSilentError: a GMI did not start.
     """
+    # 1. Reserve the bundles.
     reservation = current_reservation(plan)
     if reservation is None:
         reservation = reserve(plan, reserve_timeout_s)
     undo.callback(release, reservation)
-    # Pinned to the same first cores, runs that share a node would starve each other.
+    # Pin only on nodes without other jobs: two runs would pin to the same first cores.
     allocated_plan = assign_allocated_nodes(plan, reservation.bundle_node_ids, pinned=reservation.alone)
-    # They cut after the GMIs have started, but undo it only after these have left: hence made before.
+    # Registered before the GMIs start, so that the partitions are undone only after the GMIs have ended.
     partitioners = Partitioners(run)
     undo.callback(partitioners.restore)
+    # 2. Start the GMIs, without any CUDA call. They report the GPUs that Ray allocated.
     group = start(allocated_plan, reservation, task)
     undo.callback(stop, group, CLOSE_TIMEOUT_S, partitioners.evict)
     workers = _worker_infos(group, reservation)
+    # 3. Partition these GPUs. 4. Each GMI enters its slice.
     partitioned = partitioners.partition(
         assign_allocated_gpus(allocated_plan, [worker.gpu_ids for worker in workers]), workers
     )
@@ -71,11 +74,11 @@ def deploy(
 
 
 def join_and_build(group: GmiGroup, gmi: GmiSpec, factory: ProgramFactory | WorkloadFactory) -> None:
-    """Connect the GMIs that reduce together, and have every GMI build its program.
+    """Form the collective group, then build every GMI's program.
 
     Raises:
-        GmiLostError, GmiSilentError: one is gone, or did not answer in time.
-        Exception: what joining or building raised in a GMI.
+        GmiLostError, GmiSilentError: a GMI was lost, or did not respond in time.
+        Exception: an error of joining or building in a GMI.
     """
     members = [identity.index for identity in group.identities if identity.joins_group]
     refs = group.ask(
@@ -90,21 +93,21 @@ def join_and_build(group: GmiGroup, gmi: GmiSpec, factory: ProgramFactory | Work
 
 
 def _worker_infos(group: GmiGroup, reservation: Reservation) -> tuple[WorkerInfo, ...]:
-    """Wait until every GMI is there, on the node that was reserved for it."""
+    """Wait until every GMI has started, and check that it is on its reserved node."""
     refs = group.ask(lambda index, handle: handle.worker_info.remote())
-    workers: list[WorkerInfo] = group.answers(refs, "saying where it is", START_TIMEOUT_S)
+    workers: list[WorkerInfo] = group.answers(refs, "reporting its node", START_TIMEOUT_S)
     for worker, node_id in zip(workers, reservation.bundle_node_ids, strict=True):
         if worker.node_id != node_id:
             raise ReservationError(
                 f"GMI {worker.index} on Ray node {node_id}",
                 f"it runs on {worker.node_id} ({worker.hostname})",
-                "A node was replaced meanwhile: start again",
+                "A node was replaced in the meantime: start again",
                 0.0,
             )
     return tuple(workers)
 
 
 def _enter_slices(group: GmiGroup, plan: PlacementPlan) -> tuple[WorkerInfo, ...]:
-    """Wait until every GMI is on its slice."""
+    """Wait until every GMI has entered its slice."""
     refs = group.ask(lambda index, handle: handle.enter.remote(plan.slices[index]))
     return tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S))

@@ -255,7 +255,7 @@ def test_the_cluster_inventory_has_real_cores_and_rays_grants():
 
 
 def test_a_node_that_does_not_answer_in_time_is_named():
-    with pytest.raises(InventoryError, match=r"did not answer within .* s"):
+    with pytest.raises(InventoryError, match=r"did not respond within .* s"):
         cluster_machine(timeout_s=0.0)
 
 

@@ -235,7 +235,7 @@ UUID = "GPU-a1000000-0000-4000-8000-000000000000"
 def test_without_permission_and_instances_the_exact_command_is_said(monkeypatch, tmp_path):
     driver = FakeDriver(a_free_mig_gpu(), privileged=False)
     assert refusal(monkeypatch, tmp_path, driver, (0.5, 0.5)) == (
-        f"MIG on {UUID}: this user may not create instances, and those that exist do not do: 2 x 0.5 on GPU 0 "
+        f"MIG on {UUID}: this user may not create instances, and the existing ones do not fit: 2 x 0.5 on GPU 0 "
         "(NVIDIA A100-SXM4-40GB): of its no MIG instances, free are none. Request these sizes, or have an "
         "administrator repartition it. Run as root, or have an administrator run "
         f"`sudo nvidia-smi mig -i {UUID} -cgi 9:0,9:4 -C`."
@@ -246,7 +246,7 @@ def test_mode_off_is_never_switched_on(monkeypatch, tmp_path):
     driver = FakeDriver(a_free_mig_gpu(mig=[0, 0]))
     assert refusal(monkeypatch, tmp_path, driver) == (
         f"MIG on {UUID}: MIG mode is off. Run `sudo nvidia-smi -i {UUID} -mig 1`, then "
-        f"`sudo nvidia-smi --gpu-reset -i {UUID}`, while nobody uses the GPU."
+        f"`sudo nvidia-smi --gpu-reset -i {UUID}`, while the GPU is idle."
     )
     assert "nvmlDeviceSetMigMode" not in driver.calls
 
@@ -261,7 +261,7 @@ def test_mode_off_is_never_switched_on(monkeypatch, tmp_path):
         ),
         (
             [1, 0],
-            "on, but is to be off after the reset",
+            "on, but will be off after the pending reset",
             f"Run `sudo nvidia-smi -i {UUID} -mig 1`, which takes",
         ),
     ],
@@ -278,7 +278,7 @@ def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_fo
     with pytest.raises(PlanError) as caught:
         BACKEND.predict_limits(node, on_paper(mig_instances=(one,)), (0.5,))
     # A 3g beside the 1g that is there: at memory slice 4.
-    assert caught.value.hint.endswith(f"repartition it, by `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
+    assert caught.value.hint.endswith(f"repartition it with `sudo nvidia-smi mig -i {UUID} -cgi 9:4 -C`")
 
 
 def test_a_driver_without_mig_is_too_old(monkeypatch, tmp_path):
@@ -373,7 +373,7 @@ class Overtaken(FakeDriver):
 def test_who_overtakes_us_keeps_the_instance(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     gpu = installed(Overtaken(fake), monkeypatch)
-    with pytest.raises(PartitionError, match=r"Somebody else may have cut the GPU in the meantime"):
+    with pytest.raises(PartitionError, match=r"Another user may have partitioned the GPU in the meantime"):
         BACKEND.partition(gpu, (0.4,), Ledger.open("a run", tmp_path))
     assert fake.layout() == {(9, 0, 4, (3,))}
     assert steps_left(tmp_path) == 0
