@@ -1,4 +1,4 @@
-"""From a run's specification to its plan."""
+"""Planning: builds the placement plan of a run's spec."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def plan_of(spec: RunSpec, machine: Machine) -> PlacementPlan:
     """The plan of a run on a machine; starts nothing.
 
     Raises:
-        PlanError: the machine cannot hold what ``spec.gmi`` asks for, or a number of it is still to be searched.
+        PlanError: the machine cannot hold ``spec.gmi``, or one of its numbers is still "auto".
     """
     gmi = spec.gmi
     if gmi.wants_search:
         raise PlanError(
             'a number of GMIs or environments that is "auto"',
             "a plan needs numbers",
-            "Let rayagi.coordinator.auto.resolve_auto find them, or give them",
+            "Resolve them with rayagi.coordinator.auto.resolve_auto, or give numbers",
         )
     assert gmi.num_gmis != "auto"
     assert gmi.gmis_per_gpu != "auto"
@@ -42,10 +42,10 @@ def serving_plan_of(
     """The plan of GMIs that act without training.
 
     Args:
-        gmi: how the machine is cut; its own template is one for training, and not looked at
+        gmi: backend and numbers of GMIs; its training template is ignored
         template: dp_only, dp_mp or mp_dp (GMI-DRL §3.1.1, Figure 5)
-        machine: what there is
-        num_agents: GMIs of mp_dp with an agent; None: 1
+        machine: inventory of the nodes
+        num_agents: number of agent GMIs of mp_dp; None: 1
 
     Raises:
         PlanError: the machine cannot hold it.
@@ -64,5 +64,5 @@ def serving_plan_of(
 
 
 def uses_gpus(spec: RunSpec, machine: Machine) -> bool:
-    """Whether the run's GMIs are cut from GPUs."""
+    """Whether the run's GMIs are slices of GPUs."""
     return machine.num_gpus > 0 and spec.gmi.backend != "cpu"

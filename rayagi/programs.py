@@ -1,4 +1,4 @@
-"""Workloads that are no reinforcement learning: the papers' programming interface (docs/programs.md).
+"""General GMI workloads: the papers' programming interface, for tasks other than reinforcement learning (docs/programs.md).
 
 ::
 
@@ -26,12 +26,12 @@ from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session, SessionClos
 __all__ = ["GmiConfig", "GmiManager", "GmiProgram"]
 
 GmiConfig = GmiSpec
-"""How the machine is cut; what concerns environments and templates does not apply here."""
+"""GMI settings of a run; those of environments and templates do not apply here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ProgramCall:
-    """A program of one GMI, not yet built."""
+    """A GMI's program with its arguments, before it is built."""
 
     program: Callable[..., GmiProgram]
     args: tuple[Any, ...]
@@ -40,18 +40,18 @@ class _ProgramCall:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramPerGmi:
-    """Builds in each GMI what was added for it; picklable if the programs and their arguments are."""
+    """Builds each GMI's own program; picklable if the programs and their arguments are."""
 
     added: tuple[_ProgramCall, ...]
 
     def __call__(self, context: GmiContext) -> GmiProgram:
-        """Build this GMI's."""
+        """Build this GMI's program."""
         own = self.added[context.identity.index]
         return own.program(context, *own.args, **own.kwargs)
 
 
 class GmiManager:
-    """Says which GMIs there are, and on which GPUs; then starts them all, and runs them (the papers' GMI_manager)."""
+    """Defines GMIs and their GPUs, starts them, and runs their programs (the papers' GMI_manager)."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class GmiManager:
         """Nothing starts before the manager is entered.
 
         Args:
-            config: backend, threads, time limits; None: as the machine suggests
-            name: of the workload, for Ray's lists
-            ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
+            config: backend, threads, time limits; None: defaults for the machine
+            name: name of the workload, shown by Ray
+            ray_address: host:port of a cluster; None: RAY_ADDRESS, else a local cluster
             on_plan: called with the plan before anything is reserved
         """
         self.config = config or GmiConfig()
@@ -76,19 +76,19 @@ class GmiManager:
         self._session: Session | None = None
 
     def add_gmi(self, gmi_id: int, program: Callable[..., GmiProgram], /, *args: Any, **kwargs: Any) -> None:
-        """Add a GMI that will run ``program(context, *args, **kwargs)``: a subclass of GmiProgram, usually.
+        """Add a GMI that runs ``program(context, *args, **kwargs)``, usually a subclass of GmiProgram.
 
         Raises:
-            ValueError: there is one of this number already.
+            ValueError: ``gmi_id`` was added before.
         """
         if gmi_id in self._added:
             raise ValueError(f"GMI {gmi_id} was added before")
         self._added[gmi_id] = _ProgramCall(program, args, kwargs)
 
     def set_gpu(self, gmi_id: int, gpu_id: int) -> None:
-        """Put a GMI on a GPU, which it shares evenly with the others that are put there.
+        """Assign a GMI to a GPU; the GMIs of a GPU share it evenly.
 
-        GPUs are counted as the plan fills them, from 0; GMIs count through them in order. Without this, the plan decides.
+        GPUs are numbered from 0 in the order of the plan, and GMI ids ascend with them. Without this, the plan decides.
 
         Raises:
             ValueError: there is no such GMI or GPU.
@@ -99,29 +99,29 @@ class GmiManager:
 
     @property
     def plan(self) -> PlacementPlan:
-        """What runs where."""
+        """The placement plan."""
         return self._open().plan
 
     def gmi_run(self, *args: Any, timeout_s: float = ITERATION_TIMEOUT_S, **kwargs: Any) -> list[Any]:
-        """Call every GMI's ``gmi_run`` with these arguments; what each returns, in GMI order.
+        """Call every GMI's ``gmi_run`` with these arguments; returns the results in GMI order.
 
         Raises:
-            GmiLostError, GmiSilentError: a GMI is gone, or did not answer within ``timeout_s``.
-            Exception: what a program raised, as itself.
+            GmiLostError, GmiSilentError: a GMI was lost, or did not respond within ``timeout_s``.
+            Exception: an exception of a program.
         """
         return self._open().run(*args, timeout_s=timeout_s, **kwargs)
 
     def close(self) -> None:
-        """Stop the GMIs and give back what was reserved. Safe to call twice."""
+        """Stop the GMIs and release the reservation. Idempotent."""
         if self._session is not None:
             self._session.close()
 
     def __enter__(self) -> Self:
-        """Cut the machine, start the GMIs and build their programs.
+        """Plan, start the GMIs, and build their programs.
 
         Raises:
-            PlanError: the GMIs' numbers have gaps, or do not fit the config or the machine.
-            Exception: as rayagi.coordinator.Session.
+            PlanError: the GMI ids have gaps, or do not fit the config or the machine.
+            Exception: as in rayagi.coordinator.session.Session.
         """
         spec = RunSpec(env=EnvSpec(id=self._name), gmi=self._gmi_config())
         factory = _ProgramPerGmi(tuple(self._added[gmi_id] for gmi_id in sorted(self._added)))
@@ -146,11 +146,11 @@ class GmiManager:
         return self._session
 
     def _gmi_config(self) -> GmiConfig:
-        """The config for the GMIs that were added."""
+        """The config for the added GMIs."""
         count = len(self._added)
         if sorted(self._added) != list(range(count)) or not count:
             raise PlanError(
-                f"GMIs {sorted(self._added)}", "they count from 0 without gaps", "Add those that are missing"
+                f"GMIs {sorted(self._added)}", "ids have to count from 0 without gaps", "Add the missing ids"
             )
         if self.config.num_gmis not in (None, count):
             raise PlanError(
@@ -160,12 +160,12 @@ class GmiManager:
         return replace(config, gmis_per_gpu=None, slices=self._shares(count)) if self._gpus else config
 
     def _shares(self, count: int) -> tuple[float, ...]:
-        """Each GMI's share of its GPU, where GPUs are filled in order."""
+        """Each GMI's share of its GPU; GPUs are filled in order."""
         gpus = [self._gpus.get(gmi_id, -1) for gmi_id in range(count)]
         if -1 in gpus or gpus != sorted(gpus) or set(gpus) != set(range(max(gpus) + 1)):
             raise PlanError(
                 f"GMIs on GPUs {gpus}",
-                "either all GMIs are put on GPUs, and count through them from GPU 0 in order, or none is",
+                "either all GMIs are assigned to GPUs, in order from GPU 0, or none is",
                 "Number them like [[0, 1, 2], [3, 4]]",
             )
         return tuple(1 / gpus.count(gpu) for gpu in gpus)

@@ -1,8 +1,8 @@
-"""What follows from how a run goes: nothing, a proposal, or a new plan at the next checkpoint. Pure functions.
+"""Replanning decisions: maps a run's health to nothing, a proposal, or a new plan at the next checkpoint. Pure functions.
 
-A GMI's speed is that of its own work: what it waits for others is left out, since GMIs that train together are all as slow
-as the slowest. Speeds are medians over a window, so that one slow iteration, or a few, decide nothing. What was noticed is
-forgotten at another threshold than it was noticed at: values that hover about one of them do not come and go.
+A GMI's speed excludes its waiting time, since GMIs that train together all advance at the pace of the slowest. Speeds are
+medians over a window, so a few slow iterations change nothing. A finding is cleared at another threshold than it is raised
+at (hysteresis), so values near a threshold do not toggle it.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from typing import Literal
 from placement.backends.base import SliceHealth
 
 SLOW_BELOW, NORMAL_ABOVE = 0.8, 0.9
-"""Of the speed that was expected: noticed below the first, forgotten above the second."""
+"""Fractions of the expected speed: a finding is raised below the first and cleared above the second."""
 MEMORY_HIGH_ABOVE, MEMORY_NORMAL_BELOW = 0.9, 0.8
-"""Of the memory limit: noticed above the first, forgotten below the second."""
+"""Fractions of the memory limit: a finding is raised above the first and cleared below the second."""
 REPLAN_GAIN_ABOVE, NO_GAIN_BELOW = 1.05, 1.0
-"""Times as fast as now, without the slow GMIs: noticed above the first, since a new plan costs a restart of all GMIs."""
+"""Speedup without the slow GMIs: a finding is raised above the first, since a new plan restarts all GMIs."""
 HORIZON_WINDOWS = 10
-"""How many windows ahead growing memory is followed."""
+"""Number of windows for which memory growth is extrapolated."""
 
 Finding = tuple[Literal["slow", "memory", "straggler", "share"], int]
-"""What was noticed of which GMI. Slow ALL_GMIS: the run as a whole is slower than planned. Drag ALL_GMIS: the others would
-be faster without those that are slow. Share: its share of a GPU is not as it should be."""
+"""(kind, GMI). (slow, ALL_GMIS): the whole run is slower than planned. (straggler, ALL_GMIS): the run would be faster
+without its slow GMIs. share: the GMI's share of a GPU is degraded or lost."""
 ALL_GMIS = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GmiHealth:
-    """One GMI over the last iterations, oldest first."""
+    """Measurements of one GMI over the last iterations, oldest first."""
 
     steps_per_s: tuple[float, ...]
-    """Environment steps per second of its own work."""
+    """Environment steps per second of its own work, without waiting."""
     memory_bytes: tuple[float, ...] = ()
-    """Empty: not measured, or nothing to compare it with."""
+    """Empty: not measured."""
     memory_limit_bytes: int = 0
     driver_bytes: int | None = None
-    """What its process holds on the GPU by the driver's count, CUDA's own memory included; None where it was not told."""
+    """GPU memory of its process by the driver's count, including CUDA's own; None: not reported."""
     share: SliceHealth | None = None
-    """Of the slice, asked on its host; None where nothing was carved."""
+    """Health of its slice; None without a partition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunHealth:
-    """All that a decision depends on."""
+    """Input of a decision."""
 
     gmis: tuple[GmiHealth, ...]
     num_envs: int
     """Environments of one GMI."""
     window: int
-    """Iterations that must have been seen before anything is decided."""
+    """Iterations that are needed for a decision."""
     planned_steps_per_s: float | None = None
-    """Of one GMI's own work, by the plan; None where nothing was predicted."""
+    """Predicted steps per second of one GMI's own work; None without a prediction."""
     may_replan: bool = False
     findings: frozenset[Finding] = frozenset()
-    """By earlier decisions, and not forgotten since."""
+    """Active findings of earlier decisions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,17 +66,18 @@ class Decision:
 
     action: Literal["nothing", "propose", "replan"]
     findings: frozenset[Finding]
-    """For the next health."""
+    """Active findings, the input of the next decision."""
     reason: str = ""
     num_gmis: int = 0
-    """Of the proposed plan; 0 where no other plan promises better."""
+    """GMIs of the proposed plan; 0 if there is no better plan."""
     num_envs: int = 0
 
 
 def decide(health: RunHealth) -> Decision:
-    """What the last window says: whatever is new is told once, and acted on where that is allowed and worth it."""
+    """Decide from the last window. Only new findings lead to an action, so each is reported once."""
     if any(len(gmi.steps_per_s) < health.window for gmi in health.gmis):
         return Decision(action="nothing", findings=health.findings)
+    # 1. Collect the active findings. 2. Report the new ones. 3. Propose a plan: less memory first, then no stragglers.
     slow, memory = _slow(health), _low_memory(health)
     straggler = _straggler_cost(health, {index for _, index in slow} - {ALL_GMIS})
     found = memory | slow | straggler | _unhealthy_shares(health)
@@ -93,7 +94,7 @@ def decide(health: RunHealth) -> Decision:
     else:
         num_gmis = 0
         if any(kind == "slow" for kind, _ in new):
-            outlook = "Another number of GMIs promises nothing better: see what else runs there"
+            outlook = "No other number of GMIs is expected to be faster: check what else runs on the machine"
     return Decision(
         action="replan" if health.may_replan and num_gmis else "propose",
         findings=findings,
@@ -104,7 +105,7 @@ def decide(health: RunHealth) -> Decision:
 
 
 def _slow(health: RunHealth) -> dict[Finding, str]:
-    """Who is slower than expected, and by how much."""
+    """GMIs that are slower than the median of the others; and whether all are slower than planned."""
     speeds = _speeds(health)
     found: dict[Finding, str] = {}
     planned = health.planned_steps_per_s
@@ -114,7 +115,7 @@ def _slow(health: RunHealth) -> dict[Finding, str]:
             found["slow", index] = (
                 f"GMI {index} makes {speed:,.0f} steps per second of its own work, the others {median(others):,.0f}"
             )
-    # Stragglers are told by themselves: the rest alone says whether the plan was too hopeful.
+    # Slow GMIs are reported individually. The others alone are compared with the prediction.
     rest = [speed for index, speed in enumerate(speeds) if ("slow", index) not in found]
     if planned and rest and median(rest) < _threshold(health, ("slow", ALL_GMIS)) * planned:
         found["slow", ALL_GMIS] = (
@@ -124,7 +125,7 @@ def _slow(health: RunHealth) -> dict[Finding, str]:
 
 
 def _unhealthy_shares(health: RunHealth) -> dict[Finding, str]:
-    """Whose share is not as it should be. One that is lost ends what waits for its GMI, and the run goes on from there."""
+    """GMIs whose share is degraded or lost. A lost share also raises SliceLostError in the session, which recovers."""
     return {
         ("share", index): f"GMI {index}: {gmi.share.text}"
         for index, gmi in enumerate(health.gmis)
@@ -141,14 +142,14 @@ def _speeds(health: RunHealth) -> list[float]:
 
 
 def _low_memory(health: RunHealth) -> dict[Finding, str]:
-    """Who is near its limit, or grows towards it."""
+    """GMIs that are near their memory limit, or grow towards it."""
     found: dict[Finding, str] = {}
     for index, gmi in enumerate(health.gmis):
         held, limit = gmi.memory_bytes[-health.window :], gmi.memory_limit_bytes
         if (len(held) < health.window and gmi.driver_bytes is None) or limit <= 0:
             continue
         threshold = MEMORY_NORMAL_BELOW if ("memory", index) in health.findings else MEMORY_HIGH_ABOVE
-        # The program counts its own memory, the driver all of its process: the limit is for the latter.
+        # The program counts its own memory, the driver that of the whole process. The limit applies to the latter.
         now = max(median(held[-3:] or (0,)), gmi.driver_bytes or 0)
         growth = growth_per_iteration(held) if len(held) >= health.window else 0.0
         ahead = HORIZON_WINDOWS * health.window
@@ -164,14 +165,17 @@ def _low_memory(health: RunHealth) -> dict[Finding, str]:
 
 
 def growth_per_iteration(held: Sequence[float]) -> float:
-    """Growth that lasts: the least among the thirds of a window, so that what is allocated once does not count."""
+    """Sustained growth: the smallest slope among the thirds of a window, so a single allocation does not count."""
     third = max(2, len(held) // 3)
     parts = [held[begin : begin + third] for begin in range(0, len(held) - third + 1, third)]
     return max(0.0, min((part[-1] - part[0]) / (third - 1) for part in parts))
 
 
 def _straggler_cost(health: RunHealth, stragglers: set[int]) -> dict[Finding, str]:
-    """Whether the others would be faster by themselves: all wait for the slowest, who brings its own share too."""
+    """Whether the run would be faster without the stragglers.
+
+    n synchronous GMIs do n * min(speeds) steps per second; without k stragglers, (n - k) * min(other speeds).
+    """
     speeds = _speeds(health)
     kept = [speed for index, speed in enumerate(speeds) if index not in stragglers]
     if not stragglers or not kept:
@@ -181,12 +185,12 @@ def _straggler_cost(health: RunHealth, stragglers: set[int]) -> dict[Finding, st
     if then < (NO_GAIN_BELOW if finding in health.findings else REPLAN_GAIN_ABOVE) * now:
         return {}
     whom, count = "it" if len(stragglers) == 1 else "them", len(kept)
-    promise = f"{then:,.0f} steps/s of work by {count} instead of {now:,.0f} by {len(speeds)}"
-    return {finding: f"leaving {whom} out pays, with {promise}"}
+    gain = f"{then:,.0f} steps/s of own work with {count} instead of {now:,.0f} with {len(speeds)}"
+    return {finding: f"excluding {whom} is faster, {gain}"}
 
 
 def _smaller_plan(health: RunHealth) -> tuple[int, int, str]:
-    """GMIs and environments that need less memory, no GMIs where there is no such plan; and a sentence on it."""
+    """(GMIs, environments per GMI, explanation) of a plan that needs less memory; 0 GMIs if there is none."""
     num_gmis, num_envs = len(health.gmis), health.num_envs
     if num_envs > 1:
         return num_gmis, num_envs // 2, f"Half as many environments need less: {num_envs // 2} for each GMI"

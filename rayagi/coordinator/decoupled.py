@@ -1,4 +1,4 @@
-"""A session whose GMIs work at their own pace: collectors collect, learners learn, and what is lost is replaced."""
+"""Decoupled session: collectors and learners are free-running, and lost GMIs are restarted."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:  # as in session.py
 _logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL_S = 10.0
-"""Between two looks at what learners hold, from which a learner that is lost is rebuilt."""
+"""Interval between snapshots of the learners' state, from which lost learners are restored."""
 SLICE_CHECK_INTERVAL_S = 10.0
-"""Between two looks at whether the shares of GPUs still stand."""
+"""Interval between health checks of the GPU shares."""
 _MAX_ATTEMPTS = 3
-"""Of a question that several must answer, while one that is lost is replaced."""
+"""Attempts at a call to several GMIs, if one of them is lost and has to be restarted."""
 
 
 def session_of(spec: RunSpec, *, log: Callable[[str], None] | None = None, **options: Any) -> Session:
-    """The session that a run's template needs; nothing starts before it is entered.
+    """Create the session for a run's template; nothing starts before it is entered.
 
     Args:
         spec: the run
-        tell: for the reader of the run, of GMIs that were lost and replaced; None: the log
-        options: as ``Session`` takes them
+        log: called with messages about lost and restarted GMIs; None: this module's logger
+        options: arguments of ``Session``
     """
     if spec.gmi.template not in OVERLAPPED_TEMPLATES:
         return Session(spec, **options)
@@ -51,9 +51,9 @@ def session_of(spec: RunSpec, *, log: Callable[[str], None] | None = None, **opt
 class DecoupledSession(Session):
     """GMI-DRL §3.1.1, Figure 6d: serving and training at the same time.
 
-    Every GMI has one request under way while results are waited for. An iteration is an update of the learners, with what
-    collectors did meanwhile. A GMI that is lost is started anew while the others go on; its place in the channels, and what
-    was on its way to it, pass to its successor. What a program raises ends the session.
+    Every GMI has one outstanding request while ``collect`` waits. An iteration is one update of the learners, with the
+    rollouts that collectors finished in the meantime. A lost GMI is restarted while the others continue; its successor takes
+    over its channel endpoints and the experience in flight to it. An exception of a program ends the session.
     """
 
     log: Callable[[str], None] = staticmethod(_logger.warning)
@@ -78,7 +78,7 @@ class DecoupledSession(Session):
         self._states()
 
     def submit(self, num_iterations: int) -> None:
-        """Want so many updates. GMIs are asked for them little by little, while ``collect`` waits."""
+        """Request updates. The GMIs are called in small batches while ``collect`` waits."""
         if num_iterations < 1:
             raise ValueError(f"num_iterations={num_iterations}: at least 1 is needed")
         self._open()
@@ -86,14 +86,14 @@ class DecoupledSession(Session):
         self._ask_idle()
 
     def collect(self, timeout_s: float | None = None) -> list[IterationResult]:
-        """Wait for the oldest submitted request; one result per update: learners merged, and what collectors did since.
+        """Wait for the oldest submitted request; one result per update, merged over learners and collectors.
 
-        Interrupted by Ctrl-C, it can be called again.
+        Can be called again after Ctrl-C.
 
         Raises:
-            GmiLostError: a GMI is lost again and again. The session has ended.
-            GmiSilentError: nothing comes of anyone. The session has ended.
-            Exception: what a program raised, as itself. The session has ended.
+            GmiLostError: a GMI was lost too often. The session has ended.
+            GmiSilentError: no GMI makes progress. The session has ended.
+            Exception: an exception of a program. The session has ended.
         """
         if not self._pending:
             raise RuntimeError("nothing was submitted")
@@ -105,9 +105,9 @@ class DecoupledSession(Session):
         return self._merged(count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; what is on its way is given up. Without ``local``, environments start anew."""
+        """Resume from a saved state; discards outstanding results. Without ``local``, environments are reset."""
         self._open()
-        self._call_closing_on_error(self._wait_until_idle, "what was asked before a state is loaded")
+        self._call_closing_on_error(self._wait_until_idle, "outstanding requests before a state is loaded")
         self._rollouts.clear()
         for updates in self._updates.values():
             updates.clear()
@@ -115,7 +115,7 @@ class DecoupledSession(Session):
         self._states()
 
     def experience(self) -> dict[str, Any]:
-        """What became of the experience so far: counts, ages of what was learned from, GMIs that were started anew."""
+        """Experience statistics so far: sample counts, policy lags of the learned rows, restarts of GMIs."""
         counts = self.sample_counts()
         return {
             "rows": {
@@ -131,31 +131,29 @@ class DecoupledSession(Session):
         }
 
     def sample_counts(self) -> SampleCounts:
-        """Rows of experience, counted while nobody works."""
+        """Rows of experience, counted while all GMIs are idle."""
         self._open()
-        self._call_closing_on_error(self._wait_until_idle, "what was asked before it is counted")
+        self._call_closing_on_error(self._wait_until_idle, "outstanding requests before the count")
         states = self._states()
         return self._recovery.sample_counts([states[index]["local"]["books"] for index in self._collectors])
 
     def _step(self, deadline: float, count: int) -> None:
-        """Ask who is idle, and take in what has ended."""
+        """Call idle GMIs, check the slices, and handle completed calls."""
         self._ask_idle()
         if (
             time.monotonic() >= self._slice_check_due_s
-        ):  # the GMIs of other GPUs go on where one GPU's share fails
+        ):  # a failed share only stops the GMIs of its own GPU, so it has to be checked for
             self._raise_if_slices_lost()
             self._slice_check_due_s = time.monotonic() + SLICE_CHECK_INTERVAL_S
         for completed in self._pending_calls.wait(timeout_s=1.0):
             self._handle_completed(completed)
         if self._pending_calls.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
             done = min(map(len, self._updates.values()))
-            asked = (
-                f"{count} updates, of which {done} came, though every GMI answers that it waits for others"
-            )
+            asked = f"{count} updates, of which {done} are done; every GMI responds, but waits for others"
             raise GmiSilentError("the run", asked, self._pending_calls.idle_s())
 
     def _ask_idle(self) -> None:
-        """One request for each GMI that has none: collectors while updates are wanted, learners for what is missing."""
+        """Send one request to each idle GMI: collectors while updates are pending, learners for the missing updates."""
         wanted = sum(count for count, _ in self._pending)
         group = self._open()
         for index in (*self._learners, *self._collectors):
@@ -174,7 +172,7 @@ class DecoupledSession(Session):
             self._pending_calls.add(index, calls, "updates")
 
     def _handle_completed(self, completed: CompletedCall) -> None:
-        """Keep what a request brought, or replace who was lost in it."""
+        """Store the results of a completed call, or restart the GMI that was lost."""
         index = completed.index
         if completed.failure is not None:
             self._replace_lost(completed.failure, index)
@@ -195,11 +193,11 @@ class DecoupledSession(Session):
             self._recovery.record_state(index, completed.answers[1])
 
     def _replace_lost(self, failure: Exception, index: int) -> None:
-        """Whoever is lost; a learner that lost another in a reduction is as good as lost itself.
+        """Restart a lost GMI. A learner whose all-reduce failed because of another counts as lost too.
 
         Raises:
-            SliceLostError: its share of a GPU was lost under it: there is nothing to start a successor on.
-            Exception: ``failure``, where it is no loss, or came too often.
+            SliceLostError: its share of a GPU was lost, so it cannot be restarted there.
+            Exception: ``failure``, if it is no loss of a GMI or happened too often.
         """
         if not isinstance(failure, GmiLostError) and not (
             isinstance(failure, CommunicatorError) and index in self._learners
@@ -209,14 +207,14 @@ class DecoupledSession(Session):
         self._recovery.restart_lost(failure, index)
         if (
             index in self._learners
-        ):  # they go on from one state: what some of them told of more does not count
+        ):  # all learners restart from one state: drop the updates that only some of them have reported
             count = min(map(len, self._updates.values()))
             for updates in self._updates.values():
                 while len(updates) > count:
                     updates.pop()
 
     def _merged(self, count: int) -> list[IterationResult]:
-        """The next updates; what collectors did meanwhile is dealt to them evenly, in order."""
+        """Merge the next updates; the collectors' rollouts are distributed over them evenly, in order."""
         rollouts, self._rollouts = self._rollouts, []
         steps = int(sum(result.metrics["env_steps"] for result in rollouts))
         merged = []
@@ -230,7 +228,7 @@ class DecoupledSession(Session):
         return merged
 
     def _states(self) -> list[StateDict]:
-        """As they are once nobody is lost; experience that is on its way is not in them."""
+        """State of every GMI, after pending restarts; excludes experience in flight."""
         self._open()
         states = super()._states()
         for index, state in enumerate(states):
@@ -238,7 +236,7 @@ class DecoupledSession(Session):
         return states
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
-        """Answers of GMIs, in order; where one is lost, all are asked again once it is replaced."""
+        """Call several GMIs; returns their results in order. If one is lost, all are called again after its restart."""
         answers: list[Any] = []
 
         def ask() -> bool:
@@ -257,18 +255,18 @@ class DecoupledSession(Session):
         raise GmiSilentError("the run", f"{asked}, {_MAX_ATTEMPTS} times", 0.0)
 
     def _wait_for_restarts(self) -> None:
-        """Wait for GMIs that are being started anew."""
+        """Wait for pending restarts."""
         while self._pending_calls.has_restarts():
             for completed in self._pending_calls.wait(timeout_s=1.0):
                 self._handle_completed(completed)
 
     def _wait_until_idle(self) -> None:
-        """Wait until nobody works."""
+        """Wait until no GMI has an outstanding request."""
         while any(map(self._pending_calls.is_busy, range(self.plan.num_gmis))):
             for completed in self._pending_calls.wait(timeout_s=1.0):
                 self._handle_completed(completed)
 
     def _call_closing_on_error(self, work: Callable[[], Any], asked: str) -> Any:
-        """``work``; whatever it raises ends the session."""
+        """Call ``work``; an exception ends the session."""
         with self._closing_on_error(asked):
             return work()

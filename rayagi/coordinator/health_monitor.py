@@ -1,4 +1,4 @@
-"""Watches the GMIs of a run, tells what it notices, and replaces the session where that is allowed and worth it."""
+"""Health monitor of a run: checks its GMIs, logs findings, and replaces the session by a new plan if that is enabled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rayagi.coordinator.session import Session
 from rayagi.run.limits import Position
 
 WINDOW = 20
-"""Iterations over which speed and memory are judged."""
+"""Iterations over which speed and memory are evaluated."""
 SHARE_CHECK_INTERVAL_S = 20.0
-"""Between two looks at the shares of GPUs, through the carvers on their hosts."""
+"""Interval of health checks of the GPU shares, through the partitioners on their hosts."""
 MAX_RECOVERIES = 3
-"""Of lost shares, without a checkpoint between them: then their loss is not an accident."""
+"""Recoveries from lost shares without a checkpoint in between; after that the loss is considered permanent."""
 _WAITING = ("sync_s", "exchange_s", "wait_s")
-"""Metrics that say how long a GMI waited for others."""
+"""Metrics of the time that a GMI waited for others."""
 
 
 class RunHealthMonitor:
@@ -45,18 +45,18 @@ class RunHealthMonitor:
         window: int = WINDOW,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Only looks, until it is asked to replan.
+        """Observes only, until ``replan`` or ``recover`` is called.
 
         Args:
-            spec: of the run; ``spec.gmi.replan`` says whether more than telling is allowed
-            session: open
+            spec: spec of the run; ``spec.gmi.replan`` enables replanning
+            session: an open session
             reopen: opens a session of another spec
-            tell: for the reader of the run
-            save_spec: notes the spec of a new plan, once a checkpoint of it is there to go on from
-            planned_steps_per_s: all GMIs' steps per second that the first plan promised; None where nobody predicted it
-            follow_up: what the reader does to follow a proposal
-            window: iterations that are judged together
-            clock: seconds, from anywhere
+            log: logs a message for the user
+            save_spec: saves the spec of a new plan, called after its first checkpoint
+            planned_steps_per_s: predicted steps per second of all GMIs; None without a prediction
+            follow_up: what the user has to do to follow a proposal, as a clause
+            window: iterations that are evaluated together
+            clock: monotonic time in seconds
         """
         self._spec, self._session = spec, session
         self._reopen, self._log, self._save_spec = reopen, log, save_spec
@@ -69,7 +69,7 @@ class RunHealthMonitor:
         self._begin(session)
 
     def check_health(self, position: Position) -> None:
-        """Judge what was collected last; what is new is told."""
+        """Evaluate the results that were collected last; logs new findings."""
         for results in zip(*self._session.collected, strict=True):
             for index, (speed, memory) in enumerate(_speeds_and_memory(results, self._session.plan)):
                 self._speeds[index].append(speed)
@@ -86,20 +86,20 @@ class RunHealthMonitor:
 
     @property
     def replan_pending(self) -> bool:
-        """Whether a decision waits for a checkpoint."""
+        """Whether a replan decision waits for a checkpoint."""
         return self._pending_decision is not None
 
     def replan(self, state: Mapping[str, Any]) -> Session:
-        """End the session, and open one by the new plan that goes on from ``state``; its environments start anew.
+        """Close the session and open one with the new plan, resumed from ``state``; environments are reset.
 
         Raises:
-            RuntimeError: no decision waits.
-            Exception: as opening a session does. The old one has ended.
+            RuntimeError: no replan decision is pending.
+            Exception: an error of opening the session. The old one is closed.
         """
         if self._pending_decision is None:
-            raise RuntimeError("nothing was decided")
+            raise RuntimeError("no replan decision is pending")
         before = sum(self._session.plan.envs)
-        self._planned = None  # that was of the old plan
+        self._planned = None  # the prediction was for the old plan
         self._spec = self._unsaved_spec = replanned_spec(
             self._spec, self._session.plan, self._pending_decision
         )
@@ -109,56 +109,56 @@ class RunHealthMonitor:
         self._session.load_state_dict(_without_env_states(state))
         self._begin(self._session)
         self._log(
-            f"Going on with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in all"
+            f"Continuing with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in total"
             + (
                 f" instead of {before}: the batch is {after / before:.3g} times as large"
                 if after != before
                 else ""
             )
-            + ". Environments start anew."
+            + ". Environments are reset."
         )
         return self._session
 
     def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None) -> Session:
-        """Cut the GPUs anew, start all GMIs anew on them, and go on from ``state``; None: from the beginning.
+        """Repartition the GPUs, restart all GMIs, and resume from ``state``; None: from the beginning.
 
-        The session that lost a share has ended: its GMIs are gone, and what it had made on the GPUs is undone.
+        The session that lost a share has ended already: its GMIs are stopped and its partitions undone.
 
         Raises:
-            SliceLostError: ``lost``, where ``MAX_RECOVERIES`` came to nothing: no checkpoint was written since.
-            Exception: as opening a session does.
+            SliceLostError: ``lost``, after ``MAX_RECOVERIES`` attempts without a checkpoint.
+            Exception: an error of opening the session.
         """
         self._recoveries += 1
         if self._recoveries > MAX_RECOVERIES:
-            lost.add_note(
-                f"It was tried {counted(MAX_RECOVERIES, 'time')} without reaching another checkpoint."
-            )
+            lost.add_note(f"Recovered {counted(MAX_RECOVERIES, 'time')} without reaching another checkpoint.")
             raise lost
         whence = "the beginning, since there is no checkpoint yet" if state is None else "the last checkpoint"
         self._log(
-            f"{', '.join(lost.slices)}: {lost.problem.rstrip('.')}. All GMIs are started anew on GPUs cut anew, "
-            f"and go on from {whence} (attempt {self._recoveries} of {MAX_RECOVERIES})"
+            f"{', '.join(lost.slices)}: {lost.problem.rstrip('.')}. All GMIs are restarted on repartitioned GPUs, "
+            f"from {whence} (attempt {self._recoveries} of {MAX_RECOVERIES})"
         )
         try:
             self._session = self._reopen(self._spec)
         except Exception as error:
-            error.add_note(f"This was while the run recovered: {lost}")
+            error.add_note(f"This happened while the run recovered from: {lost}")
             raise
         if state is not None:
-            same = self._unsaved_spec is None  # else it is of the plan before: with other environments
+            same = (
+                self._unsaved_spec is None
+            )  # else the state is of the previous plan, with other environments
             self._session.load_state_dict(state if same else _without_env_states(state))
         self._begin(self._session)
         return self._session
 
     def on_checkpoint(self) -> None:
-        """From now on a resume goes on with the present plan."""
+        """Save the spec of a new plan after its first checkpoint, so that a resume uses it."""
         self._recoveries = 0
         if self._unsaved_spec is not None:
             self._save_spec(self._unsaved_spec)
             self._unsaved_spec = None
 
     def _begin(self, session: Session) -> None:
-        """Nothing is known of this session yet."""
+        """Reset all measurements for a new session."""
         count = session.plan.num_gmis
         self._speeds = [deque[float](maxlen=self._window) for _ in range(count)]
         self._memory = [deque[float](maxlen=self._window) for _ in range(count)]
@@ -168,7 +168,7 @@ class RunHealthMonitor:
         self._pending_decision = None
 
     def _ask_shares(self) -> None:
-        """Now and then, since GMIs have nothing to do meanwhile. A host that does not answer says nothing new."""
+        """Query the shares' health at intervals, since GMIs are idle meanwhile. Keeps the last values on failure."""
         if self._clock() < self._shares_due_s:
             return
         self._shares_due_s = self._clock() + SHARE_CHECK_INTERVAL_S
@@ -202,8 +202,8 @@ class RunHealthMonitor:
             return ""
         plan = f"{counted(decision.num_gmis, 'GMI')} with {counted(decision.num_envs, 'environment')} each"
         if decision.action == "replan":
-            return f" At the next checkpoint the run goes on with {plan}."
-        return f" To go on with {plan}, {self._follow_up(decision)}."
+            return f" At the next checkpoint the run continues with {plan}."
+        return f" To continue with {plan}, {self._follow_up(decision)}."
 
 
 def _without_env_states(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,12 +211,12 @@ def _without_env_states(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replanned_spec(spec: RunSpec, plan: PlacementPlan, decision: Decision) -> RunSpec:
-    """The spec of the decided plan: fewer GMIs, where they were, or fewer environments."""
+    """The spec of the decided plan: the first GMIs on their slices, or fewer environments."""
     gmi: GmiSpec = replace(spec.gmi, num_envs=decision.num_envs)
     if decision.num_gmis < plan.num_gmis:
         if plan.backend == "cpu":
             gmi = replace(gmi, num_gmis=decision.num_gmis, slices=None)
-        else:  # the shares stay; the last ones are given back
+        else:  # keep the sizes of the first shares
             shares = tuple(gmi_slice.gpu_fraction for gmi_slice in plan.slices[: decision.num_gmis])
             gmi = replace(gmi, num_gmis=None, gmis_per_gpu=None, slices=shares)
     return replace(spec, gmi=gmi)
@@ -225,10 +225,10 @@ def replanned_spec(spec: RunSpec, plan: PlacementPlan, decision: Decision) -> Ru
 def _speeds_and_memory(
     results: Sequence[IterationResult], plan: PlacementPlan
 ) -> list[tuple[float, float | None]]:
-    """Each GMI's steps per second of its own work and its memory, of one iteration.
+    """(steps per second of its own work, memory) of each GMI in one iteration.
 
-    Unequal GMIs are to take as long as each other, so each counts as many steps as they have on average. GMIs without a
-    simulator make no steps, and cannot be compared: they count as usual, and only their memory is watched.
+    Unequal GMIs should take equal time, so each is credited with the mean number of steps. GMIs without a simulator make no
+    steps: they get the median speed, and only their memory is checked.
     """
     simulating = [result.metrics for result in results if "env_steps" in result.metrics]
     steps = sum(metrics["env_steps"] for metrics in simulating) / len(simulating)
@@ -244,5 +244,5 @@ def _speeds_and_memory(
 
 
 def _own_work_s(metrics: Mapping[str, float]) -> float:
-    """Of an iteration, without waiting for others."""
+    """Duration of an iteration without waiting for other GMIs."""
     return max(metrics["iteration_s"] - sum(metrics.get(name, 0.0) for name in _WAITING), 1e-9)

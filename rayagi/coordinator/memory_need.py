@@ -1,4 +1,4 @@
-"""Whether each GMI's share of memory holds what its roles need, said when the plan is made and before anything starts."""
+"""Memory check of a plan: whether each GMI's share of memory is sufficient for its roles, before anything starts."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _REAL, _FLAG, _WHOLE = 4, 1, 8
 """Bytes of float32, bool and int64."""
 
 _CERTAIN_FRACTION = 0.75
-"""Of a measurement: a probe that runs parts of iterations holds a part beside the whole, up to a third too much."""
+"""Certain part of measured memory: a probe of partial iterations also holds a part, and measures up to a third too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryModel:
-    """Memory of a GMI as a function of its environments: ``fixed_bytes + num_envs * bytes_per_env``."""
+    """Linear memory model of a GMI: ``fixed_bytes + num_envs * bytes_per_env``."""
 
     fixed_bytes: float
     bytes_per_env: float
     source: str
-    """Where that comes from, as a clause."""
+    """Origin of the model, as a clause."""
     certain_fraction: float = 1.0
-    """So much of it is needed for sure."""
+    """Fraction of the prediction that is certainly needed."""
 
     def bytes_at(self, num_envs: int) -> float:
-        """At so many environments."""
+        """Predicted memory with ``num_envs`` environments."""
         return self.fixed_bytes + num_envs * self.bytes_per_env
 
     def max_envs(self, limit_bytes: float) -> int:
-        """The most environments that fit; 0 where none does."""
+        """The largest number of environments that fits; 0 if none does."""
         return (
             max(0, floor((limit_bytes - self.fixed_bytes) / self.bytes_per_env))
             if self.bytes_per_env > 0
@@ -48,15 +48,17 @@ class MemoryModel:
 
 
 def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> None:
-    """Compare what each GMI that collects needs with its share: by eq. 4 where a search has measured, and by its rollouts.
+    """Compare each collecting GMI's predicted memory with its share.
+
+    The prediction is the larger of the rollouts' storage and, if a search has measured here, of eq. 4.
 
     Args:
-        spec: of the run
-        plan: of it; a program of the user's own is not judged
-        folder: of a search's measurements; None: the default
+        spec: spec of the run
+        plan: plan of the run; a user's own program is not checked
+        folder: cache of the searches; None: the default
 
     Raises:
-        PlanError: a share is below what the GMI needs; says how many environments it is enough for.
+        PlanError: a share is too small; the message says how many environments fit.
     """
     hosts = [index for index in plan.hosting("simulator") if "agent" in plan.roles_of(index)]
     if not hosts:
@@ -81,14 +83,15 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
 
 
 def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> MemoryModel:
-    """The least that a GMI needs: the storage of its rollouts (actors.rollout), of which GPUs hold what networks read.
+    """Lower bound of a GMI's memory: the storage of its rollouts (actors.rollout).
 
     Args:
         rollout_length: T
-        info: of the environment
-        on_gpu: whether the simulator's side, observations and rewards as it gave them, lies elsewhere, on the host
+        info: observation and action spaces of the environment
+        on_gpu: whether the rollouts are on a GPU; it holds only what the networks read, and the host holds the rest
     """
     action = info.action
+    # Bytes of one step of one environment: observation, policy outputs, action.
     row = _REAL * (info.obs_dim + action.output_dim) + (_WHOLE if action.is_discrete else _REAL) * action.dim
     if not on_gpu:
         row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
@@ -101,7 +104,10 @@ def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Memor
 
 
 def _measured_memory(measured: Sequence[tuple[int, TrialMeasurement]], num_envs: int) -> list[MemoryModel]:
-    """Eq. 4: the line through the two nearest measurements from below, or the lowest two; none before there are two."""
+    """Eq. 4 through the two nearest measurements from below, or the lowest two; empty with fewer than two.
+
+    slope = (m_2 - m_1) / (e_2 - e_1); memory(e) = m_2 + slope * (e - e_2)
+    """
     if len(measured) < 2:
         return []
     below = [point for point in measured if point[0] <= num_envs]
@@ -112,13 +118,13 @@ def _measured_memory(measured: Sequence[tuple[int, TrialMeasurement]], num_envs:
             fixed_bytes=two.memory_bytes - slope * envs_2,
             bytes_per_env=slope,
             certain_fraction=_CERTAIN_FRACTION,
-            source=f"by eq. 4, from what a search measured with {envs_1} and {envs_2} environments",
+            source=f"by eq. 4, from a search's measurements with {envs_1} and {envs_2} environments",
         )
     ]
 
 
 def _share_bytes(plan: PlacementPlan, index: int) -> float:
-    """Of a GPU, the limit of its slice, or its part. Of a host, its part by environments: nothing divides its memory."""
+    """Memory share of a GMI. On a GPU: its slice's limit or fraction. On a host: in proportion to its environments."""
     gmi_slice = plan.slices[index]
     if gmi_slice.gpu_uuid is not None:
         return plan.memory_bytes(index)
@@ -130,9 +136,9 @@ def _share_bytes(plan: PlacementPlan, index: int) -> float:
 
 def _too_small(plan: PlacementPlan, index: int, need: MemoryModel, limit: float) -> PlanError:
     num_envs = plan.envs[index]
-    # Sizes of unequal GMIs stay in proportion to each other.
+    # Environments of unequal GMIs stay in proportion to their sizes.
     most = need.max_envs(limit) * plan.num_envs // num_envs
-    larger = "give it a larger share" if plan.sizes else "cut fewer GMIs"
+    larger = "give it a larger share" if plan.sizes else "use fewer GMIs"
     return PlanError(
         f"{num_envs} environments in GMI {index} {plan.slices[index].label()}",
         f"they need {bytes_text(need.bytes_at(num_envs))} ({need.source}), and its share has {bytes_text(limit)}",

@@ -1,8 +1,8 @@
-"""The probe of the search: a candidate's real pipeline (simulate, infer, update) on its real slices, measured.
+"""Probe of the search: measures a candidate's real pipeline (simulate, infer, update) on its real slices.
 
-All GMIs of a device run at once, in processes of their own through the Session, so that what they take from each other is
-in the measurement. The processes stay for the next candidate with as many GMIs, which only builds another program there. A
-candidate that crashes, runs out of memory or hangs is an answer; its processes are gone by then.
+All GMIs of a device run concurrently in their own processes through a Session, so their contention is measured. The next
+candidate with as many GMIs reuses the processes and only builds another program. A crash, an out-of-memory error or a hang
+of a candidate is returned as a TrialFailure; its processes are stopped first.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from rayagi.planning import uses_gpus
 
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 _REQUEST_S = 0.5
-"""About how long a request for iterations takes, so that the driver neither waits long nor interrupts often."""
+"""Target duration of a request for iterations: short enough to check the time limits, long enough to interrupt rarely."""
 _MIN_KEPT_TIGHT = 4
-"""Iterations after the warm-up before a measurement may count as tight."""
+"""Minimum iterations after the warm-up for a measurement with the tight error."""
 _MIN_KEPT = 2
-"""Iterations after the warm-up with which a slow candidate has to do."""
+"""Minimum iterations after the warm-up for any measurement."""
 _ASSUMED_STEPS_PER_S = 10_000.0
-"""Of a GMI, before any was measured."""
+"""Assumed throughput of a GMI before the first measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSettings:
-    """How long a candidate is measured, and how well. Times count from its first iteration."""
+    """Stopping rules of a measurement. Times count from the candidate's first iteration."""
 
     relative_error: float
-    """A measurement ends once the 95 % confidence interval of its mean is within this share of it."""
+    """Tight rule: stop once half of the mean's 95 % confidence interval is at most this fraction of the mean."""
     min_duration_s: float
-    """So long the iterations after the warm-up have to last together for that."""
+    """Minimum total duration of the iterations after the warm-up for the tight rule."""
     loose_after_s: float
-    """After this long, ``loose_error`` and two iterations after the warm-up will do."""
+    """Loose rule: after this time, stop at ``loose_error`` with two iterations after the warm-up."""
     loose_error: float
     max_duration_s: float
-    """After this long, two iterations after the warm-up will do: slow or disturbed, it says so by its error."""
+    """After this time, stop with two iterations after the warm-up, whatever the error."""
     iteration_s: float
-    """Iterations that would last longer are measured in parts (probe_program)."""
+    """Longer iterations are measured in parts (probe_program)."""
     max_iteration_s: float = 40.0
-    """Iterations that would last longer, by what fewer environments took, are not measured at all."""
+    """Iterations that are expected to last longer, from trials with fewer environments, are not measured."""
     warm_up_steps: int = 8
-    """Of every environment, that are not measured at least: until robots touch the ground, steps of Ant-v5, HalfCheetah-v5
-    and Humanoid-v5 cost up to a sixth less than all later ones."""
+    """Minimum warm-up in steps per environment. Until robots touch the ground, steps of Ant-v5, HalfCheetah-v5 and
+    Humanoid-v5 cost up to a sixth less than later ones."""
     hang_s: float = 120.0
-    """A candidate that answers nothing for this long is given up: also one that is merely so slow."""
+    """A candidate without a response for this time counts as hung."""
 
 
 SCREENING = ProbeSettings(
@@ -71,7 +71,7 @@ SCREENING = ProbeSettings(
     max_duration_s=4.0,
     iteration_s=0.25,
 )
-"""Enough to see whether twice the environments are worth it."""
+"""Settings of the search: enough to compare numbers of environments that differ by a factor of two."""
 VALIDATION = ProbeSettings(
     relative_error=0.02,
     min_duration_s=1.5,
@@ -81,7 +81,7 @@ VALIDATION = ProbeSettings(
     iteration_s=0.5,
     max_iteration_s=math.inf,
 )
-"""For each round of those that may be the best."""
+"""Settings of each validation round."""
 
 
 class SessionProbe:
@@ -91,27 +91,27 @@ class SessionProbe:
         self._spec, self._machine, self._settings = spec, machine, settings
         self._session: Session | None = None
         self._gmis = 0
-        """Whose processes are there."""
+        """Number of GMIs of the current session."""
         self._fastest: dict[int, float] = {}
-        """Steps per second of one of so many GMIs, the most so far: a disturbed trial says little of the next one."""
+        """Number of GMIs -> highest steps per second of one GMI so far, to predict the duration of an iteration."""
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """Measure a candidate.
 
         Raises:
-            ClusterUnreachableError, ReservationError, EnvError: nothing can be measured here now.
+            ClusterUnreachableError, ReservationError, EnvError: no candidate can be measured.
         """
         return self.measure(gmis_per_gpu, num_envs, self._settings)
 
     def measure(
         self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings
     ) -> TrialMeasurement | TrialFailure:
-        """Measure a candidate as long and as well as these settings say.
+        """Measure a candidate with these settings.
 
-        One that fails where others ran before it is tried once more in new processes, since it may have been their doing.
+        A candidate that fails in reused processes is retried once in new ones: an earlier candidate may be the cause.
 
         Raises:
-            ClusterUnreachableError, ReservationError, EnvError: nothing can be measured here now.
+            ClusterUnreachableError, ReservationError, EnvError: no candidate can be measured.
         """
         reused = self._session is not None and self._gmis == gmis_per_gpu
         outcome = self._attempt(gmis_per_gpu, num_envs, settings)
@@ -129,7 +129,7 @@ class SessionProbe:
         expected_s = num_envs * spec.learning.rollout_length / steps_per_s
         if gmis_per_gpu in self._fastest and expected_s > settings.max_iteration_s:
             reason = (
-                f"an iteration would last {expected_s:.0f} s, and {settings.max_iteration_s:.0f} s may be"
+                f"an iteration would last {expected_s:.0f} s; the limit is {settings.max_iteration_s:.0f} s"
             )
             return TrialFailure(kind="too long", reason=reason)
         parts = parts_of(spec, expected_s, settings.iteration_s)
@@ -160,7 +160,7 @@ class SessionProbe:
         )
 
     def _session_for(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
-        """The candidate's program in the processes of its GMIs: those that are there, where they are as many."""
+        """A session that runs the candidate; reuses the current processes if the number of GMIs is the same."""
         env = spec.env
         make_env = make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs))
         factory = ProbeFactory(spec, make_env, parts)
@@ -172,7 +172,7 @@ class SessionProbe:
         return self._session
 
     def close(self) -> None:
-        """End the processes. Safe to call twice."""
+        """Stop the processes. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -192,7 +192,7 @@ def _measure_until_sufficient(
     warm_up: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[IterationResult], SteadyState]:
-    """Iterate until the measurement is tight, or its time is up; at least ``warm_up`` iterations do not count."""
+    """Iterate until ``is_sufficient``; at least ``warm_up`` iterations are discarded."""
     results: list[IterationResult] = []
     began = clock()
     while True:
@@ -207,7 +207,7 @@ def _measure_until_sufficient(
 
 
 def is_sufficient(settings: ProbeSettings, steady: SteadyState, elapsed_s: float) -> bool:
-    """Whether a measurement may end."""
+    """Whether a measurement may stop: by the tight rule, the loose rule, or the time limit."""
     much = steady.num_kept >= _MIN_KEPT_TIGHT and steady.num_kept * steady.mean_s >= settings.min_duration_s
     tight = much and steady.relative_error <= settings.relative_error
     loose = elapsed_s > settings.loose_after_s and steady.relative_error <= settings.loose_error
@@ -215,7 +215,7 @@ def is_sufficient(settings: ProbeSettings, steady: SteadyState, elapsed_s: float
 
 
 def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
-    """The run that a probe starts: ``gmis_per_gpu`` GMIs on one GPU with that GPU's share of the cores, or all on cores."""
+    """The spec of a candidate: ``gmis_per_gpu`` GMIs on one GPU with its share of the cores, or on all cores."""
     if not uses_gpus(spec, machine):
         return replace(
             spec, gmi=replace(spec.gmi, num_gmis=gmis_per_gpu, gmis_per_gpu=None, num_envs=num_envs)
@@ -233,7 +233,7 @@ def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs:
 
 
 def memory_of(result: IterationResult) -> float:
-    """What counts against a GMI's memory: the device's where it has one, else resident memory."""
+    """Memory of a GMI: device memory if it has a device, else resident memory."""
     return result.metrics.get("device_bytes", result.metrics["resident_bytes"])
 
 
@@ -246,14 +246,14 @@ _UNRELATED_ERRORS = (
     UnknownEnvironmentError,
     UnsupportedSpaceError,
 )
-"""What any other candidate would meet too: settings, the task, the cluster, others who hold it."""
+"""Errors that affect every candidate: configuration, task, cluster, occupied resources."""
 
 
 def failure_kind(error: Exception) -> FailureKind | None:
-    """What a candidate's end means for the search; None where it is not about this candidate."""
+    """Classify a candidate's error; None if it is not specific to this candidate."""
     if isinstance(error, _UNRELATED_ERRORS):
         return None
-    # torch's class has another module from version to version; Ray's killer of processes has only its text.
+    # By name, since the module of torch's class differs between versions. Ray's memory monitor is known by its text.
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or "running low on memory" in str(error).lower():
         return "out of memory"

@@ -1,8 +1,8 @@
-"""What a probe runs in a GMI: training, in parts of an iteration where a whole one would last too long to wait for several.
+"""Program that a probe runs in a GMI: training, in parts of an iteration if a whole iteration would take too long.
 
-A part has fewer steps and as many times fewer minibatches: each step, each minibatch and each reduction is what it is in
-training, there are only fewer of them in an iteration. What is done once per iteration (statistics, a few reductions of a
-few numbers) counts for more, which is milliseconds. Memory is that of whole rollouts, and is taken from one.
+A part has 1/k of the steps and 1/k of the minibatches. Each step, minibatch and reduction is the same as in training; only
+their number is smaller. Work that is done once per iteration (statistics, a few small reductions) therefore weighs more, by
+milliseconds. Memory is measured with one whole rollout.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
 MIN_PART_STEPS = 8
-"""Of a part: below, what is done once per iteration would show."""
+"""Minimum steps of a part: with fewer, the work that is done once per iteration would distort the measurement."""
 
 
 def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
-    """Into how many parts to cut an iteration so that one lasts ``wanted_s`` or less: a power of two, 1 for whole ones.
+    """Number of parts of an iteration so that one takes at most ``wanted_s``: a power of two; 1: not divided.
 
-    Steps and minibatches have to divide by it, which limits it. Iterations of other algorithms than PPO stay whole.
+    It has to divide the steps and the minibatches. Only PPO's iterations are divided.
 
     Args:
         spec: the run
-        iteration_s: how long a whole iteration is expected to last
-        wanted_s: how long a part may
+        iteration_s: expected duration of a whole iteration
+        wanted_s: maximum duration of a part
     """
     steps, minibatches = spec.learning.rollout_length, spec.learning.num_minibatches
     parts = 1
@@ -51,17 +51,17 @@ class ProbeFactory:
     """Builds the program in its GMI; picklable."""
 
     spec: RunSpec
-    """Of the run whose speed is wanted."""
+    """Spec of the candidate."""
     make_env: EnvFactory
     parts: int
 
     def __call__(self, context: GmiContext) -> ProbeProgram:
-        """Build it."""
+        """Build the program."""
         return ProbeProgram(self.spec, self.make_env, context, self.parts)
 
 
 class ProbeProgram(DpOnlyProgram):
-    """Trains in parts of an iteration, and says the most memory that it ever held."""
+    """Trains in parts of an iteration, and reports its peak memory."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, parts: int) -> None:
         self._knows_peak = reset_peak()
@@ -72,10 +72,10 @@ class ProbeProgram(DpOnlyProgram):
         super().__init__(replace(spec, learning=learning), make_env, context)
         self._parts = parts
         self._whole: Rollout | None = None
-        """A rollout as training has it, and keeps."""
+        """A whole rollout, kept as in training."""
 
     def iterate(self) -> IterationResult:
-        """One part; with the first one, a whole rollout goes through what holds most memory."""
+        """Run one part; the first one also prepares a whole rollout, the step with the highest memory use."""
         result = super().iterate()
         if self._parts > 1 and self._whole is None:
             self._whole = _repeated(self.rollout, self._parts)
@@ -85,7 +85,7 @@ class ProbeProgram(DpOnlyProgram):
         return result
 
     def _memory(self) -> dict[str, float]:
-        """The most so far, where the system tells. [unverified on GPU]"""
+        """Memory with the peak so far, if the system reports it. [unverified on GPU]"""
         held = super()._memory()
         if self._knows_peak:
             held["resident_bytes"] = max(held["resident_bytes"], float(peak_bytes()))
@@ -93,7 +93,7 @@ class ProbeProgram(DpOnlyProgram):
 
 
 def _repeated(rollout: Rollout, times: int) -> Rollout:
-    """One rollout after another, all alike."""
+    """The rollout repeated ``times`` times along the step axis."""
     whole = {
         name: getattr(rollout, name).repeat(times, *[1] * (getattr(rollout, name).dim() - 1))
         for name in StepRow._fields

@@ -1,4 +1,4 @@
-"""Short profiles in a GMI of their own: a program that measures instead of training, asked through a Session."""
+"""Short profiling runs: a Session with one GMI whose program measures unit costs or the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rayagi.envs import make_env_factory
 from rayagi.planning import uses_gpus
 
 NOISE_ENVS = 64
-"""Environments of the learning probe: eight groups of eight."""
+"""Environments of the noise profile: eight groups of eight."""
 NOISE_WARM_UP, NOISE_ITERATIONS = 5, 15
-"""Iterations of learning before the noise is measured, so that normalisers have settled, and while it is."""
+"""Learning iterations before the noise measurement, until normalisers are stable; and during it."""
 COST_ROUNDS = 3
-"""Times that every unit cost is measured; the median counts."""
+"""Rounds of measurements of the unit costs; the median counts."""
 _COSTS_NOTE = "unit costs"
 COST_ENVS = 64
-"""Environments at which unit costs are measured where the run leaves them to a search."""
+"""Environments for unit costs if the run's number is "auto"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +42,30 @@ class ProfilingFactory:
     program: Callable[[RunSpec, EnvFactory, GmiContext], Program]
 
     def __call__(self, context: GmiContext) -> Program:
-        """Build it."""
+        """Build the program."""
         return self.program(self.spec, self.make_env, context)
 
 
 class NoiseProgram(DpOnlyProgram):
-    """Learns as usual, and keeps the gradient norms that the noise scale is worked out from."""
+    """Learns as usual, and records the gradient norms from which the noise scale is computed."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         super().__init__(spec, make_env, context)
         policy = self.training.policy
-        assert isinstance(spec.learning, PPOSpec)  # the search is of PPO
+        assert isinstance(spec.learning, PPOSpec)  # only PPO is searched
         self.metered = GradientNoiseLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
         self.training.learner = self.metered
 
     def state_dict(self) -> StateDict:
-        """What was measured, in the place of a state."""
+        """The measurements, in place of a state."""
         return {"shared": {"measured": self.metered.pairs}, "local": {}}
 
 
 def noise_scale_of(spec: RunSpec) -> NoiseScale:
-    """Noise scale of a task's policy gradient, from a short run that learns.
+    """Noise scale of a task's policy gradient, from a short training run.
 
     Raises:
-        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: it could not be run.
+        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the run failed.
     """
     gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=NOISE_ENVS, threads_per_gmi=None)
     run = replace(spec, gmi=gmi)
@@ -74,13 +74,13 @@ def noise_scale_of(spec: RunSpec) -> NoiseScale:
 
 
 def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
-    """Table 1 of the paper for a task on this machine, from one GMI that has a device to itself.
+    """Unit costs (the paper's Table 1) of a task on this machine, from one GMI with a device of its own.
 
     Raises:
-        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: it could not be run.
+        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the run failed.
     """
     on_gpu = uses_gpus(spec, machine)
-    # On cores an instance is one thread, and the device is all of them.
+    # On cores an instance has one thread, and the device is all cores.
     threads = None if on_gpu else spec.gmi.threads_per_gmi or 1
     num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
     gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=num_envs, threads_per_gmi=threads)
@@ -93,25 +93,25 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
 def cached_unit_costs(
     spec: RunSpec, machine: Machine, *, log: Callable[[str], None], folder: Path | None = None
 ) -> UnitCosts:
-    """Unit costs as they were measured before, or now.
+    """Unit costs from the cache; measures and caches them if they are missing.
 
     Raises:
-        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: they could not be measured.
-        DiskError: they could not be kept.
+        GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the measurement failed.
+        DiskError: the cache could not be written.
     """
     store = SearchStore(spec, machine, folder)
     stored = store.load_note(_COSTS_NOTE)
     if stored is not None:
-        with suppress(ValueError):  # of another layout: measured anew
+        with suppress(ValueError):  # other fields than this version's: remeasure
             return unit_costs_from_dict(stored)
-    log(f"Measuring what {spec.env.id} costs here, phase by phase: about a minute.")
+    log(f"Measuring the unit costs of {spec.env.id} on this machine: about a minute.")
     costs = unit_costs_of(spec, machine)
     store.save_note(_COSTS_NOTE, asdict(costs))
     return costs
 
 
 def _run_profile(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:
-    """What a measuring program found in some iterations."""
+    """Run a measuring program for some iterations and return its measurements."""
     env = spec.env
     factory = ProfilingFactory(
         spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)), program

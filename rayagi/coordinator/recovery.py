@@ -1,4 +1,4 @@
-"""GMIs that are lost are started anew while the others go on: what their successors go on from, and how often."""
+"""Recovery of a decoupled session: restarts lost GMIs while the others continue, with state from snapshots."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from rayagi.coordinator.sample_accounting import SampleAccounting, SampleCounts,
 from rayagi.coordinator.time_limits import START_TIMEOUT_S
 
 MAX_RESTARTS = 3
-"""Of one GMI, without anything coming of it: then its loss is not an accident."""
+"""Restarts of one GMI without progress; after that its loss is considered permanent."""
 
 
 class Recovery:
-    """Starts successors on the same bundles.
+    """Restarts lost GMIs on the same bundles.
 
-    A collector's goes on with new episodes, and with the parameters that are published. Learners hold the same, and reduce
-    together: where one is lost, all are started anew. They get the newest parameters, from the board that collectors still
-    have, and the optimiser and statistics of the last snapshot. What had been sent to them and not released comes again.
+    - A collector continues with new episodes and the published parameters.
+    - Learners hold the same state and all-reduce, so if one is lost, all are restarted. They get the newest parameters from
+      the collectors' parameter store, and optimiser and statistics from the last snapshot. Experience that was sent to them
+      and not released is delivered again.
     """
 
     def __init__(
@@ -44,20 +45,20 @@ class Recovery:
         self.collectors, self.learners = plan.hosting("simulator"), plan.hosting("trainer")
         self._generation = 0
         self._snapshot: StateDict = {}
-        """What learners hold alike."""
+        """Shared state of the learners."""
         self._reported: dict[int, StateDict] = {}
-        """What each learner said last that is its own."""
+        """Last local state of each learner."""
         self._locals: dict[int, StateDict] = {}
-        """What each collector said last that is its own."""
+        """Last local state of each collector."""
         self._rollouts: Counter[int] = Counter()
-        """That each collector has made."""
+        """Rollouts of each collector."""
         self._restarts_without_progress: Counter[int] = Counter()
         self._accounting = SampleAccounting()
         self.restarts = 0
-        """GMIs that were started anew so far."""
+        """Number of restarted GMIs so far."""
 
     def record_state(self, index: int, state: Mapping[str, Any]) -> None:
-        """Remember what a GMI said of its state."""
+        """Store the last reported state of a GMI."""
         if index in self.learners:
             self._snapshot = dict(state.get("shared", self._snapshot))
             self._reported[index] = state["local"]
@@ -65,16 +66,16 @@ class Recovery:
             self._locals[index] = state["local"]
 
     def record_progress(self, index: int, iteration: int) -> None:
-        """Something came of a GMI: its rollout or update of this number, from 0."""
+        """Record that a GMI has finished rollout or update ``iteration``, counted from 0."""
         self._restarts_without_progress[index] = 0
         if index in self.collectors:
             self._rollouts[index] = iteration + 1
 
     def restart_lost(self, lost: Exception, index: int) -> None:
-        """Start a successor; with a learner, of all learners. Does not wait for it: it lands among the flights.
+        """Restart a GMI; if it is a learner, all learners. Does not wait: the restart is a pending call.
 
         Raises:
-            Exception: ``lost``, where that has been tried too often.
+            Exception: ``lost``, after too many restarts without progress.
         """
         indices = self.learners if index in self.learners else (index,)
         for each in indices:
@@ -83,9 +84,7 @@ class Recovery:
             if self._restarts_without_progress[each] > MAX_RESTARTS:
                 raise lost
         self._log(
-            f"{lost}. It is started anew"
-            if index in self.collectors
-            else f"{lost}. Learners are started anew"
+            f"{lost}. It is restarted" if index in self.collectors else f"{lost}. All learners are restarted"
         )
         for each in indices:
             restart(self._group, each, self._plan, self._deployment.reservation)
@@ -111,7 +110,7 @@ class Recovery:
                 )
             )
         refs += [gmi.build.remote(self._factory), gmi.load_state_dict.remote(state)]
-        self._pending_calls.add(index, refs, "starting anew", "restart")
+        self._pending_calls.add(index, refs, "restarting", "restart")
 
     def _collector_state(self, index: int) -> StateDict:
         state: StateDict = {"shared": {"iteration": self._rollouts[index]}}
@@ -120,7 +119,8 @@ class Recovery:
         return state
 
     def _learner_state(self) -> StateDict:
-        """The last snapshot with the newest parameters; also closes the books of the learners that are gone."""
+        """The last snapshot with the newest parameters; also records the sample counts of the lost learners."""
+        # 1. Ask the living collectors for their counts and parameters. 2. Account for what the lost learners released.
         living = [index for index in self.collectors if not self._pending_calls.is_busy(index, "restart")]
         states = self._states(living)
         self._accounting.record_lost_learners(
@@ -130,6 +130,7 @@ class Recovery:
         for report in self._reported.values():
             lags = dict(Counter(lags) + Counter(report["lags"]))
         shared = dict(self._snapshot)
+        # 3. Parameters: the newest that any collector has, if newer than the snapshot's.
         newest = max(
             (state["shared"] for state in states), key=lambda known: known["iteration"], default=None
         )
@@ -142,14 +143,14 @@ class Recovery:
         return {"shared": shared, "local": {"lags": lags}}
 
     def _states(self, indices: Sequence[int]) -> list[StateDict]:
-        """Of collectors that live."""
+        """States of the given collectors; those that are lost are left out."""
         found: list[StateDict] = []
         for index, ref in zip(
             indices, self._group.ask(lambda index, gmi: gmi.state_dict.remote(), indices), strict=True
         ):
             try:
                 found += self._group.answers([ref], "the newest parameters", START_TIMEOUT_S, [index])
-            except (GmiLostError, GmiSilentError):  # what is under way of it says so too
+            except (GmiLostError, GmiSilentError):  # its pending call reports the loss too
                 continue
         return found
 
@@ -157,11 +158,11 @@ class Recovery:
         return [report["books"] for report in self._reported.values()]
 
     def sample_counts(self, collectors: Sequence[WorkerSampleCounts]) -> SampleCounts:
-        """Counts of experience; while nobody works, they add up."""
+        """Sample counts; consistent while all GMIs are idle."""
         return self._accounting.sample_counts(collectors, self._learner_counts())
 
     def lags(self) -> dict[int, int]:
-        """Rollout rows that were learned from, by the updates that their policy was behind."""
+        """Policy lag in updates -> rollout rows that were learned from."""
         total: Counter[int] = Counter()
         for report in self._reported.values():
             total.update(report["lags"])

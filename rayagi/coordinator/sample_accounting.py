@@ -1,4 +1,4 @@
-"""Counts of experience over processes that die: rows sent = learned from + dropped + in flight + lost with dead ends."""
+"""Sample accounting across lost processes: rows sent = learned from + dropped + in flight + lost with learners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WorkerSampleCounts = Mapping[str, Any]
-"""What a collector or a learner counts: see ``state_dict`` of their programs."""
+"""Counters of a collector or a learner: see ``state_dict`` of their programs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,17 +17,17 @@ class SampleCounts:
 
     sent: int
     taken: int
-    """Learned from, as far as was reported."""
+    """Rows learned from, as far as reported."""
     dropped: int
-    """Released unused, since they were too old."""
+    """Rows released unused, since they were too old."""
     in_flight: int
-    """Sent, and not released by a learner."""
+    """Rows sent and not yet released by a learner."""
     lost: int
-    """Released by learners that died before they reported what became of them."""
+    """Rows released by learners that were lost before they reported their use."""
 
     @property
     def missing(self) -> int:
-        """0 where the counts add up."""
+        """Rows that are not accounted for: sent - taken - dropped - in_flight - lost; 0 if the counts are consistent."""
         return self.sent - self.taken - self.dropped - self.in_flight - self.lost
 
     def __str__(self) -> str:
@@ -38,37 +38,39 @@ class SampleCounts:
 
 
 class SampleAccounting:
-    """Keeps what the dead had counted. Processes are known by their origin: a number drawn by each collector's dispenser."""
+    """Keeps the counts of lost processes. Each collector process has an origin, a number that its dispenser draws."""
 
     def __init__(self) -> None:
         self._taken = self._dropped = self._lost = 0
-        """Of learners that are gone, as reported."""
+        """Totals of lost learners, as last reported."""
         self._released_to_lost: Counter[int] = Counter()
-        """By origin: rows that learners which are gone had released."""
+        """Origin -> rows that lost learners have released."""
 
     def record_lost_learners(
         self, collectors: Sequence[WorkerSampleCounts], last: Sequence[WorkerSampleCounts]
     ) -> None:
-        """All learners are gone.
+        """Record that all learners were lost.
 
         Args:
-            collectors: books of those that live, made after that
-            last: what the learners reported last
+            collectors: counts of the living collectors, taken after the loss
+            last: last reported counts of the learners
         """
         self._taken += sum(counts["taken"] for counts in last)
         self._dropped += sum(counts["dropped"] for counts in last)
         for origin, (came, _) in _received(last).items():
             self._released_to_lost[origin] += (
-                came  # of collectors that are gone: what had come is not sent again
+                came  # for lost collectors: rows that had arrived are not sent again
             )
+        # A living collector knows exactly what was released: sent - unreleased.
         for counts in collectors:
             self._released_to_lost[counts["origin"]] = counts["sent"] - counts["unreleased"]
+        # lost = released by lost learners - what these reported as taken or dropped
         self._lost = sum(self._released_to_lost.values()) - self._taken - self._dropped
 
     def sample_counts(
         self, collectors: Sequence[WorkerSampleCounts], learners: Sequence[WorkerSampleCounts]
     ) -> SampleCounts:
-        """Of books that were made while nobody worked."""
+        """Totals from counts that were taken while all GMIs were idle."""
         living = {counts["origin"] for counts in collectors}
         dead = {origin: rows for origin, rows in _received(learners).items() if origin not in living}
         released_to_lost = sum(
@@ -87,7 +89,7 @@ class SampleAccounting:
 
 
 def _received(learners: Sequence[WorkerSampleCounts]) -> dict[int, tuple[int, int]]:
-    """Over learners, by origin: rows that came, and those of them that were released."""
+    """Origin -> (received rows, released rows), summed over learners."""
     came: Counter[int] = Counter()
     released: Counter[int] = Counter()
     for counts in learners:

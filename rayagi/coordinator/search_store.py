@@ -1,6 +1,6 @@
-"""What searches and profiles measured, kept by machine, task, code and library versions.
+"""Cache of searches and profiles, keyed by machine, task, code and library versions.
 
-One JSON file for each combination. A search writes after every trial; the next one replays what is there and goes on.
+One JSON file per key. A search writes after every trial; the next search replays the stored trials and continues.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rayagi.run.errors import disk_errors
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
 _FREE_GMI = ("num_gmis", "gmis_per_gpu", "num_envs", "reserve_timeout_s", "collective_timeout_s")
-"""Of the gmi section: what a search varies, and what does not change what it measures."""
+"""Fields of the gmi section that are not in the key: varied by the search, or without influence on measurements."""
 _CODE = ("actors", "collectives", "placement", "rayagi/algorithms", "rayagi/envs", "rayagi/coordinator")
-"""Folders whose code a trial runs; a change there makes old measurements void."""
+"""Folders whose code a trial runs; a change there invalidates old measurements."""
 
 
 def default_folder() -> Path:
@@ -49,12 +49,12 @@ class SearchStore:
     def outcome(
         self, gmis_per_gpu: int, num_envs: int, round_: int = 0
     ) -> TrialMeasurement | TrialFailure | None:
-        """What was measured of a candidate; None where nothing was.
+        """The stored outcome of a candidate; None if there is none.
 
         Args:
             gmis_per_gpu: of the candidate
             num_envs: of the candidate
-            round_: 0: when the search decided; from 1: when it was measured again; from -1 down: when it was compared
+            round_: 0: the search's trial; 1, 2, ...: a validation round; -1, -2, ...: a comparison
         """
         stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
         if stored is None:
@@ -62,7 +62,7 @@ class SearchStore:
         return TrialFailure(**stored) if "kind" in stored else TrialMeasurement(**stored)
 
     def trials(self, gmis_per_gpu: int) -> tuple[tuple[int, TrialMeasurement], ...]:
-        """What the search measured of so many GMIs, by environments of one, ascending."""
+        """(environments, measurement) of the search's trials with ``gmis_per_gpu`` GMIs, ascending."""
         found = []
         for name in self._content["outcomes"]:
             gmis, _, envs = name.partition("x")
@@ -73,7 +73,7 @@ class SearchStore:
         return tuple(sorted(found, key=lambda trial: trial[0]))
 
     def rounds(self, gmis_per_gpu: int, num_envs: int) -> tuple[TrialMeasurement, ...]:
-        """Every round in which a candidate was measured again; empty where one that was short is all there is."""
+        """Validation rounds of a candidate; empty if there is only one short round."""
         asked = (self.outcome(gmis_per_gpu, num_envs, round_) for round_ in range(1, VALIDATION_ROUNDS + 1))
         found = tuple(outcome for outcome in asked if isinstance(outcome, TrialMeasurement))
         return (
@@ -83,7 +83,7 @@ class SearchStore:
     def save_outcome(
         self, gmis_per_gpu: int, num_envs: int, outcome: TrialMeasurement | TrialFailure, round_: int = 0
     ) -> None:
-        """Keep a measurement, or a lack of memory or time. A crash or a hang need not come again, and is not kept.
+        """Store a measurement, or a failure by memory or time. Crashes and hangs may not recur and are not stored.
 
         Raises:
             DiskError: the file cannot be written.
@@ -93,12 +93,12 @@ class SearchStore:
             self._write()
 
     def load_note(self, name: str) -> dict[str, Any] | None:
-        """Something else that was kept under a name: a profile, or how a search ended."""
+        """A stored profile or search result by name; None if there is none."""
         found: dict[str, Any] | None = self._content["notes"].get(name)
         return found
 
     def save_note(self, name: str, value: Mapping[str, Any]) -> None:
-        """Keep it.
+        """Store a profile or search result.
 
         Raises:
             DiskError: the file cannot be written.
@@ -107,7 +107,7 @@ class SearchStore:
         self._write()
 
     def clear(self) -> None:
-        """Start anew."""
+        """Discard all stored outcomes and notes."""
         self._content = {"outcomes": {}, "notes": {}}
 
     def _read(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _name(gmis_per_gpu: int, num_envs: int, round_: int) -> str:
 
 
 def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
-    """Everything that a measurement depends on, as JSON-ready values."""
+    """The key: everything that a measurement depends on, as JSON-ready values."""
     task = run_spec_to_dict(spec)
     for name in ("seed", "evaluation", "total_env_steps"):
         del task[name]

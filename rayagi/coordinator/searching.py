@@ -1,4 +1,4 @@
-"""Runs Algorithm 1 on this machine: ranges, memory, cache, budget and objective around the pure search and the probe."""
+"""Configuration search on this machine: runs Algorithm 1 with a real probe, a cache, a time budget and an objective."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from rayagi.planning import uses_gpus
 Objective = Literal["throughput", "time_to_return"]
 
 HOST_MEMORY_SHARE = 0.9
-"""Of a host's memory, what its GMIs may fill together: Ray ends processes from 95 % on."""
+"""Fraction of a host's memory that its GMIs may use together: Ray kills processes from 95 % on."""
 
 
 MIN_GAIN = 0.05
-"""On cores: twice the environments have to be this much faster than anything before in their row. Where a fixed cost per
-iteration is spread over ever more environments, a doubling that gains g leaves g / (1 - g) to gain by all further ones."""
+"""On cores: minimum relative gain of a doubling over the row's fastest trial. If a fixed cost per iteration is spread over
+more environments, a doubling that gains g leaves at most g / (1 - g) to all further ones."""
 PATIENCE = 3
-"""On cores: doublings in a row without that gain. One or two may be trials that something disturbed."""
+"""On cores: consecutive doublings without that gain that end a row. One or two may be disturbed trials."""
 MIN_BOUND_GAIN = 0.1
-"""On cores: what fewer GMIs would have to be able to gain, if their threads never waited for each other. They do: where
-GMIs wait for the slowest once per update, threads of one GMI wait for the slowest in every step."""
+"""On cores: minimum gain of the upper bound of a row with fewer GMIs. The bound assumes that threads never wait for each
+other. In fact GMIs wait for the slowest once per update, but the threads of one GMI in every step."""
 
 
 class NothingMeasuredError(RuntimeError):
@@ -61,53 +61,53 @@ class NothingMeasuredError(RuntimeError):
         self.task, self.reasons = task, reasons
 
     def __str__(self) -> str:
-        why = "; ".join(self.reasons) or "the budget ended before the first trial did; give a larger --budget"
+        why = "; ".join(self.reasons) or "the budget ended before the first trial; give a larger --budget"
         return f"no candidate for {self.task} could be measured: {why}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSettings:
-    """What a search is told."""
+    """Options of a search."""
 
     objective: Objective = "throughput"
     budget_s: float | None = None
     """Wall time after which no further trial starts; None: until the algorithm ends."""
     gmis: int | None = None
-    """Only this number of GMIs per GPU, or of GMIs on cores; None: search it."""
+    """Fixed number of GMIs per GPU, or of GMIs on cores; None: search it."""
     num_envs: int | None = None
-    """Only this number of environments; None: search it."""
+    """Fixed number of environments; None: search it."""
     folder: Path | None = None
-    """Where measurements are kept; None: ~/.cache/rayagi/search."""
+    """Cache folder; None: ~/.cache/rayagi/search."""
     again: bool = False
-    """Measure everything anew."""
+    """Ignore the cache and remeasure everything."""
 
     def name(self) -> str:
-        """Names what was asked, among the notes of a store."""
+        """Key of the search's result in the store."""
         return f"search {self.objective} gmis={self.gmis or 'auto'} num_envs={self.num_envs or 'auto'}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """How a search ended."""
+    """Result of a search."""
 
     task: str
     settings: SearchSettings
     best: Trial
     trials: tuple[Trial, ...]
     complete: bool
-    """False where the budget ended it."""
+    """False if the budget ended it."""
     on_gpus: bool
     num_devices: int
     memory_bytes: int
     """Memory of one device, which its GMIs share."""
     duration_s: float
-    """Of this call; trials that were kept from before take none."""
+    """Duration of this call; cached trials take no time."""
     noise: NoiseScale | None = None
     """For the objective ``time_to_return``."""
     store: Path = field(default_factory=Path)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; JSON has no infinity, so that a Sat without a growth in memory is null."""
+        """JSON-ready values; an infinite Sat becomes null, since JSON has no infinity."""
         plain = asdict(self)
         for trial in (plain["best"], *plain["trials"]):
             if trial["saturation"] is not None and not math.isfinite(trial["saturation"]):
@@ -125,21 +125,21 @@ def search(
     on_trial: Callable[[Trial], None] = lambda trial: None,
     on_start: Callable[[str], None] = lambda what: None,
 ) -> SearchResult:
-    """Find the configuration that trains fastest here. Starts Ray where a trial has to be run, and only then.
+    """Find the configuration that trains fastest on this machine. Starts Ray only if a trial has to run.
 
-    Interrupted by Ctrl-C, it keeps what it measured; called again, it goes on from there.
+    Interrupted by Ctrl-C, it keeps its measurements; the next call continues from them.
 
     Args:
-        spec: the task; its own numbers of GMIs and environments are not looked at
-        machine: where it runs
-        settings: what to search for, and how long
-        on_trial: told of every trial when it is done
-        on_start: told what is measured before it starts, as a sentence
+        spec: the task; its own numbers of GMIs and environments are ignored
+        machine: this machine
+        settings: options of the search
+        on_trial: called with every finished trial
+        on_start: called before a measurement, with a description of it
 
     Raises:
         NothingMeasuredError: no candidate runs.
-        ClusterUnreachableError, ReservationError: nothing can be started here now.
-        DiskError: measurements cannot be kept.
+        ClusterUnreachableError, ReservationError: no trial can be started.
+        DiskError: measurements cannot be written.
     """
     began = time.monotonic()
     store = SearchStore(spec, machine, settings.folder)
@@ -182,7 +182,7 @@ def search(
 
 
 def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
-    """Memory that the GMIs of one device share: a GPU's, or what a host may fill."""
+    """Memory that the GMIs of one device share: the smallest GPU's, or the usable part of the host's."""
     if uses_gpus(spec, machine):
         return min(gpu.memory_total_bytes for node in machine.nodes for gpu in node.usable_gpus)
     return int(HOST_MEMORY_SHARE * sum(node.memory_total_bytes for node in machine.nodes))
@@ -196,7 +196,7 @@ def _run_search(
     score: Score,
     on_trial: Callable[[Trial], None],
 ) -> tuple[list[Trial], bool]:
-    """Algorithm 1, then its best once more; and whether that ended by itself."""
+    """Run Algorithm 1, then validate its best candidates; returns the trials, and False if the budget ended it."""
     on_gpus = uses_gpus(spec, machine)
     num_devices = machine.num_gpus if on_gpus else 1
     trials: list[Trial] = []
@@ -216,7 +216,7 @@ def _run_search(
 
 
 def _collect_trials(steps: Iterator[Trial], trials: list[Trial], on_trial: Callable[[Trial], None]) -> bool:
-    """Add what is tried to ``trials``; False where the budget ended it."""
+    """Append the trials to ``trials``; False if the budget ended them."""
     try:
         for trial in steps:
             trials.append(trial)
@@ -227,7 +227,7 @@ def _collect_trials(steps: Iterator[Trial], trials: list[Trial], on_trial: Calla
 
 
 def _best(trials: Sequence[Trial], *, validated: bool) -> Trial | None:
-    """What was confirmed as the best; the best of single trials where there was no time for that."""
+    """The winner of the validation; without a complete validation, the best single trial."""
     return best_trial([trial for trial in trials if trial.verdict == "again" or not validated])
 
 
@@ -252,7 +252,7 @@ def _learning_score(noise: NoiseScale, num_devices: int) -> Score:
 
 
 def _early_stopping(spec: RunSpec, machine: Machine, compare: CompareFn) -> EarlyStopping:
-    """The papers' on GPUs, whose memory grows with the environments; on cores, where it hardly does, more than those."""
+    """The papers' rules on GPUs, where memory grows with the environments; further rules on cores, where it hardly does."""
     if uses_gpus(spec, machine):
         return PAPER_STOPPING
     upper_bound = partial(core_upper_bound, num_cores=machine.num_cores)

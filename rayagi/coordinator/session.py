@@ -1,4 +1,4 @@
-"""A session: the plan, its GMIs, and the requests that the driver makes of them. What is done here is undone here."""
+"""Session: deploys a plan's GMIs, sends them requests from the driver, and undoes the deployment at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
 
 
 class SessionClosedError(RuntimeError):
-    """Something was asked of a session that has ended."""
+    """A call to a session that has ended."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -47,8 +47,8 @@ class Session:
         with Session(spec, on_plan=lambda plan: print(plan.table())) as session:
             results = session.train(10)
 
-    Any failure of a GMI ends the session: its replicas are no longer alike. Where a share of a GPU failed under it, that is
-    the error, also while the GMI merely hangs. Not safe for several threads at once.
+    Any failure of a GMI ends the session, since the replicas are no longer equal. If its share of a GPU has failed, the
+    error is SliceLostError, also if the GMI only hangs. Not thread-safe.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Session:
 
         Args:
             spec: the run
-            ray_address: host:port of a cluster; None: RAY_ADDRESS, else this machine alone
-            factory: makes each GMI's program; None: the one of the spec's template, with its metrics exported through Ray
-            make_plan: plans for the machine that there is; None: as the spec says, to train
+            ray_address: host:port of a cluster; None: RAY_ADDRESS, else a local cluster
+            factory: builds each GMI's program; None: the template's, with its metrics exported through Ray
+            make_plan: plans for the machine; None: a training plan from the spec
             run_name: tag of the exported metrics; None: the environment's id
             on_plan: called with the plan before anything is reserved
-            dashboard: whether a Ray that is started here has its dashboard
+            dashboard: whether a local cluster starts Ray's dashboard
         """
         self._spec = spec
         self._ray_address = ray_address
@@ -91,19 +91,19 @@ class Session:
 
     @property
     def plan(self) -> PlacementPlan:
-        """What runs where, on the nodes that Ray gave."""
+        """The plan, with the nodes that Ray allocated."""
         if self._plan is None:
             raise SessionClosedError(self._ended)
         return self._plan
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Where each GMI really is, by its own account."""
+        """Node and process of each GMI, as it reports them."""
         return self._workers
 
     @property
     def collected(self) -> tuple[tuple[IterationResult, ...], ...]:
-        """What each GMI answered to the request that was collected last: ``[GMI][iteration]``."""
+        """Results of each GMI for the last collected request: ``[GMI][iteration]``."""
         return self._collected
 
     @property
@@ -115,11 +115,11 @@ class Session:
         """Open the session.
 
         Raises:
-            ClusterUnreachableError: Ray does not answer.
-            PlanError, ReservationError: what was asked does not fit.
-            PartitionError, SliceError: a GPU could not be cut, or a process not be confined to its share.
+            ClusterUnreachableError: Ray does not respond.
+            PlanError, ReservationError: the plan does not fit.
+            PartitionError, SliceError: a GPU could not be partitioned, or a process not confined to its share.
             GmiLostError, GmiSilentError: a GMI did not start.
-            Exception: what building the program raised in a GMI.
+            Exception: an error of building the program in a GMI.
         """
         with ExitStack() as undo:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
@@ -147,17 +147,17 @@ class Session:
         """Called once the GMIs are built."""
 
     def train(self, num_iterations: int) -> list[IterationResult]:
-        """Run iterations on all GMIs at once; one merged result each.
+        """Run iterations on all GMIs; returns one merged result per iteration.
 
         Raises:
-            RuntimeError: submitted requests were not collected yet.
+            RuntimeError: a submitted request was not collected yet.
         """
         self._raise_if_pending()
         self.submit(num_iterations)
         return self.collect()
 
     def submit(self, num_iterations: int) -> None:
-        """Ask all GMIs for iterations and return at once, so that they never wait for the driver."""
+        """Request iterations of all GMIs without waiting, so that the GMIs never wait for the driver."""
         if num_iterations < 1:
             raise ValueError(f"num_iterations={num_iterations}: at least 1 is needed")
         refs = self._open().ask(lambda index, gmi: gmi.iterate.remote(num_iterations))
@@ -166,12 +166,12 @@ class Session:
     def collect(self, timeout_s: float | None = None) -> list[IterationResult]:
         """Wait for the oldest submitted request; one result per iteration, merged over GMIs.
 
-        Interrupted by Ctrl-C, it can be called again. ``timeout_s`` is for who knows better than the generous limit here.
+        Can be called again after Ctrl-C. ``timeout_s`` overrides the generous default limit.
 
         Raises:
-            SliceLostError: a share of a GPU has failed under a GMI. The session has ended.
-            GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
-            Exception: what a GMI raised, as itself. The session has ended.
+            SliceLostError: a GMI's share of a GPU has failed. The session has ended.
+            GmiLostError, GmiSilentError: a GMI was lost. The session has ended.
+            Exception: an exception of a GMI. The session has ended.
         """
         if not self._pending:
             raise RuntimeError("nothing was submitted")
@@ -185,7 +185,7 @@ class Session:
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
-        """Run episodes with the policy's mode, spread over the GMIs with an agent; their results in GMI order."""
+        """Run episodes with the policy's mode, distributed over the GMIs with an agent; results in GMI order."""
         if num_episodes < 1:
             raise ValueError(f"num_episodes={num_episodes}: at least 1 is needed")
         counts = split_evenly(num_episodes, self.plan.hosting("agent"))
@@ -202,31 +202,31 @@ class Session:
         )
 
     def run(self, *args: Any, timeout_s: float = ITERATION_TIMEOUT_S, **kwargs: Any) -> list[Any]:
-        """Call ``gmi_run`` of all GMIs' workloads at once (rayagi.programs); each one's answer, in GMI order.
+        """Call ``gmi_run`` of all GMIs' workloads in parallel (rayagi.programs); returns the results in GMI order.
 
         Raises:
-            GmiLostError, GmiSilentError: a GMI is gone, or did not answer within ``timeout_s``. The session has ended.
-            Exception: what a workload raised, as itself. The session has ended.
+            GmiLostError, GmiSilentError: a GMI was lost, or did not respond within ``timeout_s``. The session has ended.
+            Exception: an exception of a workload. The session has ended.
         """
         refs = self._open().ask(lambda index, gmi: gmi.run.remote(args, kwargs))
         return self._answers(refs, "its main routine", timeout_s)
 
     def rebuild(self, factory: ProgramFactory | WorkloadFactory) -> None:
-        """Put another program in the place of every GMI's, in the same processes on the same slices; its state is gone.
+        """Replace every GMI's program, in the same processes on the same slices; the old state is discarded.
 
         Raises:
-            RuntimeError: submitted requests were not collected yet.
-            GmiLostError, GmiSilentError: a GMI is gone. The session has ended.
-            Exception: what building it raised in a GMI. The session has ended.
+            RuntimeError: a submitted request was not collected yet.
+            GmiLostError, GmiSilentError: a GMI was lost. The session has ended.
+            Exception: an error of building the program in a GMI. The session has ended.
         """
         self._raise_if_pending()
         refs = self._open().ask(lambda index, gmi: gmi.build.remote(factory))
         self._answers(refs, "building another program", BUILD_TIMEOUT_S)
 
     def state_dict(self) -> StateDict:
-        """``{"shared": what all GMIs hold alike, "local": [each GMI's own], "num_gmis": how many}``.
+        """The state after all submitted iterations.
 
-        The state after all submitted iterations.
+        ``{"shared": state that all GMIs have in common, "local": [state of each GMI], "num_gmis": number of GMIs}``
         """
         states = self._states()
         return {
@@ -236,7 +236,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Without ``local``, or from another number of GMIs, environments start anew."""
+        """Resume from a saved state. Without ``local``, or with another number of GMIs, environments are reset."""
         group = self._open()
         states: list[StateDict] = [{"shared": state["shared"]} for _ in group.handles]
         if "local" in state and state["num_gmis"] == len(states):
@@ -245,16 +245,16 @@ class Session:
         self._answers(refs, "loading a state", self._limit_s())
 
     def health(self) -> list[SliceHealth]:
-        """How each GMI's share of its GPU is, with its memory, asked on its host; empty where nothing had to be carved.
+        """Health and memory of each GMI's share of its GPU; empty without partitioned GPUs.
 
         Raises:
-            PartitionError: a host does not answer.
+            PartitionError: a host does not respond.
         """
         self._open()
         return [] if self._slices is None else self._slices.health()
 
     def close(self) -> None:
-        """Stop the GMIs, give back what was reserved, and end Ray if it was started here. Safe to call twice."""
+        """Stop the GMIs, release the reservation, and shut Ray down if it was started here. Idempotent."""
         self._end("it was closed")
 
     def __exit__(
@@ -269,7 +269,7 @@ class Session:
         return plan
 
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
-        """What builds each GMI's program."""
+        """The factory of each GMI's program."""
         from rayagi.coordinator.templates import template_factory
 
         return self._factory or template_factory(self._spec, self._run_name)
@@ -284,7 +284,7 @@ class Session:
             raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
 
     def _limit_s(self) -> float:
-        """For a request that queues behind the pending iterations."""
+        """Time limit of a request that queues behind the pending iterations."""
         return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
 
     def _answers(
@@ -295,11 +295,11 @@ class Session:
             return group.answers(refs, asked, limit_s, of, self._raise_if_slices_lost)
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
-        """Answers of some GMIs, in order, after all submitted iterations."""
+        """Call some GMIs after all submitted iterations; returns the results in order."""
         return self._answers(self._open().ask(question, of), asked, self._limit_s(), of)
 
     def _states(self) -> list[StateDict]:
-        """Every GMI's state; what is shared, of the first with a trainer."""
+        """State of every GMI; only the first one with a trainer includes the shared part."""
         trainer = self.plan.hosting("trainer")[0]
         return self._ask(
             lambda index, gmi: gmi.state_dict.remote(shared=index == trainer),
@@ -309,7 +309,7 @@ class Session:
 
     @contextmanager
     def _closing_on_error(self, asked: str) -> Iterator[None]:
-        """Whatever the block raises ends the session; a share that failed is the reason, not what came of it."""
+        """End the session on any exception. If a share has failed, raise SliceLostError instead of its consequence."""
         try:
             yield
         except Exception as error:
@@ -323,13 +323,13 @@ class Session:
             raise
 
     def _update_worker(self, index: int, worker: WorkerInfo) -> None:
-        """A GMI was started anew in another process."""
+        """Record the new process of a restarted GMI."""
         self._workers = tuple(worker if place == index else kept for place, kept in enumerate(self._workers))
         if self._slices is not None:
             self._slices.update_pid(index, worker.pid)
 
     def _raise_if_slices_lost(self) -> None:
-        """Raises SliceLostError where a share of a GPU has failed."""
+        """Raise SliceLostError if a share of a GPU has failed."""
         if self._slices is not None:
             self._slices.raise_if_lost()
 
@@ -341,6 +341,6 @@ class Session:
 
 
 def split_evenly(total: int, among: Sequence[int]) -> dict[int, int]:
-    """``total`` dealt evenly, the first GMIs getting one more; those with none are left out."""
+    """Divide ``total`` evenly; the first GMIs get the remainder, and those with zero are left out."""
     counts = {index: total // len(among) + (place < total % len(among)) for place, index in enumerate(among)}
     return {index: count for index, count in counts.items() if count}

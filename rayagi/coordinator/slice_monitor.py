@@ -1,4 +1,4 @@
-"""The shares of GPUs under a session's GMIs: how they are, and whether one has failed."""
+"""Slice monitor: health of the GPU shares of a session's GMIs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:  # as in session.py
 
 
 class SliceMonitor:
-    """Asks the hosts that carved them."""
+    """Queries the partitioners on the GPUs' hosts."""
 
     def __init__(self, plan: PlacementPlan, partitioners: Partitioners) -> None:
         self._plan, self._partitioners = plan, partitioners
 
     def health(self) -> list[SliceHealth]:
-        """How each GMI's share of its GPU is, with its memory; empty where nothing had to be carved.
+        """Health and memory of each GMI's share; empty without partitioned GPUs.
 
         Raises:
-            PartitionError: a host does not answer.
+            PartitionError: a host does not respond.
         """
         return self._partitioners.health()
 
     def update_pid(self, index: int, pid: int) -> None:
-        """A GMI was started anew in another process."""
+        """Record the new process of a restarted GMI."""
         self._partitioners.update_pid(index, pid)
 
     def raise_if_lost(self) -> None:
-        """A host that does not answer says nothing of its slices: what is waited for has a limit of its own.
+        """Raise if a share has failed. A host that does not respond is ignored: the caller's wait has its own time limit.
 
         Raises:
             SliceLostError: a share of a GPU has failed.

@@ -1,4 +1,4 @@
-"""Which program the GMIs of a template run."""
+"""Program factories: the program that the GMIs of each template run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayagi.monitoring.exporting import ExportingFactory
 
 
 def template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
-    """The program of the spec's template, with its metrics exported through Ray."""
+    """The program factory of the spec's template, with its metrics exported through Ray."""
     # Imported here: torch and the networks are not needed to plan.
     from rayagi.algorithms.collector_learner import collector_learner_factory
     from rayagi.algorithms.program import dp_only_factory

@@ -1,4 +1,4 @@
-"""What a run's plan was measured at by a search, if it ever was."""
+"""Throughput prediction of a plan, from the cached measurements of a search."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rayagi.run.prediction import Prediction
 
 
 def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> Prediction | None:
-    """What the plan was measured at on this machine; None where no probe ever ran it.
+    """Predict the plan's throughput; None if it was never measured on this machine.
 
-    The mean of the rounds in which a search measured it again, and how far they differed; else what its one trial showed. A
-    probe runs the GMIs of one device: a plan on several is that many times as fast, if each has as many GMIs.
+    The mean of its validation rounds with their prediction interval, else the result of its single trial. A probe measures
+    one device. A plan on n devices with equal numbers of GMIs is predicted n times as fast.
     """
     devices = [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
     num_devices = len(set(devices))

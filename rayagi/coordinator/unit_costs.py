@@ -1,14 +1,14 @@
-"""Measures Table 1 of GMI-DRL: times, sizes and shares of the three roles, each run by itself in one GMI.
+"""Unit costs: measures the parameters of GMI-DRL's Table 1, with each of the three roles run alone in one GMI.
 
-Nothing is assumed: what the model needs is timed or counted here, on this machine, for this task.
+Every parameter is timed or counted on this machine, for this task.
 
-- T: wall time of m steps of the simulator, of m inferences, and of one update, at N environments.
-- R: on cores, the cores that a role keeps busy (CPU time over wall time, rounded up, since a core is a slice's for the
-  whole of it), as a share of all; on a GPU, its utilisation. Memory: what the process holds once the role is built and has
-  worked, what every process holds included. Eq. 1 decides which of the two counts.
-- alpha, beta: a shared agent (trainer) works on larger batches. Time at ``SHARED`` times the batch over ``SHARED`` times
-  the time at one: the part of an agent of its own that each simulator then costs.
-- BW: a copy out of one GMI's memory and one into another's, through the host.
+- T_s, T_a, T_t: wall time of m simulator steps, m inferences, and one update, at N environments.
+- R_s, R_a, R_t: share of the dominant resource (eq. 1). Compute on cores: busy cores (CPU time / wall time, rounded up to
+  whole cores) over all cores. Compute on a GPU: its utilisation. Memory: what the process holds after the role has
+  been built and run, including what every process holds.
+- alpha, beta: t(K N) / (K t(N)) with K = ``SHARED``: cost per simulator of a shared agent (trainer), which works on a K-fold
+  batch, relative to one of its own.
+- BW: a copy from one GMI's memory to the host and from there to another GMI's.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 
 SHARED = 4
-"""Simulators that share an agent or a trainer when alpha and beta are measured."""
+"""Simulators that share an agent or a trainer in the measurement of alpha and beta."""
 COPIED_BYTES = 32 * 2**20
-"""Larger than the caches of a core, so that memory is timed."""
+"""Larger than a core's caches, so that the copy is timed in memory."""
 _SMALLEST = 1e-6
-"""Shares and times are positive, also where a clock is too coarse to see them."""
+"""Lower bound of shares and times, since a coarse clock may measure zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """A piece of work: wall time, and the cores that it kept busy (on a GPU: the share of time that it was)."""
+    """Wall time of an operation, and its busy cores (on a GPU: its utilisation)."""
 
     wall_s: float
     busy: float
@@ -55,7 +55,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostReadings:
-    """What one round measured."""
+    """Measurements of one round."""
 
     simulate: Timing
     act: Timing
@@ -65,7 +65,7 @@ class CostReadings:
     train_shared_s: float
     copy_bytes_per_s: float
     memory_bytes: dict[str, int]
-    """Resident (on a GPU: held there) by role, what every process holds included."""
+    """Resident memory by role (on a GPU: device memory), including what every process holds."""
     sizes: dict[str, float]
     """state_bytes, action_bytes, reward_bytes of one environment, and model_bytes."""
     num_steps: int
@@ -73,16 +73,16 @@ class CostReadings:
 
 
 def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: int, on_gpu: bool) -> UnitCosts:
-    """The median of some rounds as the model's parameters.
+    """Compute the model's parameters from the medians over the rounds.
 
     Args:
-        readings: rounds; the first one warms up and does not count where there are more
-        cores: of the machine, which is the device without a GPU
-        memory_bytes: of the device
-        on_gpu: whether ``busy`` is a share of the GPU already
+        readings: rounds; the first is a warm-up and is ignored if there are more
+        cores: cores of the machine, which is the device without a GPU
+        memory_bytes: memory of the device
+        on_gpu: whether ``busy`` is a share of the GPU
 
     Raises:
-        ValueError: no readings.
+        ValueError: ``readings`` is empty.
     """
     if not readings:
         raise ValueError("no readings")
@@ -96,13 +96,14 @@ def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: in
         "agent": median(lambda each: each.act.busy),
         "trainer": median(lambda each: each.train.busy),
     }
-    # Clocks differ by a little: a thread that never waits must not count as two.
+    # R as a share of all cores: ceil(CPU time / wall time) / cores. Minus 0.1, since the two clocks differ slightly.
     compute = (
         busy
         if on_gpu
         else {role: max(1, ceil(cores_used - 0.1)) / cores for role, cores_used in busy.items()}
     )
     memory = {role: readings[-1].memory_bytes[role] / memory_bytes for role in compute}
+    # Eq. 1: the resource of which a role takes the larger share.
     resource = dominant_resource(compute_share=max(compute.values()), memory_share=max(memory.values()))
     shares: Mapping[str, float] = compute if resource == "compute" else memory
     act_s, last = median(lambda each: each.act.wall_s), readings[-1]
@@ -116,6 +117,7 @@ def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: in
         resource=resource,
         **last.sizes,
         bandwidth=median(lambda each: each.copy_bytes_per_s),
+        # alpha = t_act(K N) / (K t_act(N)); beta alike with the update.
         alpha=median(lambda each: each.act_shared_s / (SHARED * each.act.wall_s)),
         beta=median(lambda each: each.train_shared_s / (SHARED * each.train_own_s)),
         num_steps=last.num_steps,
@@ -124,7 +126,7 @@ def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: in
 
 
 class CostProgram:
-    """Builds the roles one after another, and in each iteration times every one of them."""
+    """Program that builds the roles one after another and times each of them in every iteration."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self._spec, self._device = spec, context.device
@@ -149,7 +151,7 @@ class CostProgram:
         }
 
     def iterate(self) -> IterationResult:
-        """Measure everything once."""
+        """Run one round of measurements."""
         started = time.perf_counter()
         self._readings.append(self._measure())
         steps = float(self._program.rollout.num_steps * self._program.rollout.num_envs)
@@ -174,7 +176,7 @@ class CostProgram:
         train_shared = self._timed(lambda: training.learner.update(larger, shared, 1, 0))
         train = self._timed(lambda: program.trainer.update(program.rollout))
         step = simulator.step(actions[0])
-        told = (step.rewards, step.terminated, step.truncated)
+        reward_and_flags = (step.rewards, step.terminated, step.truncated)  # W
         return CostReadings(
             simulate=simulate,
             act=act,
@@ -187,7 +189,7 @@ class CostProgram:
             sizes={
                 "state_bytes": step.obs.nbytes / num_envs,
                 "action_bytes": actions[0].nbytes / num_envs,
-                "reward_bytes": sum(each.nbytes for each in told) / num_envs,
+                "reward_bytes": sum(each.nbytes for each in reward_and_flags) / num_envs,
                 "model_bytes": float(training.learner.flat.parameters.nbytes),
             },
             num_steps=spec.rollout_length,
@@ -212,7 +214,7 @@ class CostProgram:
         ).to(self._device)
 
     def _timed(self, work: Callable[[], Any]) -> Timing:
-        """Run it; on a GPU until the device is done. [unverified on GPU]"""
+        """Time an operation; on a GPU until the device has finished. [unverified on GPU]"""
         on_gpu = self._device.type == "cuda"
         wall, cpu = time.perf_counter(), time.process_time()
         work()
@@ -222,7 +224,7 @@ class CostProgram:
         return Timing(wall_s=wall, busy=torch.cuda.utilization(self._device) / 100 if on_gpu else cpu / wall)
 
     def _copy_bytes_per_s(self) -> float:
-        """From this slice's memory to the host, and from there to a slice's."""
+        """BW: bandwidth of a copy from this slice's memory to the host and back to a slice's."""
         here = torch.ones(COPIED_BYTES // 4, device=self._device)
         between, there = torch.empty(COPIED_BYTES // 4), torch.empty_like(here)
 
@@ -239,15 +241,15 @@ class CostProgram:
         return resident_bytes()
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Not what this program is for."""
+        """Not supported."""
         raise NotImplementedError("a profile does not evaluate")
 
     def state_dict(self) -> StateDict:
-        """What was measured, in the place of a state."""
+        """The measurements, in place of a state."""
         return {"shared": {"measured": self._readings}, "local": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Not what this program is for."""
+        """Not supported."""
         raise NotImplementedError("a profile has no state")
 
     def close(self) -> None:
@@ -256,7 +258,7 @@ class CostProgram:
 
 
 def _existing_env_factory(env: VecEnv) -> EnvFactory:
-    """A factory of the environments that are there already."""
+    """A factory that returns the existing environments."""
 
     def make(*, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
         return env
@@ -265,7 +267,7 @@ def _existing_env_factory(env: VecEnv) -> EnvFactory:
 
 
 def _repeated(batch: OnPolicyBatch, num_steps: int) -> OnPolicyBatch:
-    """The batch of ``SHARED`` times the environments, each there as often."""
+    """The batch with every environment repeated ``SHARED`` times."""
     larger = {}
     for field in fields(batch):
         value = getattr(batch, field.name)

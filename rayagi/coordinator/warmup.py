@@ -1,9 +1,12 @@
-"""When a measurement has warmed up, and when it is known well enough. Pure functions of iteration times.
+"""Warm-up truncation: removes the warm-up from iteration times and estimates the error of their mean. Pure functions.
 
-Warm-up is found by the MSER rule (White, 1997, "An effective truncation heuristic for bias reduction in simulation
-output"): of the first half of the series, leave out as many values as make the standard error of the rest smallest. The
-first iteration is always left out: memory is touched and threads are started in it. So are as many as the caller knows to
-be unlike the rest: robots that were just put down cost less than robots that touch the ground.
+MSER rule (White, 1997, "An effective truncation heuristic for bias reduction in simulation output"): drop d values, at most
+half of the series, so that the squared standard error of the rest is minimal:
+
+    d* = argmin_d  sum_{i>d} (x_i - mean)^2 / (n - d)^2
+
+The first iteration is always dropped, since it touches memory and starts threads. The caller may require more, since
+robots that have just been reset cost less than robots that touch the ground.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ _T_95 = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SteadyState:
-    """What a series of iteration times says once its warm-up is left out."""
+    """Statistics of a series of iteration times without its warm-up."""
 
     warm_up: int
-    """Values left out at the start."""
+    """Values dropped at the start."""
     num_kept: int
     mean_s: float
     relative_error: float
@@ -32,29 +35,30 @@ class SteadyState:
 
 
 def trim_warmup(seconds: Sequence[float], least: int = 1) -> SteadyState:
-    """Leave out the warm-up, and say how well the rest determines its mean.
+    """Drop the warm-up, and compute the mean of the rest with its relative error.
 
     Args:
-        seconds: of each iteration
-        least: how many are left out at least, 1 or more
+        seconds: duration of each iteration
+        least: minimum number of dropped values, 1 or more
 
     Raises:
-        ValueError: nothing would be left.
+        ValueError: no value would be left.
     """
     if len(seconds) <= least:
         raise ValueError(
-            f"{len(seconds)} iteration times: at least {least + 1} are needed, since the first {least} do not count"
+            f"{len(seconds)} iteration times: at least {least + 1} are needed, since the first {least} are dropped"
         )
     candidates = range(least, max(least, len(seconds) // 2) + 1)
     warm_up = min(candidates, key=lambda count: (_squared_error(seconds[count:]), count))
     kept = seconds[warm_up:]
+    # 95 % confidence interval of the mean: t * s / sqrt(n)
     mean = sum(kept) / len(kept)
     half = _t_95(len(kept) - 1) * math.sqrt(_variance(kept) / len(kept)) if len(kept) > 1 else math.inf
     return SteadyState(warm_up=warm_up, num_kept=len(kept), mean_s=mean, relative_error=half / mean)
 
 
 def _squared_error(values: Sequence[float]) -> float:
-    """MSER's statistic: the sum of squared deviations over the squared number of values; 0 for a single one."""
+    """MSER statistic: sum of squared deviations / n^2; infinite for a single value."""
     if len(values) < 2:
         return math.inf
     mean = sum(values) / len(values)

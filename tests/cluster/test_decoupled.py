@@ -116,7 +116,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
         before = session.state_dict()["shared"]
         os.kill(pid_of(session, 2), signal.SIGKILL)
         session.train(10)
-        assert any("Learners are started anew" in text for text in told)
+        assert any("All learners are restarted" in text for text in told)
         after = session.state_dict()["shared"]
         assert after["iteration"] >= before["iteration"] + 10
         steps = [int(state["learner"]["optimiser"]["state"][0]["step"]) for state in (before, after)]
@@ -142,7 +142,7 @@ def test_of_several_learners_one_is_killed_and_all_go_on_alike():
         before = session.state_dict()["shared"]["iteration"]
         os.kill(pid_of(session, learners[1]), signal.SIGKILL)  # not the one that snapshots are taken of
         session.train(10)
-        assert any("Learners are started anew" in text for text in told)
+        assert any("All learners are restarted" in text for text in told)
         states = ray.get([session._group.handles[index].state_dict.remote() for index in learners])
         one, other = (state["shared"] for state in states)
         assert one["iteration"] == other["iteration"] >= before + 10

@@ -66,9 +66,9 @@ def test_the_end_of_a_row_and_repeated_measurements_are_reported():
         gmis_per_gpu=1, num_envs=16, verdict="cannot win", outcome=None, reason="at most 2,100 steps/s"
     )
     assert _line(left_out) == "    1 x ...   not tried, cannot win: at most 2,100 steps/s"
-    slow = TrialFailure(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
+    slow = TrialFailure(kind="too long", reason="an iteration would last 40 s; the limit is 25 s")
     too_long = Trial(gmis_per_gpu=2, num_envs=4096, verdict="failed", outcome=slow)
-    assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s, and 25 s may be"
+    assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s; the limit is 25 s"
 
 
 def test_a_tie_is_reported_with_the_result(result):

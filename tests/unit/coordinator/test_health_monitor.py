@@ -76,7 +76,7 @@ def test_a_slow_gmi_is_told_once_and_left_to_the_user():
     assert len(told) == 1
     # 100 steps in 3 s of its own work; the others wait in sync_s. 3 x 100 = 300 against 4 x 33.
     assert told[0].startswith("Iteration 7: GMI 1 makes 33 steps per second of its own work, the others 100;")
-    assert "To go on with 3 GMIs with 8 environments each, start with --replan" in told[0]
+    assert "To continue with 3 GMIs with 8 environments each, start with --replan" in told[0]
     assert not watch.replan_pending
 
 
@@ -104,7 +104,7 @@ def test_replanning_carries_the_shared_state_and_says_what_changes():
         session.answer(1.0, 3.0, 1.0, 1.0)
         watch.check_health(HERE)
     assert watch.replan_pending
-    assert "At the next checkpoint the run goes on with 3 GMIs" in told[0]
+    assert "At the next checkpoint the run continues with 3 GMIs" in told[0]
     watch.on_checkpoint()
     assert kept == []  # that checkpoint is of the old plan
     new = watch.replan({"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4})
@@ -160,7 +160,7 @@ def test_several_slow_gmis_are_left_out_together():
         watch.check_health(HERE)
     assert "GMI 1 makes 11 steps" in told[0]
     assert "GMI 2 makes 12 steps" in told[0]
-    assert "leaving them out pays, with 200 steps/s of work by 2 instead of 44 by 4" in told[0]
+    assert "excluding them is faster, 200 steps/s of own work with 2 instead of 44 with 4" in told[0]
     assert watch.replan({"shared": {}, "num_gmis": 4}).plan.num_gmis == 2
 
 
@@ -184,7 +184,7 @@ def test_unequal_gmis_that_take_as_long_are_alike():
 
 
 def test_replanning_without_a_decision_is_an_error():
-    with pytest.raises(RuntimeError, match="nothing was decided"):
+    with pytest.raises(RuntimeError, match="no replan decision is pending"):
         health_monitor(spec())[0].replan({})
 
 
@@ -217,7 +217,7 @@ def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_writt
     with pytest.raises(SliceLostError, match=r"GMI 1 mps\[GPU-1 x0.50\] was lost") as caught:
         watch.recover(LOST, state)
     assert "tried 3 times" in caught.value.__notes__[-1]
-    assert "the MPS daemon is gone. All GMIs are started anew" in told[0]
+    assert "the MPS daemon is gone. All GMIs are restarted on repartitioned GPUs" in told[0]
     assert "go on from the beginning, since there is no checkpoint yet (attempt 1 of 3)" in told[0]
     assert "go on from the last checkpoint (attempt 3 of 3)" in told[-1]
 

@@ -55,7 +55,7 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     assert caught.value.limit == (
         "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
     )
-    assert caught.value.hint == "Set num_envs to 138654 or less, or cut fewer GMIs"
+    assert caught.value.hint == "Set num_envs to 138654 or less, or use fewer GMIs"
     reject_insufficient_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
 
 
@@ -78,9 +78,9 @@ def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
     )
     with pytest.raises(PlanError) as caught:
         reject_insufficient_memory(spec, plan, tmp_path)
-    assert "need 17.00 GiB (by eq. 4, from what a search measured with 2048 and 4096" in caught.value.limit
+    assert "need 17.00 GiB (by eq. 4, from a search's measurements with 2048 and 4096" in caught.value.limit
     assert "its share has 10.00 GiB" in caught.value.limit
-    assert caught.value.hint == "Set num_envs to 9216 or less, or cut fewer GMIs"  # (10 - 1) / 1 x 1024
+    assert caught.value.hint == "Set num_envs to 9216 or less, or use fewer GMIs"  # (10 - 1) / 1 x 1024
 
 
 def test_a_hosts_memory_is_divided_by_environments(tmp_path):
@@ -95,7 +95,7 @@ def test_a_hosts_memory_is_divided_by_environments(tmp_path):
 def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
     spec, plan = planned(CORES, num_gmis=2, num_envs=64)
     kept(spec, CORES, tmp_path, 2, _16=500, _32=501)
-    with pytest.raises(PlanError, match="Not even one fits: cut fewer GMIs"):
+    with pytest.raises(PlanError, match="Not even one fits: use fewer GMIs"):
         reject_insufficient_memory(spec, plan, tmp_path)
 
 

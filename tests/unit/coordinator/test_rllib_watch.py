@@ -65,6 +65,6 @@ def test_a_slow_gmi_is_told_with_what_to_build_and_nothing_is_done(caplog):
     (line,) = caplog.messages
     assert f"Iteration {WINDOW}: GMI 1 makes 17 steps per second of its own work, the others 50" in line
     assert line.endswith(
-        "To go on with 1 GMI with 8 environments each, build the next one with .gmi(num_gmis=1, num_envs=8)."
+        "To continue with 1 GMI with 8 environments each, build the next one with .gmi(num_gmis=1, num_envs=8)."
     )
     assert "no prediction: this plan was not measured here" in watch.summary()

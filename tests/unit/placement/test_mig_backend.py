@@ -256,13 +256,13 @@ def test_mode_off_is_never_switched_on(monkeypatch, tmp_path):
     [
         (
             [0, 1],
-            "to be on, but the GPU was not reset yet",
+            "will be on after the pending reset",
             f"Run `sudo nvidia-smi --gpu-reset -i {UUID}` while",
         ),
         (
             [1, 0],
             "on, but will be off after the pending reset",
-            f"Run `sudo nvidia-smi -i {UUID} -mig 1`, which takes",
+            f"Run `sudo nvidia-smi -i {UUID} -mig 1`, which cancels",
         ),
     ],
 )
@@ -500,7 +500,7 @@ IDLE = MigInstance(uuid="MIG-1", profile="3g.20gb", memory_bytes=20 * 2**30)
 @pytest.mark.parametrize(
     ("gpu", "may", "usable", "text"),
     [
-        (on_paper(), True, True, "instances can be made"),
+        (on_paper(), True, True, "instances can be created"),
         (on_paper(), False, False, "-cgi 9:0,9:4 -C"),
         (on_paper(mig_instances=(IDLE,)), False, True, "idle instances exist: 3g.20gb"),
         (on_paper(mig_enabled=False, mig_pending=False), True, False, "--gpu-reset"),

@@ -108,7 +108,7 @@ def test_a_size_that_may_win_is_tried():
 def test_where_time_ended_a_size_the_ceiling_counts_too():
     probe = Cores(sync_share=0.0)
     outcomes = {
-        (2, 32): TrialFailure(kind="too long", reason="an iteration would last 40 s, and 25 s may be")
+        (2, 32): TrialFailure(kind="too long", reason="an iteration would last 40 s; the limit is 25 s")
     }
     trials = searched(lambda gmis, envs: outcomes.get((gmis, envs)) or probe(gmis, envs))
     assert verdicts(trials) == ["first", "failed", "cannot win"]

@@ -127,13 +127,13 @@ def test_notices_are_printed_stored_and_with_replan_acted_on(fake, capsys):
     output = capsys.readouterr().out
     assert "GMI 0 holds" in output
     assert "start with --replan" in output
-    assert "Going on" not in output
+    assert "Continuing" not in output
     assert "start with --replan" in Path("runs/proposed/notices.log").read_text()
     assert open_run(Path("runs/proposed")).read_config()["gmi"]["num_envs"] == 32
 
     assert rayagi(TASK, *limits, "--name", "acted", "--replan") == 0
     output = capsys.readouterr().out
-    assert "At the next checkpoint the run goes on with 1 GMI with 16 environments each." in output
+    assert "At the next checkpoint the run continues with 1 GMI with 16 environments each." in output
     assert "1 GMI and 16 environments in all instead of 32: the batch is 0.5 times as large" in output
     assert len(Path("runs/acted/notices.log").read_text().splitlines()) == 2
     run = open_run(Path("runs/acted"))
