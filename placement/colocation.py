@@ -34,8 +34,8 @@ def colocate_on_cores(
         for index in range(number):
             served = served_simulators(index, number, len(hosts))
             node = hosts[served[0]].node
-            beside = range(len(hosts)) if overlapped else served
-            placed.append((roles, tuple(other for other in beside if hosts[other].node == node)))
+            shared = range(len(hosts)) if overlapped else served
+            placed.append((roles, tuple(other for other in shared if hosts[other].node == node)))
     users = [sum(host in covered for _, covered in placed) for host in range(len(hosts))]
     placed.sort(
         key=lambda entry: _node_order(hosts)[hosts[entry[1][0]].node]

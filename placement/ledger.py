@@ -248,15 +248,15 @@ def _replace_text(path: Path, text: str) -> None:
     """Atomic replace: a crash leaves the old content or the new, never a mixture."""
     # 1. Write and fsync a temporary file. 2. Rename it over the target. 3. fsync the folder, so the rename is durable.
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
+    temporary = path.with_suffix(".tmp")
     try:
-        with beside.open("w") as file:
+        with temporary.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -215,11 +215,11 @@ def _raise_no_placement(
     possible = layouts(geometry, occupied)
     most = max(len(layout) for layout in possible)
     slices = core_ranges(slot for one in occupied for slot in range(one.start, one.end))
-    beside = f" with memory slices {slices} taken" if occupied else ""
+    taken = f" with memory slices {slices} taken" if occupied else ""
     if most == 0:
-        limit = f"no instance fits{beside}"
+        limit = f"no instance fits{taken}"
     elif len(requests) > most:
-        limit = f"it holds at most {counted(most, 'MIG instance')}{beside}"
+        limit = f"it holds at most {counted(most, 'MIG instance')}{taken}"
     else:
         alone = [
             profile.name
@@ -227,7 +227,7 @@ def _raise_no_placement(
             if any(one.profile is profile for layout in possible for one in layout)
         ]
         limit = (
-            f"no legal placement on its {geometry.memory_slices} memory slices{beside}; "
+            f"no legal placement on its {geometry.memory_slices} memory slices{taken}; "
             f"alone would fit any of {', '.join(alone)}"
         )
     raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _hint(geometry, requests, best))

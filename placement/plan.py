@@ -82,12 +82,12 @@ class PlacementPlan:
         """The limits of the allocated share; before partitioning, the predicted ones."""
         if gmi_slice.share is not None:
             return get_backend(gmi_slice.backend).limits(gmi_slice)
-        beside = [
+        same_gpu = [
             other
             for other in self.slices
             if (other.node, other.gpu_uuid) == (gmi_slice.node, gmi_slice.gpu_uuid)
         ]
-        return predict_limits(self.machine, beside)[beside.index(gmi_slice)]
+        return predict_limits(self.machine, same_gpu)[same_gpu.index(gmi_slice)]
 
     def bundles(self) -> list[dict[str, float]]:
         """Ray bundles: one per GMI, in slice order."""

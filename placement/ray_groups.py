@@ -165,15 +165,15 @@ def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
 
 def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
     """Raise ReservationError if a bundle is on another node than planned."""
-    strays = []
+    misplaced = []
     for index, (gmi_slice, node_id) in enumerate(zip(plan.slices, node_ids, strict=True)):
         planned = plan.machine.node(gmi_slice.node).ray_node_id
         if planned is not None and planned != node_id:
-            strays.append(f"GMI {index} planned on {gmi_slice.node} ({planned}) is on {node_id}")
-    if strays:
+            misplaced.append(f"GMI {index} planned on {gmi_slice.node} ({planned}) is on {node_id}")
+    if misplaced:
         raise ReservationError(
             bundles_text(plan.bundles()),
-            "; ".join(strays),
+            "; ".join(misplaced),
             "Assign the plan to the reservation's nodes, or plan again from the current cluster",
             0.0,
         )

@@ -72,7 +72,7 @@ class RoleLayout:
             roles = self.worker_types[1 + self.other_counts.index(most)]
             host = worker_type_name(self.worker_types[0])
             raise PlanError(
-                f"{counted(most, worker_type_name(roles))} beside {counted(number, host)}",
+                f"{counted(most, worker_type_name(roles))} with {counted(number, host)}",
                 f"each needs a {host} to work for",
                 f"Ask for fewer {worker_type_name(roles)}s, or for more GMIs",
             )

@@ -228,7 +228,7 @@ def _explore_env_counts(
             now = early_stopping.compare(gmis, rival, compared[rival])
             if isinstance(now, TrialMeasurement):
                 remeasured = Trial(gmis_per_gpu=gmis, num_envs=rival, verdict="compared", outcome=now)
-                yield scored(replace(remeasured, reason=f"beside {gmis} x {envs}"), now)
+                yield scored(replace(remeasured, reason=f"next to {gmis} x {envs}"), now)
                 before[before.index((rival, earlier))] = (
                     rival,
                     replace(earlier, steps_per_s=now.steps_per_s),

@@ -177,14 +177,14 @@ def _merge_repeats(trials: Sequence[Trial]) -> list[Trial]:
     for trial in trials:
         found.setdefault(_candidate(trial), []).append(trial)
     means = {candidate: _mean_score(same) for candidate, same in found.items()}
-    paces: dict[tuple[int, int], float] = {}
-    for rival, beside in pairwise(trials):
+    drift: dict[tuple[int, int], float] = {}
+    for rival, compared in pairwise(trials):
         if rival.verdict == "compared" and rival.score:
-            paces[_candidate(beside)] = means[_candidate(rival)] / rival.score
+            drift[_candidate(compared)] = means[_candidate(rival)] / rival.score
     return [
         same[0]
         if same[0].score is None
-        else replace(same[0], score=means[candidate] * paces.get(candidate, 1.0))
+        else replace(same[0], score=means[candidate] * drift.get(candidate, 1.0))
         for candidate, same in found.items()
     ]
 

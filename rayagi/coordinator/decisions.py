@@ -113,13 +113,13 @@ def _slow(health: RunHealth) -> dict[Finding, str]:
         others = [other for position, other in enumerate(speeds) if position != index]
         if others and speed < _threshold(health, ("slow", index)) * median(others):
             found["slow", index] = (
-                f"GMI {index} makes {speed:,.0f} steps per second of its own work, the others {median(others):,.0f}"
+                f"GMI {index} runs at {speed:,.0f} steps/s of its own work, the others at {median(others):,.0f}"
             )
     # Slow GMIs are reported individually. The others alone are compared with the prediction.
     rest = [speed for index, speed in enumerate(speeds) if ("slow", index) not in found]
     if planned and rest and median(rest) < _threshold(health, ("slow", ALL_GMIS)) * planned:
         found["slow", ALL_GMIS] = (
-            f"GMIs make {median(rest):,.0f} steps per second of their own work, {planned:,.0f} were planned"
+            f"GMIs run at {median(rest):,.0f} steps/s of their own work, {planned:,.0f} were predicted"
         )
     return found
 

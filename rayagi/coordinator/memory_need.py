@@ -128,10 +128,10 @@ def _share_bytes(plan: PlacementPlan, index: int) -> float:
     gmi_slice = plan.slices[index]
     if gmi_slice.gpu_uuid is not None:
         return plan.memory_bytes(index)
-    beside = sum(
+    node_envs = sum(
         plan.envs[other] for other in plan.hosting("simulator") if plan.slices[other].node == gmi_slice.node
     )
-    return plan.machine.node(gmi_slice.node).memory_total_bytes * plan.envs[index] / beside
+    return plan.machine.node(gmi_slice.node).memory_total_bytes * plan.envs[index] / node_envs
 
 
 def _too_small(plan: PlacementPlan, index: int, need: MemoryModel, limit: float) -> PlanError:

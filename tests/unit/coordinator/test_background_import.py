@@ -1,4 +1,4 @@
-"""A module is imported while something else is waited for, and is there when that is done."""
+"""A module is imported in the background and is complete at the end of the block."""
 
 import sys
 import threading

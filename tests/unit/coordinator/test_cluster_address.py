@@ -1,4 +1,4 @@
-"""Addresses at which no Ray answers: an error within seconds, and no Ray left connected."""
+"""Addresses without a Ray cluster: an error within seconds, and no connection left open."""
 
 import pickle
 import socket
@@ -52,7 +52,7 @@ def test_a_malformed_address_says_what_form_it_has(address):
     assert "host:port" in refusal(address)
 
 
-def test_ray_client_addresses_are_refused_with_the_way_out():
+def test_ray_client_addresses_are_refused_with_a_hint():
     assert "ray job submit" in refusal("ray://127.0.0.1:10001")
 
 

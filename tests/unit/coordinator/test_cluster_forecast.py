@@ -1,4 +1,4 @@
-"""Forecasts worked out by hand, and what must hold for any cluster."""
+"""Forecasts computed by hand, and invariants for any cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions from a run's health, worked out by hand; and that they do not oscillate."""
+"""Decisions from a run's health, computed by hand; and that they do not oscillate."""
 
 from dataclasses import replace
 
@@ -46,13 +46,13 @@ def test_a_gmi_at_most_a_fifth_below_the_others_is_left_alone():
     assert (decision.action, decision.findings) == ("nothing", frozenset())
 
 
-def test_a_gmi_more_than_a_fifth_below_the_others_is_proposed_to_be_seen_after():
+def test_a_gmi_more_than_a_fifth_below_the_others_leads_to_a_proposal():
     decision = decide(health(100.0, 79.0, 100.0, may_replan=True))
     # Without it 2 x 100 = 200, with it 3 x 79 = 237: it stays.
     assert decision.action == "propose"
     assert decision.num_gmis == 0
     assert decision.findings == {("slow", 1)}
-    assert "GMI 1 makes 79 steps per second of its own work, the others 100" in decision.reason
+    assert "GMI 1 runs at 79 steps/s of its own work, the others at 100" in decision.reason
     assert "No other number of GMIs is expected to be faster" in decision.reason
 
 
@@ -71,7 +71,7 @@ def test_one_slow_iteration_decides_nothing_nor_do_two_of_six():
 def test_all_below_the_plan_is_the_run_not_a_gmi():
     decision = decide(health(75.0, 76.0, planned_steps_per_s=100.0, may_replan=True))
     assert (decision.action, decision.findings) == ("propose", {("slow", ALL_GMIS)})
-    assert "100 were planned" in decision.reason
+    assert "100 were predicted" in decision.reason
     assert decide(health(75.0, planned_steps_per_s=90.0)).action == "nothing"
     assert decide(health(70.0, planned_steps_per_s=90.0)).action == "propose"
 
@@ -81,20 +81,20 @@ def test_a_straggler_does_not_make_the_plan_too_hopeful():
     assert decision.findings == {("slow", 1), ("straggler", ALL_GMIS)}
 
 
-def test_a_straggler_that_was_told_and_becomes_worse_is_acted_on():
-    told = decide(health(100.0, 70.0, 100.0, may_replan=True))
-    assert (told.action, told.findings) == ("propose", {("slow", 1)})
-    worse = decide(health(100.0, 50.0, 100.0, may_replan=True, findings=told.findings))
+def test_a_reported_straggler_that_becomes_worse_leads_to_a_new_plan():
+    reported = decide(health(100.0, 70.0, 100.0, may_replan=True))
+    assert (reported.action, reported.findings) == ("propose", {("slow", 1)})
+    worse = decide(health(100.0, 50.0, 100.0, may_replan=True, findings=reported.findings))
     assert (worse.action, worse.num_gmis) == ("replan", 2)
-    # 200 against 3 x 65 = 195 is less than a twentieth more, and not less: neither noticed nor forgotten.
-    for findings in (told.findings, worse.findings):
+    # 200 against 3 x 65 = 195 is less than a twentieth more, and not less: neither raised nor cleared.
+    for findings in (reported.findings, worse.findings):
         assert decide(health(100.0, 65.0, 100.0, findings=findings)).findings == findings
 
 
-def test_what_was_told_is_not_told_again_and_forgotten_only_at_nine_tenths():
-    told = decide(health(100.0, 70.0, 100.0)).findings
+def test_a_finding_is_reported_once_and_cleared_only_at_nine_tenths():
+    reported = decide(health(100.0, 70.0, 100.0)).findings
     for speed, still in ((70.0, True), (85.0, True), (89.0, True), (91.0, False)):
-        again = decide(health(100.0, speed, 100.0, findings=told))
+        again = decide(health(100.0, speed, 100.0, findings=reported))
         assert again.action == "nothing"
         assert (("slow", 1) in again.findings) == still
     assert decide(health(100.0, 85.0, 100.0)).findings == frozenset()
@@ -158,7 +158,7 @@ def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_program
     decision = decide(shared(share(held=950), share(), may_replan=True))
     assert (decision.action, decision.num_envs) == ("replan", 16)
     assert "GMI 0 holds 950 MiB of 1,000" in decision.reason
-    # torch holds 600 MiB, the process with CUDA's own memory 920; forgotten below 800 only.
+    # torch holds 600 MiB, the process with CUDA's own memory 920; cleared below 800 only.
     own = replace(shared(share(held=920)).gmis[0], memory_bytes=(600.0 * MIB,) * 6)
     assert "GMI 0 holds 920 MiB" in decide(RunHealth(gmis=(own,), num_envs=32, window=6)).reason
     still = decide(shared(share(held=850), share(), findings=decision.findings))
@@ -166,7 +166,7 @@ def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_program
     assert decide(shared(share(held=790), share(), findings=decision.findings)).findings == frozenset()
 
 
-def test_a_share_that_is_not_as_it_should_be_is_told_once():
+def test_an_unhealthy_share_is_reported_once():
     decision = decide(shared(share(), share("degraded"), may_replan=True))
     assert (decision.action, decision.num_gmis) == ("propose", 0)
     assert decision.reason == "GMI 1: the server is degraded"
@@ -192,7 +192,7 @@ def test_decisions_are_sound(speeds, may_replan):
 
 
 @given(st.lists(st.floats(0.81, 0.89), min_size=2, max_size=40), st.booleans())
-def test_speeds_between_the_thresholds_never_change_what_is_noticed(shares, before):
+def test_speeds_between_the_thresholds_never_change_the_findings(shares, before):
     findings = frozenset({("slow", 0)}) if before else frozenset()
     for share in shares:
         decision = decide(health(100.0 * share, 100.0, 100.0, findings=findings))

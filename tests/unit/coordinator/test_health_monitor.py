@@ -1,4 +1,4 @@
-"""The overseer over sessions that answer as they are told: what it tells, and how it goes on."""
+"""The health monitor over fake sessions: what it logs, and how it replans and recovers."""
 
 from dataclasses import replace
 
@@ -57,31 +57,31 @@ class Session:
 
 
 def health_monitor(spec, **other):
-    session, told, kept = Session(spec), [], []
+    session, messages, kept = Session(spec), [], []
     made = RunHealthMonitor(
-        spec, session, reopen=Session, log=told.append, save_spec=kept.append, window=3, **other
+        spec, session, reopen=Session, log=messages.append, save_spec=kept.append, window=3, **other
     )
-    return made, session, told, kept
+    return made, session, messages, kept
 
 
 def spec(**gmi):
     return RunSpec(gmi=GmiSpec(**({"num_gmis": 4, "num_envs": 8} | gmi)))
 
 
-def test_a_slow_gmi_is_told_once_and_left_to_the_user():
-    watch, session, told, _ = health_monitor(spec())
+def test_a_slow_gmi_is_reported_once_and_left_to_the_user():
+    watch, session, messages, _ = health_monitor(spec())
     for _ in range(6):
         session.answer(1.0, 3.0, 1.0, 1.0)
         watch.check_health(HERE)
-    assert len(told) == 1
+    assert len(messages) == 1
     # 100 steps in 3 s of its own work; the others wait in sync_s. 3 x 100 = 300 against 4 x 33.
-    assert told[0].startswith("Iteration 7: GMI 1 makes 33 steps per second of its own work, the others 100;")
-    assert "To continue with 3 GMIs with 8 environments each, start with --replan" in told[0]
+    assert messages[0].startswith("Iteration 7: GMI 1 runs at 33 steps/s of its own work, the others at 100;")
+    assert "To continue with 3 GMIs with 8 environments each, start with --replan" in messages[0]
     assert not watch.replan_pending
 
 
 def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched():
-    watch, session, told, _ = health_monitor(spec(template="e_at", num_gmis=3))
+    watch, session, messages, _ = health_monitor(spec(template="e_at", num_gmis=3))
     metrics = [
         {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 3.0, "resident_bytes": 1e8},
         {"env_steps": 100.0, "iteration_s": 4.0, "exchange_s": 2.0, "resident_bytes": 1e8},
@@ -90,28 +90,28 @@ def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched()
     for _ in range(3):
         session.collected = tuple((IterationResult(iteration=1, metrics=each),) for each in metrics)
         watch.check_health(HERE)
-    (line,) = told
-    assert (
-        "GMI 1 makes 50 steps per second of its own work, the others 88" in line
-    )  # of 100 and the median, 75
+    (line,) = messages
+    assert "GMI 1 runs at 50 steps/s of its own work, the others at 88" in line  # of 100 and the median, 75
     assert "GMI 2 holds 1,280 MiB of 1,365" in line  # a third of the node's 4 GiB
 
 
 def test_replanning_carries_the_shared_state_and_says_what_changes():
-    watch, session, told, kept = health_monitor(spec(replan=True))
+    watch, session, messages, kept = health_monitor(spec(replan=True))
     for _ in range(3):
         assert not watch.replan_pending
         session.answer(1.0, 3.0, 1.0, 1.0)
         watch.check_health(HERE)
     assert watch.replan_pending
-    assert "At the next checkpoint the run continues with 3 GMIs" in told[0]
+    assert "At the next checkpoint the run continues with 3 GMIs" in messages[0]
     watch.on_checkpoint()
     assert kept == []  # that checkpoint is of the old plan
     new = watch.replan({"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4})
     assert session.closed
     assert new.plan.num_gmis == 3
     assert new.loaded == {"shared": {"weights": 1}, "num_gmis": 4}
-    assert "3 GMIs and 24 environments in all instead of 32: the batch is 0.75 times as large" in told[1]
+    assert (
+        "3 GMIs and 24 environments in total instead of 32: the batch is 0.75 times as large" in messages[1]
+    )
     assert not watch.replan_pending
     watch.on_checkpoint()
     watch.on_checkpoint()
@@ -119,15 +119,15 @@ def test_replanning_carries_the_shared_state_and_says_what_changes():
     # The new session is judged by itself, from the beginning.
     new.answer(1.0, 1.0, 3.0)
     watch.check_health(HERE)
-    assert len(told) == 2
+    assert len(messages) == 2
 
 
 def test_memory_near_the_even_share_halves_the_environments():
-    watch, session, told, _ = health_monitor(spec(replan=True))
+    watch, session, messages, _ = health_monitor(spec(replan=True))
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0, memory=0.95 * GIB)  # of 4 GiB, each has 1
         watch.check_health(HERE)
-    assert "GMI 0 holds 973 MiB of 1,024" in told[0]
+    assert "GMI 0 holds 973 MiB of 1,024" in messages[0]
     new = watch.replan({"shared": {}, "num_gmis": 4})
     assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
     assert "local" not in new.loaded  # of other environments
@@ -135,7 +135,7 @@ def test_memory_near_the_even_share_halves_the_environments():
 
 def test_shares_are_asked_after_now_and_then_and_their_memory_makes_a_new_plan():
     now = [0.0]
-    watch, session, told, _ = health_monitor(spec(replan=True), clock=lambda: now[0])
+    watch, session, messages, _ = health_monitor(spec(replan=True), clock=lambda: now[0])
     # Its process holds 1000 MiB of 1024 by the driver; the program counts 512.
     shares = [
         SliceHealth(state="ok", text="the daemon answers", memory_bytes=1000 * 2**20 if i == 2 else GIB // 2)
@@ -145,42 +145,42 @@ def test_shares_are_asked_after_now_and_then_and_their_memory_makes_a_new_plan()
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0)
         watch.check_health(HERE)
-    assert told == []
+    assert messages == []
     now[0] = SHARE_CHECK_INTERVAL_S
     watch.check_health(HERE)
-    assert "GMI 2 holds 1,000 MiB of 1,024" in told[0]
+    assert "GMI 2 holds 1,000 MiB of 1,024" in messages[0]
     new = watch.replan({"shared": {}, "num_gmis": 4})
     assert (new.plan.num_gmis, new.plan.num_envs) == (4, 4)
 
 
 def test_several_slow_gmis_are_left_out_together():
-    watch, session, told, _ = health_monitor(spec(replan=True))
+    watch, session, messages, _ = health_monitor(spec(replan=True))
     for _ in range(3):
         session.answer(1.0, 9.0, 8.0, 1.0)
         watch.check_health(HERE)
-    assert "GMI 1 makes 11 steps" in told[0]
-    assert "GMI 2 makes 12 steps" in told[0]
-    assert "excluding them is faster, 200 steps/s of own work with 2 instead of 44 with 4" in told[0]
+    assert "GMI 1 runs at 11 steps/s" in messages[0]
+    assert "GMI 2 runs at 12 steps/s" in messages[0]
+    assert "excluding them is faster, 200 steps/s of own work with 2 instead of 44 with 4" in messages[0]
     assert watch.replan({"shared": {}, "num_gmis": 4}).plan.num_gmis == 2
 
 
-def test_a_run_below_its_prediction_is_told():
-    watch, session, told, _ = health_monitor(spec(replan=True), planned_steps_per_s=1000.0)
+def test_a_run_below_its_prediction_is_reported():
+    watch, session, messages, _ = health_monitor(spec(replan=True), planned_steps_per_s=1000.0)
     for _ in range(3):
         session.answer(1.0, 1.0, 1.0, 1.0)
         watch.check_health(HERE)
-    assert "GMIs make 100 steps per second of their own work, 250 were planned" in told[0]
+    assert "GMIs run at 100 steps/s of their own work, 250 were predicted" in messages[0]
     assert not watch.replan_pending
 
 
 def test_unequal_gmis_that_take_as_long_are_alike():
-    watch, session, told, _ = health_monitor(spec(num_gmis=None, slices=(3.0, 1.0)))
+    watch, session, messages, _ = health_monitor(spec(num_gmis=None, slices=(3.0, 1.0)))
     for _ in range(3):
         session.answer(1.0, 1.0)
         for results, steps in zip(session.collected, (150.0, 50.0), strict=True):
             results[0].metrics["env_steps"] = steps
         watch.check_health(HERE)
-    assert told == []
+    assert messages == []
 
 
 def test_replanning_without_a_decision_is_an_error():
@@ -207,7 +207,7 @@ LOST = SliceLostError(("GMI 1 mps[GPU-1 x0.50]",), "the MPS daemon is gone")
 
 
 def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_written():
-    watch, _, told, _ = health_monitor(spec())
+    watch, _, messages, _ = health_monitor(spec())
     state = {"shared": {"weights": 1}, "local": [1, 2, 3, 4], "num_gmis": 4}
     assert watch.recover(LOST, None).loaded is None
     assert watch.recover(LOST, state).loaded == state
@@ -216,10 +216,10 @@ def test_a_lost_share_is_recovered_from_three_times_until_a_checkpoint_was_writt
         watch.recover(LOST, state)
     with pytest.raises(SliceLostError, match=r"GMI 1 mps\[GPU-1 x0.50\] was lost") as caught:
         watch.recover(LOST, state)
-    assert "tried 3 times" in caught.value.__notes__[-1]
-    assert "the MPS daemon is gone. All GMIs are restarted on repartitioned GPUs" in told[0]
-    assert "go on from the beginning, since there is no checkpoint yet (attempt 1 of 3)" in told[0]
-    assert "go on from the last checkpoint (attempt 3 of 3)" in told[-1]
+    assert "Recovered 3 times" in caught.value.__notes__[-1]
+    assert "the MPS daemon is gone. All GMIs are restarted on repartitioned GPUs" in messages[0]
+    assert "from the beginning, since there is no checkpoint yet (attempt 1 of 3)" in messages[0]
+    assert "from the last checkpoint (attempt 3 of 3)" in messages[-1]
 
 
 def test_a_checkpoint_of_the_plan_before_is_recovered_without_its_environments():
@@ -233,7 +233,7 @@ def test_a_checkpoint_of_the_plan_before_is_recovered_without_its_environments()
     assert watch.recover(LOST, state).loaded == {"shared": {"weights": 1}, "num_gmis": 4}
 
 
-def test_a_gpu_that_cannot_be_cut_anew_is_the_error_and_says_during_what():
+def test_a_failed_repartition_is_the_error_and_names_the_lost_share():
     watch, _, _, _ = health_monitor(spec())
 
     def refuse(own):
@@ -242,4 +242,4 @@ def test_a_gpu_that_cannot_be_cut_anew_is_the_error_and_says_during_what():
     watch._reopen = refuse
     with pytest.raises(PartitionError) as caught:
         watch.recover(LOST, None)
-    assert "while the run recovered: GMI 1 mps" in caught.value.__notes__[-1]
+    assert "while the run recovered from: GMI 1 mps" in caught.value.__notes__[-1]

@@ -1,4 +1,4 @@
-"""Shares of memory below what a GMI needs are refused with the plan: arithmetic on recorded machines."""
+"""Plans with too small memory shares are rejected: arithmetic on recorded machines."""
 
 from dataclasses import fields, replace
 
@@ -102,6 +102,6 @@ def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
 def test_the_command_refuses_it_before_anything_starts(capsys):
     options = ["--machine", A100, "--num-envs", "200000", "--backend", "mps", "--set", "gmi.gmis_per_gpu=10"]
     assert main(["plan", "Ant-v5", *options, "--set", "gmi.threads_per_gmi=1"]) == 2
-    told = capsys.readouterr().err
-    assert "its share has 4.00 GiB" in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "its share has 4.00 GiB" in stderr
+    assert "Traceback" not in stderr

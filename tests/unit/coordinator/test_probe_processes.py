@@ -1,4 +1,4 @@
-"""Which processes a probe measures in: those that are there, or new ones. Sessions are stood in for."""
+"""When a probe reuses the processes of its session, and when it starts new ones. Fake sessions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_as_many_gmis_stay_and_others_are_started(sessions, probe):
     ]  # fmt: skip
 
 
-def test_long_iterations_are_cut_by_what_was_measured_before(sessions, probe):
+def test_long_iterations_are_divided_by_earlier_measurements(sessions, probe):
     # Nothing is known: 64 steps of 1000 environments at 10,000 steps/s would take 6.4 s, an eighth of it 0.8 s, which is
     # as short as a preset with 8 minibatches can be made. It takes 1 s, so of 300 environments 0.3 s, and half of it 0.15.
     assert probe(1, 1000).phases_s == {name: pytest.approx(0.25) for name in PHASES}  # of a whole iteration

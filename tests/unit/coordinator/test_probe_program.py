@@ -1,4 +1,4 @@
-"""Iterations in parts: each piece of work is what it is in training, and memory is that of whole rollouts."""
+"""Iterations in parts: each operation is the same as in training, and memory is that of whole rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RLlib's face tells of a run beside its results, over a session that answers as it is told."""
+"""What RLlib's PPO logs of a run besides its results, over a fake session."""
 
 import logging
 
@@ -58,12 +58,12 @@ def test_predicted_and_measured_stand_beside_each_other_at_the_end():
     )
 
 
-def test_a_slow_gmi_is_told_with_what_to_build_and_nothing_is_done(caplog):
+def test_a_slow_gmi_is_reported_with_what_to_build_and_nothing_is_done(caplog):
     watch = RunWatch(SPEC, Session(1.0, 3.0), run="a run")
     with caplog.at_level(logging.WARNING, logger="rayagi.rllib_watch"):
         trained(watch, WINDOW + 5)
     (line,) = caplog.messages
-    assert f"Iteration {WINDOW}: GMI 1 makes 17 steps per second of its own work, the others 50" in line
+    assert f"Iteration {WINDOW}: GMI 1 runs at 17 steps/s of its own work, the others at 50" in line
     assert line.endswith(
         "To continue with 1 GMI with 8 environments each, build the next one with .gmi(num_gmis=1, num_envs=8)."
     )

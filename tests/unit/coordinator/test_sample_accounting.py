@@ -1,4 +1,4 @@
-"""Counts of experience over deaths, against a small world that is played by hand or at random."""
+"""Sample accounting across lost processes, against a small model driven by hand or at random."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class World:
     """Collectors with queues of rows and one learner, which take and release as channels do."""
 
     def __init__(self):
-        self.books, self.next_origin = SampleAccounting(), 1
+        self.accounting, self.next_origin = SampleAccounting(), 1
         self.collectors = [self.new(), self.new()]
         self.orphans = {}
         self.truly_lost = 0
@@ -66,11 +66,11 @@ class World:
             taken - self.reported["taken"] - self.reported["dropped"] + sum(self.orphans.values())
         )
         self.orphans = {}
-        self.books.record_lost_learners(self.collectors, [self.reported])
+        self.accounting.record_lost_learners(self.collectors, [self.reported])
         self.begin_learner()
 
     def sample_counts(self):
-        return self.books.sample_counts(self.collectors, [self.learner])
+        return self.accounting.sample_counts(self.collectors, [self.learner])
 
 
 moves = st.one_of(

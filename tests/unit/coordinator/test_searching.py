@@ -1,4 +1,4 @@
-"""The search around Algorithm 1 with a probe of formulas: what is kept, continued, counted and resolved. No Ray."""
+"""The search around Algorithm 1 with a synthetic probe: cache, resumption, counts, "auto" values. No Ray."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_on_two_cores_two_gmis_then_one(bench, two_cores, tmp_path):
     assert found.best is found.trials[-1]
     assert (found.best.gmis_per_gpu, found.best.num_envs, found.complete) == (2, 64, True)
     assert not found.on_gpus
-    told = json.dumps(found.to_dict(), allow_nan=False)
-    assert json.loads(told)["best"]["num_envs"] == 64
+    text = json.dumps(found.to_dict(), allow_nan=False)
+    assert json.loads(text)["best"]["num_envs"] == 64
 
 
 @pytest.mark.parametrize(("round_s", "rounds"), [(4.9, 4), (9.9, 3), (10.0, 2), (20.0, 1)])
@@ -123,7 +123,7 @@ def test_on_eight_gpus_the_paper_s_ranges(bench, eight_gpus, tmp_path):
     assert found.best.system_steps_per_s == pytest.approx(500 * 1.2**7 * 80)
 
 
-def test_an_interrupted_search_goes_on(bench, two_cores, tmp_path):
+def test_an_interrupted_search_continues(bench, two_cores, tmp_path):
     bench.interrupt_at = (2, 32)
     with pytest.raises(KeyboardInterrupt):
         run(bench, two_cores, tmp_path)
@@ -133,7 +133,7 @@ def test_an_interrupted_search_goes_on(bench, two_cores, tmp_path):
     assert len(found.trials) == len(bench.asked) + 1
 
 
-def test_a_search_interrupted_while_it_confirms_goes_on_there(bench, two_cores, tmp_path):
+def test_a_search_interrupted_during_validation_continues_there(bench, two_cores, tmp_path):
     store = SearchStore(SPEC, two_cores, tmp_path)
     run(bench, two_cores, tmp_path)
     asked = len(bench.asked)
@@ -188,7 +188,7 @@ def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tm
     assert again.outcome(2, 32).kind == "too long"
 
 
-def test_where_all_fails_the_reasons_are_told(bench, two_cores, tmp_path):
+def test_if_all_candidates_fail_the_reasons_are_reported(bench, two_cores, tmp_path):
     bench.fails = {(2, 16), (1, 16)}
     with pytest.raises(NothingMeasuredError, match="no candidate for Ant-v5 could be measured: signal 11"):
         run(bench, two_cores, tmp_path)
@@ -214,10 +214,10 @@ def test_auto_takes_what_a_search_found(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis="auto", num_envs="auto"))
     with pytest.raises(PlanError, match="rayagi search Ant-v5"):
         resolve_auto(spec, two_cores, may_search=False, folder=tmp_path)
-    told = []
-    found = resolve_auto(spec, two_cores, log=told.append, folder=tmp_path)
+    messages = []
+    found = resolve_auto(spec, two_cores, log=messages.append, folder=tmp_path)
     assert (found.gmi.num_gmis, found.gmi.num_envs) == (2, 64)
-    assert "auto: 2 GMIs of 64 environments" in told[-1]
+    assert "auto: 2 GMIs of 64 environments" in messages[-1]
     asked = len(bench.asked)
     assert resolve_auto(spec, two_cores, may_search=False, folder=tmp_path) == found
     assert len(bench.asked) == asked
@@ -281,7 +281,7 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
     assert more.half_width == pytest.approx(211.5 / 3000, abs=1e-4)
 
 
-def test_a_prediction_says_whether_the_run_was_within_what_was_foreseen(tmp_path):
+def test_a_prediction_reports_whether_the_run_was_within_its_interval(tmp_path):
     save_prediction(
         Prediction(predicted_steps_per_s=6000.0, half_width=0.1, source="5 measurements"), tmp_path
     )

@@ -1,4 +1,4 @@
-"""Unit costs: the arithmetic by hand, and a real profile whose parts must agree with each other."""
+"""Unit costs: arithmetic by hand, and consistency of a real profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a measurement has warmed up and how well it is known."""
+"""Warm-up truncation, and the error of the mean."""
 
 import math
 

@@ -73,7 +73,7 @@ def test_slices_of_cores_are_given_no_gpu():
 
 
 @pytest.mark.parametrize("shares", range(1, 41))
-def test_a_gpu_that_is_cut_into_equal_shares_is_bound_to_them_all(shares):
+def test_a_gpu_with_equal_shares_is_allocated_to_all_of_them(shares):
     machine = Machine(nodes=(node("a", range(2 * shares), 2, "ida"),), origin="ray")
     plan = make_plan(machine, num_envs=1, gmis_per_gpu=shares)
     assert assign_allocated_nodes(plan, ["ida"] * (2 * shares)) == plan

@@ -1,4 +1,4 @@
-"""Which backend `auto` takes on recorded machines, and what is refused where it was asked for."""
+"""Backend selection by `auto` on recorded machines, and errors of unavailable backends."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_where_mps_cannot_be_used_training_shares_plainly_and_the_plan_says_why(
         ("green", {"sm_count": None}, ("number of SMs of GPU-", "is not known")),
     ],
 )
-def test_what_was_asked_and_cannot_be_is_refused_with_the_way_out(backend, changes, texts):
+def test_an_unavailable_backend_is_refused_with_a_hint(backend, changes, texts):
     with pytest.raises(PlanError) as caught:
         make_plan(changed("h100x1", **changes), num_envs=1, gmis_per_gpu=2, backend=backend)
     for text in texts:

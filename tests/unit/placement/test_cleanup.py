@@ -1,4 +1,4 @@
-"""What a driver that was really killed leaves, and how it is mended."""
+"""Cleanup of the state that a killed driver leaves."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def counted(step):
 
 Ledger._write, mps_control._run = counted(Ledger._write), counted(mps_control._run)
 Partitioner("mps", "Ant-v5", Path(sys.argv[2])).partition([(gpu("GPU-1"), (0.5, 0.5)), (gpu("GPU-2"), (1.0,))])
-print("carved", flush=True)
+print("partitioned", flush=True)
 signal.pause()
 """
 
@@ -58,9 +58,9 @@ def start_driver(place, kill_at=-1):
 
 @pytest.fixture
 def killed_driver(place):
-    """A driver that carved two GPUs and was then killed."""
+    """A driver that partitioned two GPUs and was then killed."""
     with start_driver(place) as driver:
-        assert driver.stdout.readline() == "carved\n"
+        assert driver.stdout.readline() == "partitioned\n"
         assert stale_ledgers() == []  # it lives
         driver.kill()
     return driver.pid
@@ -110,7 +110,7 @@ def _cannot(daemon):
     raise PartitionError(str(daemon.pipe), "does not end", "Kill it as root")
 
 
-def test_the_next_run_on_the_gpu_mends_first(place, killed_driver):
+def test_the_next_run_on_the_gpu_recovers_stale_state_first(place, killed_driver):
     partitioner = Partitioner("mps", "next")
     partitioner.partition([(gpu("GPU-1"), (1.0,))])
     (ledger,) = all_ledgers()[0]
@@ -121,7 +121,7 @@ def test_the_next_run_on_the_gpu_mends_first(place, killed_driver):
 
 
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 3, 5, 8, 11])
-def test_a_driver_killed_at_any_step_can_be_mended(place, kill_at):
+def test_a_driver_killed_at_any_step_can_be_cleaned_up(place, kill_at):
     with start_driver(place, kill_at) as driver:
         assert driver.wait(60) == -signal.SIGKILL
     for ledger in stale_ledgers():

@@ -1,4 +1,4 @@
-"""The green backend as far as it goes without a GPU."""
+"""The green backend, as far as it can be tested without a GPU."""
 
 import pytest
 

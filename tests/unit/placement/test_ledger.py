@@ -1,4 +1,4 @@
-"""The ledger of what was made on a host's GPUs, and who made it."""
+"""The ledger of changes to a host's GPUs, and the identity of its owner."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_anoth
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     owner = replace(Owner.current(), pid=process.pid, start_ticks=start_ticks(process.pid))
     assert owner.state() == "alive"
-    assert replace(owner, start_ticks=owner.start_ticks - 1).state() == "dead"  # the number was given anew
+    assert replace(owner, start_ticks=owner.start_ticks - 1).state() == "dead"  # the pid was reused
     assert replace(owner, boot_id="before the last boot").state() == "dead"
     assert replace(owner, host="elsewhere").state() == "elsewhere"
     assert replace(owner, pid_namespace="pid:[1]").state() == "elsewhere"

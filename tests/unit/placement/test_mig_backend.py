@@ -1,4 +1,4 @@
-"""Carving and restoring through NVIDIA's own bindings, above a driver library with state that fails where told."""
+"""MIG partition and restore through NVIDIA's bindings, on a stateful fake driver library with injected failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def installed(driver: FakeDriver, monkeypatch) -> Gpu:
 
 
 def state(fake: FakeGpu) -> tuple:
-    """All that a carving could change: whose instances with which parts, and the mode."""
+    """Everything that a partition could change: owners and parts of the instances, and the MIG mode."""
     return tuple(fake.mig), {
         one.id: (one.profile.profile_id, one.start, sorted(part.uuid for part in one.compute.values()))
         for one in fake.instances.values()
@@ -82,7 +82,7 @@ def test_shares_are_instances_with_their_own_sms_and_memory(monkeypatch, tmp_pat
     BACKEND.restore(gpu.uuid, ledger)  # twice is once
 
 
-def test_what_others_made_stays_and_is_cut_around(monkeypatch, tmp_path):
+def test_existing_instances_stay_and_new_ones_are_placed_around_them(monkeypatch, tmp_path):
     fake = a_free_mig_gpu()
     fake.make(9, 0, pids=(7,))
     fake.make(19, 6, compute=False)  # occupies, though no MIG device shows it
@@ -118,8 +118,8 @@ FAILURES = (("error", UNKNOWN), ("lost", 0), ("killed before", 0), ("killed afte
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda one: one[0])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure, monkeypatch, tmp_path):
-    """restore(carve(x)) = x: after success, after a failure of any call of carve, and after one of any of restore."""
+def test_restore_undoes_partition_whatever_fails_at_whichever_call(scenario, failure, monkeypatch, tmp_path):
+    """restore(partition(x)) = x: after success, and after a failure of any call of partition or restore."""
     make, sizes = SCENARIOS[scenario]
     monkeypatch.setattr(
         "placement.ledger.os.fsync", lambda descriptor: None
@@ -141,7 +141,7 @@ def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure
             ends.append(type(error).__name__)
         reached = len(driver.calls) >= call
         driver.begin()
-        if ledger.path.exists():  # another process mends what this one left
+        if ledger.path.exists():  # another process recovers what this one left
             BACKEND.restore(gpu.uuid, Ledger.load(ledger.path))
         assert state(fake) == before, f"{failure} at call {call}"
         assert steps_left(tmp_path) == 0, f"{failure} at call {call}"
@@ -153,8 +153,8 @@ def test_restore_undoes_carve_whatever_fails_at_whichever_call(scenario, failure
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, INSUFFICIENT_RESOURCES, IN_USE, RESET_REQUIRED])
-def test_a_failed_carve_rolls_back_by_itself(code, monkeypatch, tmp_path):
-    """A driver that refuses once, at any call of carve, leaves nothing for anybody to mend."""
+def test_a_failed_partition_rolls_back_by_itself(code, monkeypatch, tmp_path):
+    """A driver that fails once, at any call of partition, leaves no stale state."""
     driver = FakeDriver(a_free_mig_gpu())
     gpu = installed(driver, monkeypatch)
     BACKEND.partition(gpu, (0.5, 0.5), Ledger.open("a run", tmp_path / "counted"))
@@ -182,7 +182,7 @@ PLACES = [(19, start) for start in range(7)] + [(15, 0), (15, 4), (14, 0), (14, 
     ),
     call=st.integers(1, 200),
 )
-def test_restore_undoes_carve_on_any_gpu_of_any_state(others, sizes, failure, call):
+def test_restore_undoes_partition_on_any_gpu_in_any_state(others, sizes, failure, call):
     if sum(sizes) > 1:
         sizes = [size / sum(sizes) for size in sizes]
     fake = a_free_mig_gpu()
@@ -266,13 +266,13 @@ def test_mode_off_is_never_switched_on(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_a_reset_that_is_due_is_said_with_what_is_left_to_run(monkeypatch, tmp_path, mode, problem, command):
+def test_a_pending_reset_is_reported_with_the_commands_to_run(monkeypatch, tmp_path, mode, problem, command):
     message = refusal(monkeypatch, tmp_path, FakeDriver(a_free_mig_gpu(mig=mode)))
     assert problem in message
     assert command in message
 
 
-def test_what_cannot_be_foreseen_from_idle_instances_is_said_with_the_command_for_these_sizes():
+def test_sizes_that_idle_instances_do_not_fit_are_an_error_with_the_command_for_them():
     one = MigInstance(uuid="MIG-1", profile="1g.5gb", memory_bytes=5 * 2**30, sm_count=14, start=0, size=1)
     node = Node(name="n", cores=(0,), memory_total_bytes=1, may_configure_mig=False)
     with pytest.raises(PlanError) as caught:
@@ -407,7 +407,7 @@ def test_what_a_living_run_made_is_not_idle_for_another(monkeypatch, tmp_path):
         BACKEND.partition(gpu, (0.5,), Ledger.open("another run", tmp_path))
 
 
-# What a plan says before anything is cut.
+# Plans before anything is partitioned.
 
 
 def cut_machine(**changes) -> Machine:
@@ -422,7 +422,7 @@ def test_a_plan_shows_the_memory_that_instances_will_have(count, gib):
     assert [plan.memory_bytes(i) for i in range(count)] == [gib * 2**30] * count
 
 
-def test_a_plan_that_mig_cannot_cut_is_refused_before_anything_starts():
+def test_a_plan_that_mig_cannot_partition_is_refused_before_anything_starts():
     with pytest.raises(PlanError, match=r"at most 7 MIG instances. 7 x 0.125 would fit as 7 x 1g.5gb"):
         make_plan(cut_machine(), backend="mig", gmis_per_gpu=8, num_envs=8)
     already_cut = load_machine(MACHINES / "a100_40x1_mig_cut.json")
@@ -437,7 +437,7 @@ def test_a_plan_uses_what_exists_where_it_may_not_create():
     assert limits == (SliceLimits(sm_count=28, memory_bytes=10 * 2**30),)
 
 
-def test_a_carved_slice_has_the_memory_of_its_share():
+def test_a_partitioned_slice_has_the_memory_of_its_share():
     plan = make_plan(cut_machine(), backend="mig", gmis_per_gpu=2, num_envs=8)
     partitioned = replace(plan, slices=tuple(replace(one, share=SHARE) for one in plan.slices))
     assert partitioned.memory_bytes(1) == SHARE.memory_bytes
@@ -460,7 +460,7 @@ def test_a_process_sees_its_instance_only():
     assert BACKEND.device(gmi_slice(SHARE)) == "cuda:0"
 
 
-def test_an_uncarved_slice_cannot_be_entered():
+def test_an_unpartitioned_slice_cannot_be_entered():
     with pytest.raises(SliceError, match="a slice without a partition"):
         BACKEND.enter(gmi_slice(None))
 

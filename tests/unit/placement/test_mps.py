@@ -1,4 +1,4 @@
-"""The MPS backend against a stand-in of nvidia-cuda-mps-control: real processes, real sockets, no GPU."""
+"""The MPS backend with a fake nvidia-cuda-mps-control: real processes, real sockets, no GPU."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def slice_of(share: Share) -> Slice:
     )
 
 
-def test_hopper_is_cut_into_static_partitions_of_whole_chunks(place, ledger):
+def test_hopper_gets_static_partitions_of_whole_chunks(place, ledger):
     half, third = MpsBackend().partition(gpu(), (0.5, 0.3333), ledger)
     # 132 SMs: 66 and 43.99 are 8 and 5 chunks of 8
     assert (half.sm_count, third.sm_count) == (64, 40)
@@ -138,7 +138,7 @@ def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
 
 
-def test_a_slice_cannot_be_entered_before_it_is_carved():
+def test_a_slice_cannot_be_entered_before_it_is_partitioned():
     gmi_slice = Slice(node="n", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
     with pytest.raises(SliceError, match="a share of GPU-1; there is a slice without a partition"):
         MpsBackend().enter(gmi_slice)
@@ -174,11 +174,13 @@ def test_a_process_that_did_not_attach_is_found_out(place, ledger):
         MpsBackend().verify(slice_of(share))
 
 
-@pytest.mark.parametrize(("seen", "inside"), [(40, True), (44, True), (80, False)])
-def test_an_attached_process_must_see_no_more_sms_than_its_share(place, ledger, monkeypatch, seen, inside):
+@pytest.mark.parametrize(("visible_sms", "inside"), [(40, True), (44, True), (80, False)])
+def test_an_attached_process_must_have_no_more_sms_than_its_share(
+    place, ledger, monkeypatch, visible_sms, inside
+):
     (share,) = MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     (place.daemons()[0].pipe / "clients").write_text(str(os.getpid()))
-    properties = SimpleNamespace(multi_processor_count=seen)
+    properties = SimpleNamespace(multi_processor_count=visible_sms)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
     if inside:
         MpsBackend().verify(slice_of(share))
@@ -244,7 +246,7 @@ def test_a_daemon_at_another_s_path_is_never_touched(place, ledger):
     assert (theirs.servers(), theirs.processes()) == before
 
 
-def test_a_gpu_that_another_run_has_cut_is_refused(place, ledger):
+def test_a_gpu_that_another_run_has_partitioned_is_refused(place, ledger):
     MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     other = Ledger.open("Humanoid-v5", place.ledgers)
     with pytest.raises(
@@ -255,7 +257,7 @@ def test_a_gpu_that_another_run_has_cut_is_refused(place, ledger):
     assert other.steps() == ()
 
 
-def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
+def test_fault_and_death_of_the_daemon_are_detected(place, ledger):
     backend = MpsBackend()
     (share,) = backend.partition(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(share)).state == "ok"
@@ -275,14 +277,14 @@ def test_fault_and_death_of_the_daemon_are_noticed(place, ledger):
     gone = backend.health(slice_of(share))
     assert gone.state == "lost"
     assert "Cannot find MPS control daemon" in gone.text
-    # Recovered: undone, and cut anew.
+    # Recovered: undone, and partitioned again.
     backend.restore("GPU-1", ledger)
     assert place.left() == NOTHING
     (again,) = backend.partition(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(again)).state == "ok"
 
 
-def test_a_carver_says_how_slices_are_and_what_their_processes_hold(place, monkeypatch):
+def test_a_partitioner_reports_health_and_memory_of_its_slices(place, monkeypatch):
     FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42], mps_bytes={41: 3 * 2**30})).install(monkeypatch)
     partitioner = Partitioner("mps", "Ant-v5", place.ledgers)
     (shares,) = partitioner.partition([(gpu(**VOLTA), (0.5, 0.5))])
@@ -346,7 +348,7 @@ def test_a_failure_at_any_step_leaves_what_was_there_before(place, ledger, capab
         except KeyboardInterrupt:
             assert place.left() == NOTHING
         else:
-            assert failing >= 6, "carving takes at least six steps"
+            assert failing >= 6, "partitioning takes at least six steps"
     backend.restore("GPU-1", ledger)
     assert place.left() == NOTHING
     assert ledger.steps() == ()
@@ -364,9 +366,9 @@ def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
     assert sum(share.memory_bytes for share in shares) <= memory
     assert sum(share.thread_percentage for share in shares) <= 100 + 0.005 * len(shares)
     if chunk is not None:
-        cut = [mps._static_partition_share(whole, size, daemon, chunk) for size in found]
-        assert sum(share.sm_count for share in cut) <= sms
-        assert all(share.sm_count % chunk == 0 for share in cut)
+        shares = [mps._static_partition_share(whole, size, daemon, chunk) for size in found]
+        assert sum(share.sm_count for share in shares) <= sms
+        assert all(share.sm_count % chunk == 0 for share in shares)
 
 
 @pytest.mark.parametrize("wanted", [(), (0.6, 0.6), (0.0,), (-0.1, 0.5), (1.1,), (float("nan"),)])
@@ -376,7 +378,7 @@ def test_shares_that_are_no_shares_of_one_gpu_are_refused(place, ledger, wanted)
     assert place.left() == NOTHING
 
 
-def test_a_plan_foresees_what_carving_gives(place, ledger):
+def test_a_plan_predicts_the_limits_of_its_partition(place, ledger):
     node = Node(name="n", cores=(0,), memory_total_bytes=1, cuda_version=(13, 1))
     backend, wanted = MpsBackend(), (0.5, 0.3333)
     partitioned = backend.partition(gpu(), wanted, ledger)

@@ -1,4 +1,4 @@
-"""The inventory through NVIDIA's own bindings, above a driver library with state; no GPU is needed."""
+"""The inventory through NVIDIA's bindings, on a stateful fake driver library; needs no GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_driver_means_no_gpus(monkeypatch):
     assert read(monkeypatch, driver) == DriverReading()
 
 
-def test_a_driver_that_fails_is_an_error_with_a_way_out(monkeypatch):
+def test_a_driver_that_fails_is_an_error_with_a_hint(monkeypatch):
     driver = FakeDriver(a100(0))
     driver.init_code = UNKNOWN
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_the_environment_chooses_among_the_gpus_and_their_links(monkeypatch):
     assert [link.gpus for link in reading.gpu_links] == [("GPU-a1000001", "GPU-a1000002")]
 
 
-def test_processes_and_the_mps_server_are_seen(monkeypatch):
+def test_processes_and_the_mps_server_are_found(monkeypatch):
     driver = FakeDriver(
         a100(0, pids={41: 3 * 2**30, 42: None}), a100(1, pids={43: 1}), a100(2, mps_pids=[44])
     )
@@ -127,7 +127,7 @@ def test_processes_and_the_mps_server_are_seen(monkeypatch):
     assert (first.mps_running, second.mps_running, third.mps_running) == (False, True, True)
 
 
-def test_memory_is_told_by_process_those_of_mps_included(monkeypatch):
+def test_memory_is_reported_by_process_including_mps_clients(monkeypatch):
     driver = FakeDriver(a100(0, pids={41: 3 * 2**30, 42: None}, mps_pids=[44, 45], mps_bytes={44: 2**30}))
     driver.install(monkeypatch)
     assert memory_by_process(driver.gpus[0].uuid) == {41: 3 * 2**30, 44: 2**30}
@@ -182,7 +182,7 @@ def test_mig_instances_are_read_over_gaps(monkeypatch):
     assert ten.memory_bytes == 9984 * 2**20
 
 
-def test_a_user_without_permission_is_not_told_where_instances_lie(monkeypatch):
+def test_placements_are_unknown_without_permission(monkeypatch):
     gpu = a_free_mig_gpu()
     gpu.make(14, 2)
     (read_gpu,) = read(monkeypatch, FakeDriver(gpu, privileged=False)).gpus
@@ -222,7 +222,7 @@ def test_mig_instances_that_are_named_count_as_gpus_of_their_own():
         MigInstance(uuid=f"MIG-{i}", profile="3g.20gb", memory_bytes=20 * 2**30, sm_count=42) for i in (1, 2)
     )
     owner = replace(FOUR[0], mig_enabled=True, mig_instances=(one, two), compute_capability=(8, 0))
-    seen = select_visible((owner, *FOUR[1:]), "MIG-2,MIG-1,MIG-1")
-    assert seen == (as_gpu(owner, two, index=0), as_gpu(owner, one, index=1))
-    assert (seen[0].uuid, seen[0].name, seen[0].sm_count) == ("MIG-2", "fake MIG 3g.20gb", 42)
-    assert (seen[0].memory_total_bytes, seen[0].compute_capability) == (20 * 2**30, (8, 0))
+    visible = select_visible((owner, *FOUR[1:]), "MIG-2,MIG-1,MIG-1")
+    assert visible == (as_gpu(owner, two, index=0), as_gpu(owner, one, index=1))
+    assert (visible[0].uuid, visible[0].name, visible[0].sm_count) == ("MIG-2", "fake MIG 3g.20gb", 42)
+    assert (visible[0].memory_total_bytes, visible[0].compute_capability) == (20 * 2**30, (8, 0))

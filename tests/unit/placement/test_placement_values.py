@@ -18,7 +18,7 @@ from placement.types import Machine, Node, Slice, core_ranges
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (InventoryError("file", "is bad", "Write it anew"), "file: is bad. Write it anew."),
+        (InventoryError("file", "is bad", "Rewrite it"), "file: is bad. Rewrite it."),
         (PlanError("num_gmis=9", "there are 2 cores", "Set 2"), "num_gmis=9: there are 2 cores. Set 2."),
         (
             ReservationError("2 x {1 CPU}", "box: 1 CPU", "1 would fit", 2.04),

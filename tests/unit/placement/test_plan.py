@@ -166,7 +166,7 @@ def test_a_plan_becomes_json():
         ("a100x1", {"threads_per_gmi": 24}, ("24 cores", "12 cores", "Set threads_per_gmi to 12 or less")),
     ],
 )
-def test_what_does_not_fit_is_refused_with_value_limit_and_way_out(name, asked, texts):
+def test_what_does_not_fit_is_refused_with_value_limit_and_hint(name, asked, texts):
     with pytest.raises(PlanError) as caught:
         make_plan(machine(name), **{"num_envs": 1} | asked)
     for text in texts:

@@ -109,7 +109,7 @@ def test_binding_to_the_planned_nodes_changes_nothing(machine, request):
 
 
 @given(machines(), requests, st.randoms(use_true_random=False))
-def test_bound_slices_are_disjoint_wherever_they_landed(machine, request, random):
+def test_allocated_slices_are_disjoint_on_any_nodes(machine, request, random):
     plan = plan_or_none(machine, request)
     if plan is None:
         return

@@ -58,7 +58,7 @@ def test_the_recorded_machines_are_what_their_generator_writes(tmp_path: Path):
         assert path.read_text() == (MACHINES / path.name).read_text()
 
 
-def test_what_the_driver_told_survives_the_file():
+def test_what_the_driver_reported_survives_the_file():
     gpu = load_machine(MACHINES / "a100_40x1_mig_cut.json").nodes[0].gpus[0]
     assert [(one.profile, one.start, one.size, one.in_use) for one in gpu.mig_instances] == [
         ("3g.20gb", 0, 4, True),

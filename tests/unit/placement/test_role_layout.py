@@ -1,4 +1,4 @@
-"""Plans whose GMIs host different roles: who is what, where, and what holds for every machine and request."""
+"""Plans with several worker types: roles and slices, and invariants for every machine and request."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
     assert "concurrent with the collectors" in plan.reason
 
 
-def test_enough_cores_for_all_that_were_asked_are_dealt_without_overlap():
+def test_enough_cores_for_all_gmis_are_divided_without_overlap():
     plan = make_plan(CPU16, template="decoupled", num_envs=32, num_gmis=4, num_learners=2)
     assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER, LEARNER)
     assert [gmi_slice.cores for gmi_slice in plan.slices] == [
@@ -178,7 +178,7 @@ def test_a_learner_of_two_nodes_lies_on_that_of_its_first_collector():
     assert {gmi_slice.cores for gmi_slice in scattered.slices} == {()}
 
 
-def test_one_gpu_is_cut_for_both_kinds_without_being_asked():
+def test_one_gpu_is_partitioned_for_both_worker_types_by_default():
     plan = make_plan(load_machine(MACHINES / "a100x1.json"), template="decoupled", num_envs=64)
     assert plan.kinds == (COLLECTOR, LEARNER)
     assert [gmi_slice.gpu_fraction for gmi_slice in plan.slices] == [0.5, 0.5]
@@ -198,11 +198,11 @@ def test_one_gpu_is_cut_for_both_kinds_without_being_asked():
             {"template": "ea_t", "num_gmis": 3, "num_learners": 2},
             ("3 GMIs", "2 collectors and 2 learners", "num_gmis to 4"),
         ),
-        ({"template": "ea_t", "num_learners": 3}, ("3 learners beside 2 collectors", "fewer learners")),
+        ({"template": "ea_t", "num_learners": 3}, ("3 learners with 2 collectors", "fewer learners")),
         ({"template": "ea_t", "num_learners": 0}, ("num_learners=0", "at least 1")),
     ],
 )
-def test_what_makes_no_plan_is_refused_with_value_limit_and_way_out(asked, texts):
+def test_an_impossible_request_is_refused_with_value_limit_and_hint(asked, texts):
     with pytest.raises(PlanError) as caught:
         make_plan(CPU2, num_envs=1, **asked)
     for text in texts:

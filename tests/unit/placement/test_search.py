@@ -1,4 +1,4 @@
-"""Algorithm 1 on machines made of formulas: what it tries, where it stops, what it finds."""
+"""Algorithm 1 on synthetic machines: which candidates it tries, where it stops, what it finds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_was_fast_in_a_good_minute_is_measured_beside_what_it_beat():
     assert beside.asked == [16, 32, 64, 128, 16, 256]
     verdicts = ["first", "going on", "going on", "compared", "going on", "going on"]
     assert [trial.verdict for trial in trials] == verdicts
-    assert trials[3].reason == "beside 1 x 128"
+    assert trials[3].reason == "next to 1 x 128"
     assert (trials[3].num_envs, trials[3].system_steps_per_s, trials[4].reason) == (16, 1000, "")
 
 
@@ -156,7 +156,7 @@ def test_what_turned_out_too_large_is_not_the_best():
     assert best_trial(trials).num_envs == 128
 
 
-def test_a_failure_ends_its_size_and_the_search_goes_on():
+def test_a_failure_ends_its_row_and_the_search_continues():
     def probe(gmis, envs):
         if gmis == 3 and envs == 256:
             return TrialFailure(kind="crashed", reason="signal 11")

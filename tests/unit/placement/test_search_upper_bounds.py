@@ -1,4 +1,4 @@
-"""On cores, fewer GMIs are not tried unless cores that never wait could be enough faster: the ceiling of Algorithm 1."""
+"""Upper bounds of Algorithm 1 on cores: rows with fewer GMIs that cannot win are skipped."""
 
 from __future__ import annotations
 

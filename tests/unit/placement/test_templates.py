@@ -1,4 +1,4 @@
-"""The resource-performance model against the papers' own arithmetic and against numbers worked out by hand."""
+"""The resource-performance model against the papers' own arithmetic and against numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unequal GMIs: sizes that were asked for, placed or refused, and environments in proportion."""
+"""Unequal GMIs: requested sizes, placed or rejected, and environments in proportion."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def machine(*nodes):
     return Machine(nodes=nodes, origin="test")
 
 
-def test_cores_are_cut_as_asked_and_environments_follow():
+def test_cores_are_split_as_requested_and_environments_follow():
     plan = make_plan(machine(node("a", 4)), num_envs=32, sizes=[3, 1])
     assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0, 1, 2), (3,)]
     assert plan.envs == (48, 16)

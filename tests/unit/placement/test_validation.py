@@ -1,4 +1,4 @@
-"""Who is measured again after a search, in which order, and who is then best: worked out by hand."""
+"""Validation of a search: which finalists are remeasured, in which order, and which wins; computed by hand."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ def test_what_was_compared_contends_with_the_mean_of_all():
     assert places(validate_finalists(again, trials, num_gpus=1)) == [(2, 64), (2, 32)]
 
 
-def test_what_was_measured_in_a_slow_minute_contends_by_what_it_was_measured_beside():
-    # As seen with Humanoid-v5: 2 x 1024 kept pace with 2 x 128 in a minute in which that made 3111, on average 3690, so it
-    # counts as 3240 * 3690 / 3111 = 3843. 4196 * 0.95 = 3986 is less than 3843 * 1.05 = 4035, more than 3690 * 1.05 = 3874.
+def test_a_candidate_from_a_slow_minute_is_ranked_by_its_ratio_to_the_compared_rival():
+    # Measured with Humanoid-v5: 2 x 1024 has 3240 when 2 x 128 has 3111, whose mean is 3690.
+    # So 2 x 1024 counts as 3240 * 3690 / 3111 = 3843.
+    # 4196 * 0.95 = 3986 is less than 3843 * 1.05 = 4035, more than 3690 * 1.05 = 3874.
     trials = [
         trial(2, 128, 4268, 0.05), trial(2, 256, 4196, 0.05), trial(2, 512, 3214, 0.05),
         trial(2, 128, 3111, 0.05, verdict="compared"), trial(2, 1024, 3240, 0.05),
