@@ -1,4 +1,4 @@
-"""Operations of a group's kernel for other programs in C."""
+"""Collectives for other C programs: addresses of the kernel's operations, and the loop that drives such a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collectives.transports.shm.kernel import KernelBarrier, Operation
 
 
 class CompiledGroup:
-    """Implements CompiledOperations. See ``kernel.c``: an operation that it left is taken up where it was left."""
+    """Implements CompiledOperations. An operation that returned TRY_AGAIN (``kernel.c``) continues at the same step."""
 
     def __init__(
         self, kernel: KernelBarrier, reduction: Operation, turn: Callable[[], AbstractContextManager[None]]
@@ -19,8 +19,8 @@ class CompiledGroup:
         """
         Args:
             kernel: of this member
-            reduction: into each member's share
-            turn: in which nobody else uses the transport, which closes if that fails
+            reduction: the reduce-scatter
+            turn: context of exclusive use; closes the transport on an error
         """
         barrier_operation = kernel.barrier_operation(calls.encode_call("barrier"))
         self._operations = {

@@ -1,9 +1,15 @@
-/* Collectives in shared memory: one call arrives, waits for the others, reduces what nobody else has begun to reduce, and
-   waits for the rest. Nothing here allocates; a wait ends after its limit, and the next call goes on where it ended.
+/* Barriers and reductions in shared memory. One call of run() is one operation of one member:
 
-   A reduction is split into a share per member, and a share into chunks, which are claimed one by one: each member begins
-   with its own share and then helps with the others'. So whoever has a core works, and nobody waits for a member that has
-   none. The last to arrive may well have done all when those that slept wake up. */
+     1. begin()            stage the input (one-shot), publish the call, count the arrival
+     2. await(FOR_ALL)     until every member has arrived
+     3. all_called()       compare the calls; MISMATCHED if they differ
+     4. reduce_two_shot()  claim chunks with fetch-and-add and reduce them: own share first, then the others' (two-shot)
+     5. await(FOR_RESULT)  until every chunk is finished (two-shot)
+     6. complete()         record success with a compare-and-swap; ABORTED if another member aborted first
+     7. reduce_one_shot()  reduce all staged inputs into the member's own tensor (one-shot)
+
+   Any member may reduce any chunk, so members that have a core never wait for one that has none.
+   Nothing here allocates. A wait ends after its limit with TRY_AGAIN; the next call continues at the same step. */
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -14,71 +20,81 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE = 64, MOST_MEMBERS = 256 };
-enum { COMPLETE, TRY_AGAIN, MISMATCHED, ABORTED };    /* what a call returns */
-enum { ARRIVE, AWAIT_ALL, AWAIT_RESULT };       /* what a member does next */
-enum { FOR_NOTHING, FOR_ALL, FOR_RESULT };      /* what a member sleeps for */
-enum { BARRIER_ONLY, ONE_SHOT, TWO_SHOT };              /* kinds of operations */
+enum { LINE = 64 /* bytes of a cache line */, MOST_MEMBERS = 256 };
+enum { COMPLETE, TRY_AGAIN, MISMATCHED, ABORTED };    /* return values of run() */
+enum { ARRIVE, AWAIT_ALL, AWAIT_RESULT };       /* member.next: the step at which run() continues */
+enum { FOR_NOTHING, FOR_ALL, FOR_RESULT };      /* member_slot.sleeps: awake, or the event that ends the sleep */
+enum { BARRIER_ONLY, ONE_SHOT, TWO_SHOT };              /* operation.kind */
 
-/* What is the group's, before the members' words; also in memory.py. */
+/* The group's words in shared memory, in front of the members' slots (HEADER_BYTES in memory.py). */
 struct header {
-    uint64_t protocol; /* of whoever made the memory */
-    /* How the latest operation ended, for all members alike: 2 * (number of the last complete operation) + (whether the one
-       after it was aborted). Operations are counted as arrivals are. Every write is a compare-and-swap, and nothing follows
-       an abort: a member that gives an operation up and a late one that would complete it cannot both succeed. */
+    uint64_t protocol; /* version, written by rank 0 before the others map the file */
+    /* 2 * (number of the last complete operation) + ABORT_BIT. The bit says that the operation after it was aborted.
+       Operations are numbered by arrivals. Any member writes it, by compare-and-swap only (sequentially consistent), and
+       nothing follows an abort. So a member that aborts and a late one that completes cannot both succeed. */
     _Alignas(LINE) _Atomic uint64_t outcome;
     _Alignas(LINE) char rest[2 * LINE];
 };
 _Static_assert(sizeof(struct header) == 4 * LINE, "HEADER_BYTES of memory.py");
 enum { ABORT_BIT = 1 };
 
-/* A member's words, also those of waiting.py. What is written at different times has lines of its own. */
+/* One member's words in shared memory; *_py are used by waiting.py only. The owner writes a word unless stated otherwise.
+   Words that are written at different times lie on different cache lines, which avoids false sharing. */
 struct member_slot {
+    /* Operations begun. Sequentially consistent: its store publishes calls, staged data and reset counters, and pairs with
+       `sleeps` below. */
     _Alignas(4 * LINE) _Atomic uint64_t arrivals;
-    uint64_t calls[2]; /* what for, by turns: a fast member's next does not overwrite the one that a slow one compares */
-    uint64_t waiting_py;
-    _Atomic uint32_t sleeps; /* what for; it sleeps on this very word */
-    _Alignas(LINE) _Atomic uint64_t goodbye;
-    uint64_t kernel_py;
-    _Atomic uint64_t departures;
-    uint64_t blamed_py;
-    _Alignas(LINE) _Atomic uint64_t claimed[2]; /* chunks of its share, by turns */
+    uint64_t calls[2];       /* encoded call, at arrivals & 1: a fast member's next call overwrites no current one */
+    uint64_t waiting_py;     /* 1 + the member whose counter it sleeps on; 0: awake */
+    _Atomic uint32_t sleeps; /* futex word: FOR_*. The owner sets it; who wakes it, or leaves, clears it */
+    _Alignas(LINE) _Atomic uint64_t goodbye; /* 0 until it leaves; for waiting.py, first operation not completed */
+    uint64_t kernel_py;                      /* fingerprint of this source, written before the first barrier */
+    _Atomic uint64_t departures;             /* last operation that it returned from; relaxed, a hint for let_others_go() */
+    uint64_t blamed_py;                      /* 1 + the member it waited for in vain; 0: none */
+    /* Chunks of its share that members have claimed, at reductions & 1. Any member increments it, the owner resets it.
+       Relaxed: only the uniqueness of the index matters; `arrivals` published the data before it. */
+    _Alignas(LINE) _Atomic uint64_t claimed[2];
+    /* Chunks of its share that are reduced. Any member adds, the owner resets it. Sequentially consistent: the addition
+       publishes the written elements, all_finished() acquires them. */
     _Alignas(LINE) _Atomic uint64_t finished[2];
-    _Atomic uint64_t worked; /* the last arrival whose chunks it has left: who is suspended in one can be told */
+    _Atomic uint64_t worked; /* last operation whose chunks it has left; tells which member is suspended within a chunk */
 };
 _Static_assert(sizeof(struct member_slot) == 4 * LINE, "LINES_PER_MEMBER of memory.py");
 
-/* One process's side. */
+/* One process's private state; only its own thread reads and writes it. */
 struct member {
-    struct member_slot *slots;
+    struct member_slot *slots; /* of all members, by rank */
     int32_t rank, size;
     int32_t oversubscribed; /* more members than cores */
-    int32_t next;
-    uint64_t arrivals, reductions;
-    int64_t limit_ns; /* of one sleep */
-    char *own;        /* its tensor, where all work alone, each into its own: it may be anywhere */
+    int32_t next;           /* ARRIVE, AWAIT_ALL or AWAIT_RESULT */
+    uint64_t arrivals, reductions; /* operations begun; those of kind TWO_SHOT among them */
+    int64_t limit_ns; /* longest sleep, nanoseconds */
+    char *own;        /* input and output of ONE_SHOT, in private memory */
 };
 
-/* What all members do. */
+/* Arguments of an operation; equal on all members but for addresses. */
 struct operation {
-    uint64_t call;
-    int32_t kind, operator, outputs; /* so many members, from the first on, get the result; 0: each its share */
+    uint64_t call; /* encoded call that members compare (calls.py) */
+    /* operator: index into reducers. outputs: that many ranks, from 0 on, get the result; 0: each rank its own share. */
+    int32_t kind, operator, outputs;
     int32_t element_bytes;
-    uint64_t numel;
-    char *pieces; /* rank 0's part; the others' follow at equal distances */
+    uint64_t numel; /* elements of each member */
+    char *pieces;   /* inputs in shared memory: rank r's begins at pieces + r * piece_bytes */
     uint64_t piece_bytes;
 };
 
 /* -- elements -- */
 
-static inline float widened(uint16_t staging_buffer) {
-    uint32_t bits = (uint32_t)staging_buffer << 16;
+/* bfloat16 is the upper half of a float32. */
+static inline float widened(uint16_t bfloat16) {
+    uint32_t bits = (uint32_t)bfloat16 << 16;
     float wide;
     memcpy(&wide, &bits, sizeof wide);
     return wide;
 }
 
-static inline uint16_t rounded(float wide) { /* to the nearest, ties to even */
+/* To the nearest bfloat16, ties to even; a NaN becomes the quiet NaN. */
+static inline uint16_t rounded(float wide) {
     uint32_t bits;
     memcpy(&bits, &wide, sizeof bits);
     return wide != wide ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -86,7 +102,7 @@ static inline uint16_t rounded(float wide) { /* to the nearest, ties to even */
 
 #define AS_IT_IS(value) (value)
 #define ADD(total, part) ((total) + (part))
-#define LARGER(total, part) ((total) > (part) || (total) != (total) ? (total) : (part)) /* a NaN stays */
+#define LARGER(total, part) ((total) > (part) || (total) != (total) ? (total) : (part)) /* propagates NaN */
 #define DIVIDED(total) ((total) / divisor)
 #define ROUND_DIVIDED(total) rounded((total) / divisor)
 
@@ -94,7 +110,7 @@ enum { BLOCK_BYTES = 256, AHEAD_BYTES = 512 };
 
 typedef void reducer(char *const *parts, int size, char *const *outs, int outputs, uint64_t begin, uint64_t end);
 
-/* Lines that will be written are fetched to be written: else another core gives them to read first, and then once more. */
+/* Prefetch output lines for writing: the core gets them in exclusive state at once, not shared first and upgraded later. */
 static inline void fetch(char *const *outs, int outputs, uint64_t at) {
     for (int r = 0; r < outputs; r++)
         for (int line = 0; line < BLOCK_BYTES; line += LINE) __builtin_prefetch(outs[r] + at + AHEAD_BYTES + line, 1);
@@ -103,8 +119,9 @@ static inline void fetch(char *const *outs, int outputs, uint64_t at) {
 #define INLINE static inline __attribute__((always_inline))
 #define EACH _Pragma("GCC ivdep") for (uint64_t i = at; i < stop; i++)
 
-/* Elements [begin, end) of all parts in rank order, in blocks. Few parts: `size` and `outputs` are constants where it is
-   called, and totals stay in registers. Many: a block's totals stay in the first-level cache. */
+/* Defines a reducer: out[i] = FINISH(COMBINE(... COMBINE(WIDEN(parts[0][i]), WIDEN(parts[1][i])) ...)), begin <= i < end,
+   in rank order, so that results are bitwise equal on all members. For 2 to 4 parts `size` and `outputs` are constants at
+   the call and totals stay in registers; for more, the totals of a block stay in the first-level cache. */
 #define REDUCER(name, element, wide, WIDEN, COMBINE, FINISH)                                                             \
     INLINE void few_##name(char *const *parts, int size, char *const *outs, int outputs, uint64_t begin, uint64_t end) { \
         const wide divisor = (wide)size;                                                                                \
@@ -164,7 +181,7 @@ REDUCER(max_bfloat16, uint16_t, float, widened, LARGER, rounded)
 REDUCER(sum_int64, uint64_t, uint64_t, AS_IT_IS, ADD, AS_IT_IS) /* overflow wraps */
 REDUCER(max_int64, int64_t, int64_t, AS_IT_IS, LARGER, AS_IT_IS)
 
-static reducer *const reducers[] = { /* in the order of kernel.py */
+static reducer *const reducers[] = { /* index: dtype * 3 + op, both in the order of kernel.py; 0: the mean of int64 */
     sum_float32,  mean_float32,  max_float32,  sum_float64, mean_float64, max_float64,
     sum_bfloat16, mean_bfloat16, max_bfloat16, sum_int64,   0,            max_int64,
 };
@@ -172,7 +189,8 @@ static reducer *const reducers[] = { /* in the order of kernel.py */
 /* -- shares and chunks -- */
 enum { SHARE_ELEMENTS = 16, CHUNK_BYTES = 8192 };
 
-static uint64_t share_begin(const struct operation *o, int size, int rank) { /* as collectives/shares.py */
+/* The tensor has one share per member (as collectives/shares.py), a share has chunks of 8 KB. */
+static uint64_t share_begin(const struct operation *o, int size, int rank) {
     uint64_t blocks = (o->numel + SHARE_ELEMENTS - 1) / SHARE_ELEMENTS;
     uint64_t begin = SHARE_ELEMENTS * (blocks * rank / size);
     return begin < o->numel ? begin : o->numel;
@@ -183,6 +201,7 @@ static uint64_t num_chunks(const struct operation *o, int size, int rank) {
     return (elements * o->element_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
 }
 
+/* Reduce one chunk of rank's share, and write it to every output: to ranks [0, outputs), or to rank alone. */
 static void reduce_chunk(const struct operation *o, int size, int rank, uint64_t chunk) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < size; r++) parts[r] = o->pieces + r * o->piece_bytes;
@@ -192,7 +211,7 @@ static void reduce_chunk(const struct operation *o, int size, int rank, uint64_t
     else reducers[o->operator](parts, size, parts + rank, 1, begin, end);
 }
 
-/* One member's share, without a word to the others. */
+/* Reduce one member's share. The caller synchronizes. */
 void reduce_share(const struct operation *o, int size, int rank) {
     for (uint64_t chunk = 0; chunk < num_chunks(o, size, rank); chunk++) reduce_chunk(o, size, rank, chunk);
 }
@@ -200,7 +219,7 @@ void reduce_share(const struct operation *o, int size, int rank) {
 /* -- outcome -- */
 static _Atomic uint64_t *outcome_of(const struct member *m) { return &((struct header *)m->slots - 1)->outcome; }
 
-/* Say that the operation of this arrival is complete, unless somebody did. Whether it is: else it was aborted. */
+/* Record that the current operation is complete, unless a member has. Returns 0 if it was aborted instead. */
 static int complete(const struct member *m) {
     _Atomic uint64_t *outcome = outcome_of(m);
     uint64_t found = atomic_load(outcome);
@@ -214,9 +233,9 @@ static int is_aborted(const struct member *m) {
     return found & ABORT_BIT && found >> 1 < m->arrivals;
 }
 
-/* Give up the operation that this member has begun. 0: another member completed it, and run() completes it here, too.
-   After an abort a suspended member may still finish a chunk that it had begun, in memory that the others let go of before
-   they return an error (Segment.close); it reservations no other chunk, and completes nothing. */
+/* Abort the operation that this member has begun. Returns 0 if another completed it: run() then completes it here too.
+   After an abort a suspended member may still finish the chunk that it had claimed. The others have replaced that memory by
+   private copies before they return an error (Segment.close). It claims no other chunk, and completes nothing. */
 int abort_operation(const struct member *m) {
     _Atomic uint64_t *outcome = outcome_of(m);
     uint64_t found = atomic_load(outcome);
@@ -225,22 +244,24 @@ int abort_operation(const struct member *m) {
     return found >> 1 < m->arrivals;
 }
 
-/* Whatever of a member's share nobody has begun. */
+/* Claim and reduce chunks of one member's share until none is left. */
 static void help(const struct member *m, const struct operation *o, int rank) {
     struct member_slot *s = m->slots + rank;
     int turn = m->reductions & 1;
     uint64_t chunk, done = 0, count = num_chunks(o, m->size, rank);
+    /* The plain load before fetch_add keeps the line shared, and the counter bounded, once all chunks are claimed. */
     while (!is_aborted(m) && atomic_load_explicit(&s->claimed[turn], memory_order_relaxed) < count &&
            (chunk = atomic_fetch_add_explicit(&s->claimed[turn], 1, memory_order_relaxed)) < count) {
         reduce_chunk(o, m->size, rank, chunk);
         done++;
     }
-    if (done) atomic_fetch_add(&s->finished[turn], done);
+    if (done) atomic_fetch_add(&s->finished[turn], done); /* publishes the elements written above */
 }
 
 /* -- waiting -- */
-/* In nanoseconds: offering costs who has its core alone a microsecond a look, and waking a sleeper some 30 on a virtual
-   machine. Members that sleep too early make each other late. */
+/* A wait polls FIRST_LOOKS times, then yields its core between polls for OFFER_NS, then sleeps on a futex. A yield costs
+   1 us per poll if the core is not contended; a futex wake-up costs some 30 us on a virtual machine, hence the yielding.
+   NAP_NS limits the sleep if a member has left. */
 enum { FIRST_LOOKS = 100, OFFER_NS = 200000, NAP_NS = 1000000 };
 
 #if defined(__x86_64__)
@@ -257,8 +278,9 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Sequentially consistent, as are the stores that they gather_members: of two members that each store and then look (arrivals and
-   arrivals, arrivals and sleeps), one sees the other's store. With acquire alone both could miss it, on aarch64 from v8.3. */
+/* Sequentially consistent, like the stores that it reads. Two members each store one word and then load the other's
+   (arrivals and arrivals, or arrivals and sleeps); at least one must see the other's store. With acquire loads both could
+   miss it, on aarch64 from v8.3 on. */
 static int all_arrived(const struct member *m) {
     for (int r = 0; r < m->size; r++)
         if (atomic_load(&m->slots[r].arrivals) < m->arrivals) return 0;
@@ -276,6 +298,7 @@ static int is_over(const struct member *m, const struct operation *o, int what) 
     return all_arrived(m) && (what == FOR_ALL || all_finished(m, o));
 }
 
+/* Wake the members that sleep for this event. The exchange lets one waker alone make the system call. */
 static void wake(const struct member *m, uint32_t what) {
     for (int r = 0; r < m->size; r++) {
         _Atomic uint32_t *word = &m->slots[r].sleeps;
@@ -290,21 +313,23 @@ static int any_left(const struct member *m) {
     return 0;
 }
 
-/* Look, then announce_kernel the processor to others between looks, then sleep. Whether it is over within the limit. */
+/* Wait for an event: poll, then poll and yield, then sleep once. Returns whether the event has happened. */
 static int await(const struct member *m, const struct operation *o, int what) {
+    /* 1. Poll. With fewer cores than members polling keeps others from running: once is enough. */
     for (int look = 0; look < (m->oversubscribed ? 1 : FIRST_LOOKS); look++) {
         if (is_over(m, o, what)) return 1;
         PAUSE();
     }
+    /* 2. Yield between polls. */
     for (int64_t begin = now_ns(); now_ns() - begin < OFFER_NS;) {
         sched_yield();
         if (is_over(m, o, what)) return 1;
     }
     _Atomic uint32_t *word = &m->slots[m->rank].sleeps;
-    /* There is no core for who sleeps while others work: it wakes when the result is there. */
+    /* 3. Sleep. An oversubscribed member would find no core to help on, so it sleeps until the result is complete. */
     uint32_t until = o->kind == TWO_SHOT && m->oversubscribed ? FOR_RESULT : what;
-    atomic_store(word, until);
-    /* Who leaves says goodbye and then clears this word: seen here, or the sleep ends at once. */
+    atomic_store(word, until); /* before the loads below: pairs with a waker's store to arrivals or finished */
+    /* A member that leaves stores goodbye, then clears this word: any_left() sees it, or FUTEX_WAIT returns at once. */
     int64_t limit_ns = any_left(m) && m->limit_ns > NAP_NS ? NAP_NS : m->limit_ns;
     struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
     if (!is_over(m, o, what)) syscall(SYS_futex, word, FUTEX_WAIT, until, &limit, 0, 0);
@@ -312,7 +337,8 @@ static int await(const struct member *m, const struct operation *o, int what) {
     return is_over(m, o, what);
 }
 
-/* Those that wait on this core for their turn would otherwise wait for what this member does next. */
+/* Yield until all members have left this operation, 2 * size times at most. Otherwise members that are queued on this core
+   would wait for what this member does next. */
 static void let_others_go(const struct member *m) {
     for (int turn = 0; turn < 2 * m->size; turn++) {
         int left = 0;
@@ -323,12 +349,13 @@ static void let_others_go(const struct member *m) {
     }
 }
 
+/* Stage the input, publish the call, then the arrival. The last member to arrive wakes those that sleep. */
 static void begin(struct member *m, const struct operation *o) {
     struct member_slot *slot = m->slots + m->rank;
     if (o->kind == ONE_SHOT) memcpy(o->pieces + m->rank * o->piece_bytes, m->own, o->numel * o->element_bytes);
     m->reductions += o->kind == TWO_SHOT;
     slot->calls[++m->arrivals & 1] = o->call;
-    atomic_store(&slot->arrivals, m->arrivals);
+    atomic_store(&slot->arrivals, m->arrivals); /* publishes the call, the staged input and the reset counters */
     if (all_arrived(m)) wake(m, FOR_ALL);
 }
 
@@ -338,6 +365,8 @@ static int all_called(const struct member *m, uint64_t call) {
     return 1;
 }
 
+/* One barrier in all: each receiving member reduces every staged input into its own tensor. A staging buffer is refilled two
+   operations later, when all members have passed the barrier in between and so have read it. */
 static void reduce_one_shot(const struct member *m, const struct operation *o) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < m->size; r++) parts[r] = o->pieces + r * o->piece_bytes;
@@ -345,18 +374,20 @@ static void reduce_one_shot(const struct member *m, const struct operation *o) {
 }
 
 static void reduce_two_shot(const struct member *m, const struct operation *o) {
-    /* All have left the reduction before this one; its counters are those of the next. */
+    /* All members have arrived here, so all have left the previous reduction. Reset its counters for the next one; the next
+       store to arrivals publishes them. */
     struct member_slot *slot = m->slots + m->rank;
     int next = (m->reductions + 1) & 1;
     atomic_store_explicit(&slot->claimed[next], 0, memory_order_relaxed);
     atomic_store_explicit(&slot->finished[next], 0, memory_order_relaxed);
+    /* Own share first, then the others' in rank order from here on. */
     for (int r = 0; r < m->size; r++) help(m, o, (m->rank + r) % m->size);
     atomic_store_explicit(&slot->worked, m->arrivals, memory_order_relaxed);
     if (all_finished(m, o)) wake(m, FOR_RESULT);
 }
 
-/* Take part in an operation. TRY_AGAIN: the limit has passed in sleep, or a signal came; call again with the same. MISMATCHED: members
-   came for different operations. ABORTED: another member gave it up. Neither of these two changes by another call. */
+/* Take part in an operation. TRY_AGAIN: the sleep timed out or a signal came; call again with the same arguments.
+   MISMATCHED: members called different operations. ABORTED: another member aborted it. The last two are final. */
 int run(struct member *m, const struct operation *o) {
     if (m->next == ARRIVE) {
         begin(m, o);
@@ -370,7 +401,7 @@ int run(struct member *m, const struct operation *o) {
     }
     if (o->kind == TWO_SHOT && !await(m, o, FOR_RESULT)) return is_aborted(m) ? ABORTED : TRY_AGAIN;
     if (!complete(m)) return ABORTED;
-    if (o->kind == ONE_SHOT) reduce_one_shot(m, o); /* into its own tensor, from what all have staged */
+    if (o->kind == ONE_SHOT) reduce_one_shot(m, o);
     m->next = ARRIVE;
     if (m->oversubscribed) {
         atomic_store_explicit(&m->slots[m->rank].departures, m->arrivals, memory_order_relaxed);

@@ -1,7 +1,7 @@
-"""The compiled way: ``kernel.c`` takes part in whole operations, on the words of ``waiting.py`` and some of its own.
+"""Barriers and reductions by ``kernel.c``. It uses the shared words of ``waiting.py``, and some more.
 
-One call arrives, waits, reduces and waits again, without Python in between and without the interpreter's lock. Its waits
-end after 50 ms of sleep, or by a signal; then Python looks at the other members, as it does without a compiler.
+One call does a whole operation without the GIL: arrive, wait, reduce, wait. A wait returns to Python after 50 ms of sleep,
+or on a signal. Python then checks whether the other members are alive, as ``waiting.py`` does.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ OPERATIONS = Kernel(
 )
 
 _SLEEPS, _KERNEL, _WORKED = 4, CACHE_LINE_BYTES // WORD_BYTES + 1, 3 * CACHE_LINE_BYTES // WORD_BYTES + 2
-"""Words of a member's slot beside those of ``waiting.py``."""
+"""Words of a member's slot that ``waiting.py`` does not use."""
 _COMPLETE, _TRY_AGAIN, _MISMATCHED, _ABORTED = range(4)
 _NOT_BEGUN = 0
-"""``next`` of a member that is in no operation: ARRIVE of ``kernel.c``."""
+"""``next`` of a member between operations: ARRIVE of ``kernel.c``."""
 _KINDS = ("barrier_only", "one_shot", "two_shot")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 _SLEEP_NS = 50_000_000
 _ABORT_REASON_WAIT_S = 0.1
-"""How long after an abort to wait for who gave the operation up to say so."""
+"""How long after an abort to wait until the member that aborted says why."""
 _MOST_MEMBERS = 256
 """MOST_MEMBERS of ``kernel.c``."""
 
@@ -68,7 +68,7 @@ class _MemberState(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """``struct operation``. It names memory by address: whoever runs it keeps that memory."""
+    """``struct operation``. It holds addresses: the caller keeps their memory alive."""
 
     call: int
     _fields_ = (
@@ -85,7 +85,7 @@ class Operation(ctypes.Structure):
     def __init__(self, call: int, *others: int) -> None:
         super().__init__(call, *others)
         self.at = ctypes.pointer(self)
-        """The argument that means it, made once."""
+        """Pointer to this struct, made once."""
 
 
 def _slot_word(name: str) -> str:
@@ -122,16 +122,17 @@ def reduction(
     pieces: Sequence[Tensor],
     outputs: int,
 ) -> Operation:
-    """A reduction of the first elements of every member's piece of memory.
+    """A reduction of the first elements of every member's part of a region.
 
     Args:
-        kind: one_shot: each member stages its tensor there and reduces all, into its own tensor; two_shot: where it is
-        call: the word by which members compare what they do
+        kind: one_shot: each member stages its tensor in the region, and reduces all of them into its own tensor;
+            two_shot: each member reduces a share, in place
+        call: encoded call that members compare
         op: how elements are combined
         dtype: their type
         numel: elements of each member
-        pieces: by rank, at equal distances: of staging memory, or a registered buffer
-        outputs: members that get the result, from the first on; 0 where each gets its share
+        pieces: the members' parts by rank, at equal distances: of staging memory, or of a registered buffer
+        outputs: number of ranks, from 0 on, that get the result; 0: each gets its share
     """
     begin, second = pieces[0].data_ptr(), pieces[1].data_ptr()
     operator = _DTYPES.index(dtype) * len(calls.OPS) + calls.OPS.index(op)
@@ -141,10 +142,10 @@ def reduction(
 
 
 class KernelBarrier(Barrier):
-    """One member's side of the group, in which ``run`` takes part in an operation in one call."""
+    """Barrier and reductions of one member by ``kernel.c``: ``run`` does a whole operation in one call."""
 
     def __init__(self, barrier: Barrier, library: ctypes.CDLL) -> None:
-        """Go on where the barrier was that all members have just passed."""
+        """Continue with the state of a barrier that all members have just passed."""
         vars(self).update(vars(barrier))
         self._run = library.run
         self._reduce_share = library.reduce_share
@@ -156,9 +157,9 @@ class KernelBarrier(Barrier):
         )
         self._state_pointer = ctypes.byref(self._state)
         self.barrier_operation = lru_cache(maxsize=4096)(Operation)
-        """The operation that is nothing but a barrier, by the word by which members compare what they do."""
+        """A barrier alone, by encoded call."""
         self.addresses = ctypes.cast(library.run, ctypes.c_void_p).value or 0, ctypes.addressof(self._state)
-        """Of kernel.c's function, and of what it takes for this member."""
+        """Of ``run`` in kernel.c, and of this member's ``struct member``."""
 
     def arrive(self, call: int) -> None:
         """As ``Barrier.arrive``."""
@@ -169,12 +170,12 @@ class KernelBarrier(Barrier):
 
         Args:
             operation: what all members do
-            own: address of this member's tensor, for those in which each works alone
+            own: address of this member's tensor, for one_shot
 
         Raises:
             CommunicatorError: as of ``Barrier.arrive``. What the tensors then hold is unspecified.
         """
-        words = self._words  # the memory, if another thread closes meanwhile
+        words = self._words  # keeps the memory mapped if another thread closes meanwhile
         if self.broken is not None:
             self.check_open(calls.call_name(operation.call))
         try:
@@ -183,7 +184,7 @@ class KernelBarrier(Barrier):
             state = self._run(self._state_pointer, operation.at)
             if state != _COMPLETE:
                 self._resume(words, operation, state)
-        except BaseException as error:  # Ctrl-C: what was begun cannot be taken up again
+        except BaseException as error:  # Ctrl-C: the operation cannot be resumed
             self.broken = (
                 self.broken or f"an earlier {calls.call_name(operation.call)} was ended by {error!r}"
             )
@@ -191,7 +192,7 @@ class KernelBarrier(Barrier):
             raise
 
     def reduce_share(self, operation: Operation) -> None:
-        """Reduce this member's share, without a word to the others."""
+        """Reduce this member's share. The caller synchronizes."""
         self._reduce_share(operation.at, self._state.size, self._rank)
 
     def leave(self) -> None:
@@ -202,16 +203,16 @@ class KernelBarrier(Barrier):
         super().leave()
         if len(words):
             for other in self._others:
-                words[other + _SLEEPS] = 0  # who is about to sleep does not
+                words[other + _SLEEPS] = 0  # a member about to sleep on this word does not
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
     def _resume(self, words: SharedWords, operation: Operation, state: int) -> None:
-        """Until it is complete. Members are looked at between sleeps."""
+        """Repeat the call until the operation is complete. Checks between sleeps whether the other members are alive."""
         begin = time.monotonic()
         while state == _TRY_AGAIN:
             waited_s = time.monotonic() - begin
             loss = self._loss(words, self._processes.ended(), self._late(words, operation), waited_s)
-            # Who left or ended may have done its part before, and this side was not yet awake to see it.
+            # A member that left or ended may have done its part before: run once more without sleeping, then abort.
             self._state.limit_ns = _SLEEP_NS if loss is None else 0
             state = self._run(self._state_pointer, operation.at)
             if state == _TRY_AGAIN and loss is not None:
@@ -227,7 +228,7 @@ class KernelBarrier(Barrier):
             self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])
 
     def _late(self, words: SharedWords, operation: Operation) -> Sequence[int]:
-        """The words of those that have not come; where all have, of those that are still at work on it."""
+        """Slots of the members that have not arrived; if all have, of those that are still within a chunk."""
         arrivals = self._state.arrivals
         late = [other for other in self._others if words[other + ARRIVALS] < arrivals]
         if not late and operation.kind == _KINDS.index("two_shot"):
@@ -235,7 +236,7 @@ class KernelBarrier(Barrier):
         return late or self._others
 
     def _who_aborted(self, words: SharedWords, begin: float) -> tuple[Member, float, str]:
-        """Who gave the operation up, or was given up by it; how long this side has waited; and why."""
+        """The member that aborted, or for which the operation was aborted; seconds waited; and the reason."""
         deadline = time.monotonic() + _ABORT_REASON_WAIT_S
         while True:
             waited_s = time.monotonic() - begin
@@ -243,13 +244,13 @@ class KernelBarrier(Barrier):
             if loss is not None:
                 return loss[0], waited_s, loss[1]
             if time.monotonic() > deadline:
-                return self._members[self._others[0] // STRIDE], waited_s, "a member gave it up"
-            os.sched_yield()  # it says goodbye right after
+                return self._members[self._others[0] // STRIDE], waited_s, "a member aborted it"
+            os.sched_yield()  # its goodbye follows the abort
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernel, compiled where that was not done before; None where it cannot be had here, which is logged once."""
+    """The kernel, from the cache or compiled now; None if that fails, which is logged once."""
     return OPERATIONS.made_or_none(_load)
 
 
@@ -260,13 +261,13 @@ def _load() -> ctypes.CDLL:
 
 
 def announce_kernel(words: SharedWords, rank: int) -> None:
-    """Say which kernel this member has, before the group's first barrier."""
+    """Write this member's kernel version to its slot, before the group's first barrier."""
     if library() is not None:
         words[rank * STRIDE + _KERNEL] = _fingerprint()
 
 
 def all_members_have_kernel(words: SharedWords, size: int) -> bool:
-    """Whether the kernel takes this group and all members have it: the same answer on all, after the first barrier."""
+    """Whether all members have the same kernel and it takes this many: the same answer on all, after the first barrier."""
     offered = {words[rank * STRIDE + _KERNEL] for rank in range(size)}
     return size <= _MOST_MEMBERS and len(offered) == 1 and offered != {0}
 

@@ -1,7 +1,7 @@
-"""Memory that the members of one host share: an anonymous file, and symmetric regions of it.
+"""Shared memory of the members of one host: an anonymous file (memfd) and symmetric regions of it.
 
-The file has no name that could be left behind: it goes with the last process that maps it. Members of the same user open
-it through rank 0's descriptor in /proc. A region is one piece of equal size per member; every member maps all pieces.
+The file has no name to clean up: the kernel frees it with the last process that maps it. Members of the same user open it
+through rank 0's descriptor in /proc. A region has one piece of equal size per member; every member maps all pieces.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _logger = logging.getLogger(__name__)
 
 CACHE_LINE_BYTES = 64
 LINES_PER_MEMBER = 4
-"""What a member says at barriers, its goodbye, and the two counters of its share (``kernel.c``)."""
+"""Arrivals and calls; goodbye; claimed chunks; finished chunks (``struct member_slot`` of ``kernel.c``)."""
 HEADER_BYTES = LINES_PER_MEMBER * CACHE_LINE_BYTES
-"""``struct header`` of ``kernel.c``, before the members' words: its first word is the protocol's version."""
+"""``struct header`` of ``kernel.c``, before the members' slots. Its first word is the protocol's version."""
 NUM_STAGING_BUFFERS = 2
 STAGING_BUFFER_BYTES = 2**19
-"""A member's staging memory is two halves of this size: one is filled while the other is read."""
+"""Of each member and staging buffer: one is filled while the other is read."""
 
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _MOVE_THERE = 1 | 2
-"""MREMAP_MAYMOVE and MREMAP_FIXED of Linux, which Python does not name: what is mapped there gives way, in one step."""
+"""MREMAP_MAYMOVE | MREMAP_FIXED of Linux, which Python does not name: atomically replaces the mapping at that address."""
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -53,7 +53,7 @@ class Region:
     """One piece of shared memory per member, all of one size."""
 
     def __init__(self, memory: mmap.mmap, begin: int, piece_bytes: int, world_size: int) -> None:
-        # The tensors keep the mapping: it ends when the last of them does.
+        # The tensors keep the mapping alive: it ends with the last of them.
         self.pieces = tuple(
             torch.frombuffer(memory, dtype=torch.uint8, count=piece_bytes, offset=begin + rank * piece_bytes)
             for rank in range(world_size)
@@ -66,16 +66,16 @@ class Region:
 
     @property
     def address(self) -> int:
-        """Where its first piece begins."""
+        """Address of the first piece."""
         return self._all.data_ptr()
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """All pieces as one: its beginning as (numel,) of this type."""
+        """The beginning of the whole region as (numel,) of this type."""
         return self._all[: numel * dtype.itemsize].view(dtype)
 
 
 class Segment:
-    """The file: a header, words for barriers, two staging regions, then a region per registered buffer."""
+    """The file: header, members' slots, two staging buffers, then a region per registered buffer."""
 
     def __init__(self, descriptor: int, endpoint: str, world_size: int) -> None:
         self.endpoint = endpoint
@@ -89,7 +89,7 @@ class Segment:
         self.words_memory = memoryview(memory)[HEADER_BYTES:words_end].cast("Q")
         self.words = shared_words(self.words_memory)
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1, offset=HEADER_BYTES).data_ptr()
-        """Of the words."""
+        """Of the members' slots."""
         self.staging_buffers = tuple(
             Region(
                 memory,
@@ -122,7 +122,7 @@ class Segment:
         """Map the segment that rank 0 made for as many members.
 
         Raises:
-            CommunicatorError: it is not there any more, belongs to another user, or has another size or version.
+            CommunicatorError: it no longer exists, belongs to another user, or has another size or version.
         """
         try:
             descriptor = os.open(endpoint, os.O_RDWR | os.O_CLOEXEC)
@@ -145,7 +145,7 @@ class Segment:
             ) from error
 
     def reserve(self, piece_bytes: int) -> None:
-        """Make the file larger by a region; rank 0 does, before the others map it.
+        """Extend the file by a region; called by rank 0 before the others map it.
 
         Raises:
             OSError: there is no memory for it.
@@ -153,14 +153,14 @@ class Segment:
         preallocate(self._open(), self._end, self.world_size * piece_bytes)
 
     def map_region(self, piece_bytes: int, caller_rank: int | None) -> Region:
-        """Map the next region; every member asks for the same sizes in the same order.
+        """Map the next region; every member requests the same sizes in the same order.
 
         Args:
             piece_bytes: of each member, whole pages
-            caller_rank: the rank whose piece the caller may keep after ``close``; None: all of it
+            caller_rank: rank whose piece stays usable after ``close``; None: the whole region
 
         Raises:
-            OSError: there is no room for it among the addresses of this process.
+            OSError: this process has no free address range for it.
         """
         size = self.world_size * piece_bytes
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)
@@ -174,13 +174,13 @@ class Segment:
         return region
 
     def close(self) -> None:
-        """Close the file and let go of words and staging memory. Safe to call twice.
+        """Close the file, release slots and staging memory. Safe to call twice.
 
-        Regions that the caller keeps become memory of this process alone, with the same addresses and contents: a member
-        that was suspended in the middle of an operation goes on some time, and writes to memory that nobody looks at.
+        Regions that the caller keeps become private memory with the same addresses and contents. A member that was
+        suspended during an operation may still write to the shared memory when it resumes, but no longer to these.
         """
-        for caller_rank in self._caller_owned:
-            caller_rank.make_private()
+        for mapping in self._caller_owned:
+            mapping.make_private()
         self._caller_owned.clear()
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -196,7 +196,7 @@ class Segment:
 
 
 class _CallerOwnedMapping(NamedTuple):
-    """A mapping of which users may keep a part after the segment is closed. Sizes in bytes, whole pages."""
+    """A mapping of which the caller may keep a part after the segment is closed. Sizes in bytes, whole pages."""
 
     memory: weakref.ref[mmap.mmap]
     address: int
@@ -205,7 +205,7 @@ class _CallerOwnedMapping(NamedTuple):
     kept_size: int
 
     def make_private(self) -> None:
-        """Put private memory where the mapping is, in one step, with a copy of what users may keep."""
+        """Replace the mapping by private memory in one step, with a copy of the part that the caller may keep."""
         memory = self.memory()  # stays mapped while this name refers to it
         if memory is None:
             return
@@ -215,7 +215,7 @@ class _CallerOwnedMapping(NamedTuple):
             if _libc.mremap(private, self.size, self.size, _MOVE_THERE, self.address) != _MAP_FAILED:
                 return
         _logger.error(
-            "%d bytes that were shared cannot be made private (%s): a suspended member may yet write to them",
+            "%d bytes of shared memory cannot be made private (%s): a suspended member may still write to them",
             self.kept_size,
             os.strerror(ctypes.get_errno()),
         )
@@ -235,7 +235,7 @@ def _segment_bytes(world_size: int) -> int:
 
 
 def preallocate(descriptor: int, begin: int, size: int) -> None:
-    """Give the file memory now: a later write without memory behind it would end the process with SIGBUS."""
-    if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and end processes to find it
+    """Allocate the file's memory now: otherwise a write that finds no memory would end the process with SIGBUS."""
+    if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and kill processes for it
         raise OSError(errno.ENOMEM, "that is more than this host's memory")
     os.posix_fallocate(descriptor, begin, size)

@@ -1,4 +1,4 @@
-"""What an operation needs beside its tensor: made once, and kept for the next time."""
+"""Caches of everything that a reduction needs besides its tensor: encoded call, views, chunks, kernel arguments."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from collectives.transports.shm.memory import NUM_STAGING_BUFFERS, Region
 from collectives.transports.shm.reduction import Reduction
 
 _SMALL_BYTES = 2**15
-"""Up to here a barrier costs more than reducing everything on every member; elsewhere than in registered memory, where
-two copies are saved besides, up to a chunk."""
+"""Largest registered tensor for one-shot: below it, a barrier costs more than reducing everything on every member. Other
+tensors also save two copies, so their limit is a chunk."""
 
 
 class Chunk(NamedTuple):
-    """What one call of a reduction takes, combines into, and where the result is copied to."""
+    """Inputs and output of one ``Reduction`` call, and the views that the result is copied to."""
 
     parts: tuple[Tensor, ...]
     out: Tensor
@@ -36,18 +36,18 @@ class PreparedReduction(NamedTuple):
     word: int
     reduction: Reduction
     receivers: range
-    """Members that end with a result."""
+    """Ranks that get a result."""
     one_shot: bool
-    """Whether each of them reduces everything straight into its tensor, from staging memory."""
+    """Whether each receiver reduces all staged tensors into its own."""
     share: tuple[int, int]
-    """Elements that this member reduces, of a registered buffer."""
+    """[begin, end) that this member reduces, of a registered buffer."""
     compiled: tuple[kernel.Operation, ...]
-    """The whole operation for ``KernelBarrier.run``; one for each half of the staging memory if it passes there. Without
-    a kernel, and where tensors pass in pieces, there is none."""
+    """Arguments of ``KernelBarrier.run``: one per staging buffer for one-shot, one for two-shot. Empty without a kernel,
+    and for staged reductions."""
 
 
 class PreparedReductions:
-    """One member's plans. Regions may be added to the list that it was made with."""
+    """One member's prepared reductions. Regions may be added to the list that it was made with."""
 
     def __init__(self, regions: Sequence[Region], world_size: int, rank: int, *, compiled: bool) -> None:
         self._regions = regions
@@ -55,17 +55,17 @@ class PreparedReductions:
         self._rank = rank
         self._compiled = compiled
         self.reduction = lru_cache(maxsize=256)(self._reduction)
-        """A plan by operation, operator, type, number of elements, place, layout."""
+        """A prepared reduction by call, operator, dtype, number of elements, place, layout."""
         self.share = lru_cache(maxsize=256)(self._share)
         """This member's chunks of the first elements of a region."""
         self.compiled_share = lru_cache(maxsize=256)(self._compiled_share)
-        """The same for ``KernelBarrier.reduce_share``, by operator, type, region, number of elements, receivers."""
+        """The same for ``KernelBarrier.reduce_share``, by operator, dtype, region, number of elements, receivers."""
         self.staged_views = lru_cache(maxsize=256)(self._staged_views)
-        """Every member's first elements of a half, by type, half, number of elements."""
+        """Every member's first elements in a staging buffer, by dtype, buffer, number of elements."""
         self._operators = lru_cache(maxsize=32)(self._operator)
 
     def clear(self) -> None:
-        """Let go of all that holds memory."""
+        """Drop all cached views."""
         for kept in (self.reduction, self.share, self.compiled_share, self.staged_views, self._operators):
             kept.cache_clear()
 
@@ -80,7 +80,7 @@ class PreparedReductions:
             receivers = range(1)
         elif call == "reduce_scatter" and not staged:
             receivers = range(self._rank, self._rank + 1)
-        else:  # scattering what is not in registered memory saves nothing
+        else:  # scattering saves nothing outside of registered memory
             receivers = range(self._world_size)
         word = calls.encode_call(call, calls.OPS.index(op), dtype, numel, place, layout)
         compiled: tuple[kernel.Operation, ...] = ()
@@ -99,7 +99,7 @@ class PreparedReductions:
         )
 
     def mean_shares_operation(self, dtype: torch.dtype, numel: int, place: int) -> kernel.Operation:
-        """The mean of a registered tensor, each member's share where it is, however small: in one call of the kernel."""
+        """Two-shot reduce-scatter of the mean of a registered tensor of any size, in one kernel call."""
         word = calls.encode_call("reduce_scatter", calls.OPS.index("mean"), dtype, numel, place)
         pieces = self._regions[region_of(place)].pieces
         return kernel.reduction("two_shot", word, "mean", dtype, numel, pieces, 0)
@@ -128,5 +128,5 @@ class PreparedReductions:
 
 
 def region_of(place: int) -> int:
-    """Index of a registered buffer's region: staging memory comes first."""
+    """Region index of a registered buffer: the staging buffers come first."""
     return NUM_STAGING_BUFFERS + place - 1

@@ -1,4 +1,4 @@
-"""How the members' parts of a tensor become one: in rank order, chunk by chunk, without allocating."""
+"""Reduction by torch: combines the members' parts in rank order, chunk by chunk, without allocating."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from collectives.transports.base import ReduceOp
 
 REDUCIBLE = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
 _CHUNK_BYTES = 2**17 - 64
-"""Of what is accumulated. A chunk of each of four members stays in a second-level cache of 1 MiB, and has fewer elements
-than torch hands to several threads: starting those would cost more than they save, and they would meet other members'."""
+"""Of the accumulator. Chunks of four members fit a second-level cache of 1 MiB. A chunk has fewer elements than torch splits
+over threads, which would cost more than they save and compete with other members' threads."""
 _ALIGN_ELEMENTS = 16
 
 
 class Reduction:
-    """One operator over one type: combines parts of at most ``chunk`` elements. bfloat16 is summed in float32."""
+    """One operator for one dtype: combines parts of at most ``chunk`` elements. bfloat16 is summed in float32."""
 
     def __init__(self, op: ReduceOp, dtype: torch.dtype, world_size: int) -> None:
-        """Prepare.
-
+        """
         Raises:
-            ValueError: an operator or type that is not reduced, or the mean of integers.
+            ValueError: unknown operator, unsupported dtype, or the mean of integers.
         """
         if op not in ("sum", "mean", "max"):
             raise ValueError(f"op is {op!r}; it can be sum, mean or max")
@@ -44,7 +43,7 @@ class Reduction:
         self._divisor = torch.tensor(world_size, dtype=accumulated) if op == "mean" else None
 
     def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Combine ``parts`` (at least two) into ``out``, which may be the first part and no other."""
+        """Combine ``parts`` (at least two) into ``out``, which may alias the first part only."""
         if self._wide is not None:
             self._combine_wide(parts, out, *self._wide)
             return
@@ -65,6 +64,6 @@ class Reduction:
         out.copy_(total)
 
     def chunks(self, begin: int, end: int) -> Iterator[slice]:
-        """[begin, end) in pieces that one call takes."""
+        """Split [begin, end) into slices of at most ``chunk`` elements."""
         for start in range(begin, end, self.chunk):
             yield slice(start, min(start + self.chunk, end))

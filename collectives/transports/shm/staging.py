@@ -1,10 +1,10 @@
-"""Staging memory: where tensors pass that are not in registered memory, in pieces that fit one half of it.
+"""Staging memory for tensors that are not in registered memory: two buffers per member, filled and read by turns.
 
-While the members read one half, each fills the other, so one barrier per piece is enough: whoever fills half a for the
-third piece has passed the second piece's barrier, which nobody passes who still reads the first piece.
+Members read one buffer while each fills its other one, so one barrier per piece is enough. A member refills the first
+buffer only after the second piece's barrier, which no member passes while it still reads the first piece.
 
-Tensors of a device [unverified on GPU] are copied asynchronously on the current stream, from and to memory that CUDA has
-pinned: the copies of a piece run while the members reduce the piece before.
+Device tensors [unverified on GPU] are copied asynchronously on the current stream, from and to pinned memory. The copies of
+a piece overlap with the reduction of the previous piece.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Region
 
 @lru_cache(maxsize=256)
 def pieces(numel: int, itemsize: int) -> tuple[tuple[int, int], ...]:
-    """[begin, end) of each piece; one empty piece for an empty tensor."""
+    """[begin, end) of each piece, in elements, of at most one staging buffer; one empty piece for an empty tensor."""
     step = STAGING_BUFFER_BYTES // itemsize
     return tuple((begin, min(begin + step, numel)) for begin in range(0, numel or 1, step))
 
 
 class Staging:
-    """The two halves, and whose turn it is. Pieces are element ranges of flat, contiguous tensors."""
+    """The two staging buffers and which one is next. Pieces are element ranges of flat, contiguous tensors."""
 
     def __init__(self, staging_buffers: Sequence[Region], rank: int) -> None:
         self._staging_buffers = staging_buffers
@@ -39,7 +39,7 @@ class Staging:
         ]
 
     def next_buffer(self) -> int:
-        """The half for the next piece: 0 and 1 by turns, through all operations."""
+        """Index of the buffer for the next piece: 0 and 1 by turns, across operations."""
         self._turn ^= 1
         return self._turn
 
@@ -71,7 +71,7 @@ class Staging:
             torch.cuda.current_stream(tensor.device).synchronize()
 
     def pin(self, tensor: Tensor) -> None:
-        """Let CUDA copy asynchronously, from the first tensor on that is on a CUDA device.
+        """Pin the staging memory for asynchronous copies, when the first CUDA tensor comes.
 
         Raises:
             torch.cuda.CudaError: CUDA refuses to pin the memory.
@@ -85,7 +85,7 @@ class Staging:
             self._pinned = True
 
     def close(self) -> None:
-        """Unpin and let go of the memory. Safe to call twice."""
+        """Unpin and release the memory. Safe to call twice."""
         if self._pinned:
             for staging_buffer in self._staging_buffers:
                 torch.cuda.cudart().cudaHostUnregister(staging_buffer.pieces[0].data_ptr())

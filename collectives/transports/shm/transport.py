@@ -1,12 +1,12 @@
 """The ``ip`` primitive: collectives among processes of one host through shared memory, without a copy through the kernel.
 
-All-reduce of a registered buffer: arrive; each member reduces its share over all members' buffers, chunk by chunk while
-the chunk is in its cache, and writes the result into every member's buffer; arrive. Each member reads and writes as many
-bytes as the tensor has, which is what one memcpy of it moves.
+There are three algorithms:
 
-Other tensors pass through staging memory in pieces (``staging.py``): each member reduces its share of a piece within the
-staging memory of all, while it copies the piece before out and the piece after in; one barrier a piece. Small tensors are
-staged and then reduced by every member alone, straight into its own tensor: one barrier in all.
+- Two-shot, for registered buffers: barrier; each member reduces its share over all buffers, chunk by chunk, and writes the
+  result to every buffer; barrier. Each member reads and writes as many bytes as one memcpy of the tensor.
+- Staged, for other tensors: they pass through staging memory in pieces (``staging.py``). A member reduces its share of a
+  piece, copies the previous piece out and the next one in; one barrier per piece.
+- One-shot, for small tensors: all are staged; each member then reduces all of them into its own tensor; one barrier.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class SharedMemoryTransport:
         timeout_s: float,
         check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
-        """Wait until every member mapped the segment. ``rank`` is this process's place among ``members``.
+        """Wait until every member mapped the segment. ``rank`` is this process's index in ``members``.
 
-        ``check`` is called meanwhile; it may raise CommunicatorError: a member that never comes may live, and have given the
-        whole group up for the loss of somebody who is not a member of this one.
+        ``check`` is called during waits; it may raise CommunicatorError. A missing member may be alive and have left,
+        because of the loss of a process that is not in ``members``.
 
         Raises:
             CommunicatorError: a member did not come within ``timeout_s``, or died.
             ValueError: a group of one, which has nothing to exchange.
         """
         if len(members) < 2:
-            raise ValueError("shared memory needs at least two members; one is alone")
+            raise ValueError("shared memory needs at least two members")
         self.rank = rank
         self.world_size = len(members)
         self._member = members[rank]
@@ -72,10 +72,10 @@ class SharedMemoryTransport:
         self._regions: list[Region] = list(segment.staging_buffers)
         self._numbers: dict[int, int] = {}
         self._ready: dict[tuple[str, str, int, int, torch.dtype, int], PreparedReduction] = {}
-        """Operations of one kernel call, by registered tensor: finding them otherwise takes as long as 100 KB of work."""
+        """Two-shot operations by registered tensor. Preparing one takes as long as reducing 100 KB."""
         self._prepared = PreparedReductions(self._regions, self.world_size, rank, compiled=False)
         self._lock = threading.RLock()
-        """Held during operations: memory is let go of only between them."""
+        """Held during operations: memory is released only between them."""
         announce_kernel(segment.words, rank)
         self._barrier = Barrier(segment.words, segment.address, members, rank, timeout_s, check)
         self._arrive(calls.encode_call("connect"))
@@ -153,19 +153,19 @@ class SharedMemoryTransport:
             self._arrive(calls.encode_call("barrier"))
 
     def barrier_progress(self) -> BarrierProgress:
-        """Who has come to an operation of all."""
+        """How many operations each member has begun."""
         self._barrier.check_open("barrier_progress")
         counts = torch.frombuffer(self._segment.words_memory, dtype=torch.int64)[ARRIVALS::STRIDE]
         return BarrierProgress(counts[: self.world_size], self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
+        """Zeroed registered memory, (numel,), reduced without a copy in or out. All members call it alike, in the same order.
 
-        Views that begin at its start count as it. It lives on while the caller keeps it, after ``close`` as private memory.
+        Views that begin at its start count as it. It stays valid while referenced; after ``close`` it is private memory.
 
         Raises:
             CommunicatorError: there is no memory for it, or a member asked for something else.
-            ValueError: there are as many buffers already as calls can name.
+            ValueError: all buffer numbers are in use.
         """
         if len(self._regions) == NUM_STAGING_BUFFERS + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
@@ -177,9 +177,9 @@ class SharedMemoryTransport:
             return own
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory, (numel,), that all members read and write. All members ask alike, in the same order.
+        """Zeroed memory, (numel,), that all members read and write. All members call it alike, in the same order.
 
-        Operations take it as any other tensor. It lives on while the caller keeps it, after ``close`` as a private copy.
+        Operations take it as any other tensor. It stays valid while referenced; after ``close`` it is a private copy.
 
         Raises:
             CommunicatorError: there is no memory for it, or a member asked for something else.
@@ -189,10 +189,10 @@ class SharedMemoryTransport:
             return self._map("common", numel, dtype, bytes_each, None).common(numel, dtype)
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """For a program in C that reduces a tensor in registered memory; None, for all members, without the kernel.
+        """Operations for a C program that reduces a registered tensor; None on all members without the kernel.
 
         Raises:
-            ValueError: the tensor is elsewhere.
+            ValueError: the tensor is not in registered memory.
         """
         place = self._place("reduce_scatter", tensor)
         if place in (ON_HOST, ON_DEVICE):
@@ -205,9 +205,9 @@ class SharedMemoryTransport:
         return CompiledGroup(self._kernel, operation, self._turn)
 
     def close(self) -> None:
-        """Say goodbye: members that wait for this one get an error. Safe to call twice.
+        """Leave the group: members that wait for this one get an error. Safe to call twice.
 
-        From another thread too: an operation in progress raises within 50 ms of waiting.
+        From another thread it interrupts: an operation in progress raises within 50 ms.
         """
         self._barrier.leave()
         with self._lock:
@@ -221,14 +221,16 @@ class SharedMemoryTransport:
     def _map(
         self, call: str, numel: int, dtype: torch.dtype, bytes_each: int, caller_rank: int | None
     ) -> Region:
-        """The next region, of at least so many bytes a member: see ``Segment.map_region``. All members call it alike."""
+        """Map the next region, of at least ``bytes_each`` per member: see ``Segment.map_region``. All call it alike."""
         if numel < 0:
             raise ValueError(f"memory cannot have {numel} elements")
         piece_bytes = page_aligned(bytes_each)
         try:
             self._barrier.check_open(call)
             if self.rank == 0:
-                self._segment.reserve(piece_bytes)  # whose failure the others notice by this one's leaving
+                self._segment.reserve(
+                    piece_bytes
+                )  # if it fails, this member leaves, and so the others fail too
             self._arrive(calls.encode_call(call, 0, dtype, numel))
             return self._segment.map_region(piece_bytes, caller_rank)
         except OSError as error:
@@ -239,7 +241,7 @@ class SharedMemoryTransport:
             ) from error
 
     def _arrive(self, word: int) -> None:
-        """A barrier; closes if it fails, for nothing can follow."""
+        """A barrier. Closes the transport if it fails."""
         try:
             self._barrier.arrive(word)
         except BaseException:  # Ctrl-C, too: the others may be in the middle of it
@@ -247,7 +249,7 @@ class SharedMemoryTransport:
             raise
 
     def _place(self, call: str, tensor: Tensor) -> int:
-        """Where a tensor is: on the host, on a device, or the number of its registered buffer."""
+        """Location of a tensor: ON_HOST, ON_DEVICE, or the number of its registered buffer."""
         self._barrier.check_open(call)
         if not tensor.is_contiguous():
             raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous")
@@ -281,7 +283,7 @@ class SharedMemoryTransport:
         return prepared
 
     def _run(self, kernel: KernelBarrier, operation: Operation, own: int = 0) -> None:
-        """A whole operation in one call; closes if it fails."""
+        """A whole operation in one call. Closes the transport if it fails."""
         try:
             kernel.run(operation, own)
         except BaseException:
@@ -290,7 +292,7 @@ class SharedMemoryTransport:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Of a program, whose operations may be half done where it fails: then this closes."""
+        """Exclusive use by a compiled program. Closes the transport if it fails, since operations may be half done."""
         with self._lock:
             self._barrier.check_open("compiled program")
             try:
@@ -300,7 +302,7 @@ class SharedMemoryTransport:
                 raise
 
     def _reduce_one_shot(self, prepared: PreparedReduction, flat: Tensor) -> None:
-        """Everyone stages its tensor; those that take the result reduce all of it straight into their tensors."""
+        """Every member stages its tensor; each receiver then reduces all of them into its own tensor."""
         staging_buffer = self._staging.next_buffer()
         self._staging.put(flat, (0, flat.numel()), staging_buffer)
         self._arrive(prepared.word)
@@ -308,14 +310,14 @@ class SharedMemoryTransport:
             prepared.reduction(self._prepared.staged_views(flat.dtype, staging_buffer, flat.numel()), flat)
 
     def _reduce_shares_staged(self, prepared: PreparedReduction, flat: Tensor) -> None:
-        """While a piece is reduced, the one before is copied out and the one after in: they use the other half."""
+        """Reduce piece by piece, with one barrier each: the previous and the next piece use the other staging buffer."""
         staging, takes = self._staging, self.rank in prepared.receivers
         queue = pieces(flat.numel(), flat.element_size())
         staging_buffer = staging.next_buffer()
         staging.put(flat, queue[0], staging_buffer)
         staging.synchronize(flat)
         for index, (begin, end) in enumerate(queue):
-            self._arrive(prepared.word)
+            self._arrive(prepared.word)  # this piece is staged, and the previous one is reduced
             if index and takes:
                 staging.take(flat, queue[index - 1], 1 - staging_buffer, self.rank)
             if index + 1 < len(queue):
@@ -329,7 +331,7 @@ class SharedMemoryTransport:
             staging.synchronize(flat)
 
     def _reduce_share(self, prepared: PreparedReduction, region: int, numel: int) -> None:
-        """This member's share of the first elements of a region, into those of the members that take it."""
+        """Reduce this member's share of the first elements of a region, and write it to the receivers' parts."""
         if self._kernel is not None:
             reduction = prepared.reduction
             operation = self._prepared.compiled_share(

@@ -1,9 +1,11 @@
-"""Barriers on shared words: no lock, no system call while members come together, and no burnt core while they do not.
+"""Barrier in shared memory, in Python: without locks, and without system calls if members arrive at the same time.
 
-A member has a cache line of its own that only it writes: how often it arrived, what for, and for whom it sleeps. It waits
-with a short spin, then offers its processor to others, then sleeps on the other's counter (a futex) for at most 50 ms at
-a time. Whoever arrives wakes those that sleep on its counter. After each sleep that brought nothing, the members'
-processes are looked at through descriptors (pidfd), which an id that is used again cannot deceive.
+Each member writes only its own cache line: arrivals, the encoded call, and the member on whose counter it sleeps.
+
+1. Arrive: store the call, then increment the own counter; wake members that sleep on it.
+2. Wait for each other counter: poll, then yield the core, then sleep on that counter (futex) for at most 50 ms at a time.
+3. After a sleep without success check the members' processes by pidfd, which is safe against reused process ids.
+4. Compare the calls.
 """
 
 from __future__ import annotations
@@ -24,22 +26,21 @@ from collectives.transports.shm.memory import CACHE_LINE_BYTES, LINES_PER_MEMBER
 STRIDE = LINES_PER_MEMBER * CACHE_LINE_BYTES // WORD_BYTES
 ARRIVALS, CALL, ASLEEP, GOODBYE = 0, 1, 3, CACHE_LINE_BYTES // WORD_BYTES
 BLAMED = GOODBYE + 3
-"""A member's words. Its goodbye is 0, or the number of the first operation that it does not complete. Two for calls, by
-turns: a fast member's next does not overwrite the one that a slow one compares. Whom it blames for leaving: 1 + its place
-among the members, 0 for nobody."""
+"""Indices of a member's words. CALL: two words by turns, so that a fast member's next call does not overwrite the current
+one. ASLEEP: 1 + the member on whose counter it sleeps; 0: awake. GOODBYE: 0, or the first operation that it does not
+complete. BLAMED: 1 + the member because of which it left; 0: none."""
 
 _SPINS = 10
-"""Looks at a counter before anything else: what a member needs that is about to store it."""
+"""Polls of a counter before the first yield."""
 _OFFER_S = 200e-6
-"""How long the processor is then offered to others between looks. To whoever has it alone that costs a microsecond a
-look, and a member that waits for its turn on the same core gets it. To wake a sleeper costs it and its waker some 30
-microseconds each on a virtual machine: members that sleep too early make each other late, and then each other sleep."""
+"""How long to yield the core between polls before sleeping. A yield costs 1 us per poll on an uncontended core. A futex
+wake-up costs sleeper and waker some 30 us each on a virtual machine, and delays the next barrier too."""
 _SLEEP_S = 0.05
 _NO_WORDS: SharedWords = memoryview(b"").cast("Q")
 
 
 class Barrier:
-    """One member's side of the group's barriers."""
+    """The barrier of a group, as one member uses it."""
 
     def __init__(
         self,
@@ -50,9 +51,9 @@ class Barrier:
         timeout_s: float,
         check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
-        """``check`` is called during waits, with their seconds so far; where others than these are lost, it may raise."""
+        """``check(waited_s)`` is called during waits; it may raise if a process outside of ``members`` is lost."""
         self.broken: str | None = None
-        """Why no further operation is possible."""
+        """Why no further operation is possible; None: it is."""
         self._words = words
         self._address = address
         self._members = members
@@ -66,10 +67,10 @@ class Barrier:
         self._processes = ProcessWatcher(member.pid for index, member in enumerate(members) if index != rank)
 
     def arrive(self, call: int) -> None:
-        """Wait until every member arrived as often as this one, and make sure that it did for the same call.
+        """Wait until every member arrived as often as this one, and compare the calls.
 
         Raises:
-            CommunicatorError: a member called something else, died, left, or did not come within the time limit.
+            CommunicatorError: a member called something else, died, left, or did not arrive within the time limit.
         """
         words = self._words
         if self.broken is not None:
@@ -77,9 +78,9 @@ class Barrier:
         self._count = count = self._count + 1
         call_at = CALL + (count & 1)
         words[self._own + call_at] = call
-        words[self._own] = count
-        # A processor may look before its own store is visible, and would miss a sleeper that missed the store. Taking
-        # a lock is a locked instruction, which x86-64 completes after all stores before it; elsewhere words see to it.
+        words[self._own] = count  # publishes the call
+        # Store-load fence: without it the loads of ASLEEP could precede the store, and miss a sleeper that missed the
+        # store. A lock is a locked instruction, which is a fence on x86-64; elsewhere SharedWords has fences.
         with self._fence:
             pass
         awaited = self._rank + 1
@@ -104,7 +105,7 @@ class Barrier:
             raise CommunicatorError(operation, self._me.rank, "nobody", 0.0, self.broken)
 
     def leave(self) -> None:
-        """Say goodbye, and wake those that wait for this member. Safe to call twice."""
+        """Store the goodbye, and wake the members that wait for this one. Safe to call twice."""
         self.broken = self.broken or "this communicator is closed"
         words, self._words = self._words, _NO_WORDS
         if len(words):
@@ -117,7 +118,7 @@ class Barrier:
         return self._members[self._rank]
 
     def _wait(self, words: SharedWords, other: int, count: int, call: int) -> None:
-        """Until the other's counter, at this word, has reached ``count``."""
+        """Wait until the counter at word ``other`` has reached ``count``: poll, then yield, then sleep."""
         for _ in range(_SPINS):
             if words[other] >= count:
                 return
@@ -127,14 +128,14 @@ class Barrier:
             if words[other] >= count:
                 return
         words[self._own + ASLEEP] = other // STRIDE + 1
-        while (seen := words[other]) < count:
-            futex.sleep(self._address + other * WORD_BYTES, seen, _SLEEP_S)
+        while (arrivals := words[other]) < count:
+            futex.sleep(self._address + other * WORD_BYTES, arrivals, _SLEEP_S)
             if words[other] < count:
                 self._check(words, count, call, time.monotonic() - begin)
         words[self._own + ASLEEP] = 0
 
     def _check(self, words: SharedWords, count: int, call: int, waited_s: float) -> None:
-        """Raise if a member that has not arrived never will, the time is up, or this side was closed meanwhile."""
+        """Raise if a member that has not arrived is gone, the time limit has passed, or this barrier was closed."""
         gone = self._processes.ended()
         late = [line for line in self._others if words[line] < count]
         loss = self._loss(words, gone, late, waited_s) if late else None
@@ -146,7 +147,7 @@ class Barrier:
     def _loss(
         self, words: SharedWords, gone: set[int], awaited: Sequence[int], waited_s: float
     ) -> tuple[Member, str] | None:
-        """Which of the awaited members, by their words, will never come, and why; None if all of them may yet."""
+        """An awaited member (given by slot) that will not arrive, and why; None if all of them still may."""
         for line in awaited:
             member = self._members[line // STRIDE]
             if words[line + GOODBYE]:
@@ -161,20 +162,20 @@ class Barrier:
         return None
 
     def _left(self, words: SharedWords, line: int) -> tuple[Member, str]:
-        """Who is behind a member's goodbye, the one that it gave up waiting for or itself; and what happened."""
+        """The member that caused a goodbye (the one it timed out on, else itself), and what happened."""
         member, blamed = self._members[line // STRIDE], words[line + BLAMED] - 1
         if blamed < 0:
             return member, "it left the group"
         if blamed == self._rank:
-            return member, "it left the group, since it had waited for this process in vain"
-        return self._members[blamed], f"{member} waited for it in vain, and left the group"
+            return member, "it left the group after it had timed out waiting for this process"
+        return self._members[blamed], f"{member} timed out waiting for it, and left the group"
 
     def _blame(self, words: SharedWords, member: Member) -> None:
-        """Let the others know who is behind it that this member will leave."""
+        """Publish because of which member this one will leave."""
         words[self._own + BLAMED] = 1 + list(self._members).index(member)
 
     def _refuse(self, call: int, member: Member, other_call: int) -> None:
-        """Two members came for different calls: what they would exchange means nothing."""
+        """Fail because two members made different calls."""
         different = calls.mismatch_message(self._me.rank, call, member.rank, other_call)
         self._fail(call, member, 0.0, different, MismatchedCallError)
 

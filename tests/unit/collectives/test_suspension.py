@@ -109,7 +109,7 @@ def test_memory_that_cannot_be_made_private_is_named(monkeypatch, caplog):
     in_threads([lambda rank=rank: ask(rank) for rank in range(2)])
     monkeypatch.setattr(memory._libc, "mmap", lambda *arguments: memory._MAP_FAILED)
     transports[0].close()
-    assert "20480 bytes that were shared cannot be made private" in caplog.text
+    assert "20480 bytes of shared memory cannot be made private" in caplog.text
     assert buffers[0].eq(0.0).all()
     monkeypatch.undo()
     close(transports)
