@@ -1,7 +1,7 @@
-"""The collective actor: where members meet and agree on the next generation. No gradient ever passes through it.
+"""Rendezvous actor: members register, exchange endpoints and agree on the next generation. It carries no gradients.
 
-It is also the directory: where each GMI takes experience and shows parameters. It can die and come back: what it knows,
-its callers say again (``collectives.rendezvous``). Only waits begin anew.
+It is also the directory of the GMIs' experience channels and parameter stores. It may die and restart: its callers repeat
+their calls (``collectives.rendezvous``), which restores its state. Only wait times start again from zero.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ Process = tuple[str, int]
 
 @dataclass(slots=True)
 class _GenerationState:
-    """Of one generation."""
+    """State of one generation."""
 
     membership: MembershipView | None = None
-    """Who belongs to it, where it was formed here; without, who comes first to a rank has it."""
+    """Its members, if known; None: the first process to register a rank gets it."""
     present: dict[int, Member] = field(default_factory=dict)
     lost: dict[Process, Member] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
 
 
 class RendezvousActor:
-    """Rendezvous of up to ``world_size`` members, once per generation: a group that forms anew takes the next number."""
+    """Rendezvous of up to ``world_size`` members per generation. A group that re-forms takes the next generation."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._generations: dict[int, _GenerationState] = {}
         self._latest: MembershipView | None = None
         self._ranks: dict[Process, int] = {}
-        """In the latest generation."""
+        """Ranks in the latest generation."""
         self._join_requests: dict[Process, JoinRequest] = {}
-        """By when they came."""
+        """In order of arrival."""
         self._lost: dict[Process, Member] = {}
         self._forming_since: float | None = None
         self._announced: dict[str, tuple[int, str]] = {}
-        """By key: the incarnation, and what it said."""
+        """Incarnation and value, by key."""
 
     def announce(self, key: str, value: str, incarnation: int = 0) -> None:
-        """Say ``value`` under ``key``, until a later incarnation of who says it says something else."""
+        """Publish ``value`` under ``key``, until a later incarnation of the GMI replaces it."""
         if incarnation >= self._announced.get(key, (incarnation, ""))[0]:
             self._announced[key] = incarnation, value
 
     def announced(self, prefix: str) -> dict[str, str]:
-        """What was said last under each key that begins with ``prefix``."""
+        """The latest values by key, for keys with this prefix."""
         return {key: value for key, (_, value) in sorted(self._announced.items()) if key.startswith(prefix)}
 
     def register(self, generation: int, member: Member) -> RendezvousStatus:
-        """Say that a member is here; a member may repeat itself.
+        """Register a member; idempotent.
 
         Raises:
             RendezvousError: its rank is taken by another process or out of range, or the generation is over.
@@ -69,9 +69,9 @@ class RendezvousActor:
             )
         present = state.present.setdefault(member.rank, member)
         if present != member:
-            earlier = " when it met here before" if present.process == member.process else ""
+            earlier = " of an earlier registration" if present.process == member.process else ""
             raise RendezvousError(
-                generation, f"{member} came, but this rank is already taken by {present}{earlier}"
+                generation, f"{member} cannot register: this rank is already taken by {present}{earlier}"
             )
         return RendezvousStatus(
             present=tuple(state.present[rank] for rank in sorted(state.present)),
@@ -80,11 +80,11 @@ class RendezvousActor:
         )
 
     def report(self, generation: int, lost: tuple[Member, ...]) -> None:
-        """Say that members of a meeting are gone."""
+        """Report lost members."""
         self._generation_state(generation).lost.update((member.process, member) for member in lost)
 
     def publish(self, generation: int, key: str, endpoint: str) -> None:
-        """Say where a data path begins, or any other text that a generation shares: its plan, say.
+        """Publish the endpoint of a transport, or another text that a generation shares, such as its plan.
 
         Raises:
             RendezvousError: something else was published under this key before, or the generation is over.
@@ -92,7 +92,7 @@ class RendezvousActor:
         present = self._generation_state(generation).endpoints.setdefault(key, endpoint)
         if present != endpoint:
             raise RendezvousError(
-                generation, f"endpoint {key!r} {endpoint} came, but {present} was published before"
+                generation, f"endpoint {key!r} is {present} already, and cannot become {endpoint}"
             )
 
     def endpoint(self, generation: int, key: str) -> str | None:
@@ -104,7 +104,7 @@ class RendezvousActor:
         return self._generation_state(generation).endpoints.get(key)
 
     def adopt_membership(self, membership: MembershipView) -> None:
-        """Hear of a generation that was formed: here, or before this actor died and came back."""
+        """Record a generation that was formed, here or before a restart of this actor."""
         if self._latest is None or membership.generation > self._latest.generation:
             self._latest = membership
             self._ranks = {member.process: member.rank for member in membership.members}
@@ -114,17 +114,17 @@ class RendezvousActor:
                 if generation >= membership.generation
             }
             self._generation_state(membership.generation).membership = membership
-            for process in self._ranks:  # they wanted it before they were told
+            for process in self._ranks:  # their requests are granted
                 self._join_requests.pop(process, None)
 
     def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
-        """Want to belong to the next generation. Repeated until it is formed; each repetition may form it.
+        """Ask to join the next generation. Callers repeat the request; each repetition may form the generation.
 
-        It is formed when all survivors are here and newcomers fill the group, or when as many seconds as the
-        survivors are willing to wait for either have passed. Without a survivor only a full group is formed. An actor
-        that came back does not know of survivors that have not called yet: where newcomers alone would fill the
-        group, they are to be started after the survivors called.
+        It forms when all survivors have rejoined and the group is full, or when the survivors' limits on both waits have
+        passed. Without survivors only a full group forms. A restarted actor does not know of survivors that have not
+        called yet: if newcomers alone would fill the group, start them after the survivors have called.
         """
+        # 1. A repeated request of a member of the latest generation: answer with it.
         if join_request.previous is not None:
             self.adopt_membership(join_request.previous)
         own = join_request.member
@@ -132,16 +132,17 @@ class RendezvousActor:
             survived = -1 if join_request.previous is None else join_request.previous.generation
             if survived < self._latest.generation:  # formed with it, and nobody left it since
                 return self._latest
+        # 2. Record the request. A member that others report as lost is excluded, even if it calls: they cannot reach it.
         self._join_requests[own.process] = join_request
         self._lost.update((member.process, member) for member in join_request.lost)
         for process in self._lost.keys() & self._join_requests.keys():
-            del self._join_requests[
-                process
-            ]  # the caller too: those to whom it is lost could not connect to it
+            del self._join_requests[process]
+        # 3. Waits count from the first survivor's request.
         if not self._survivors():
             self._forming_since = None
         elif self._forming_since is None:
             self._forming_since = time.monotonic()
+        # 4. Form the generation if it is complete or the waits are over.
         if self._ready():
             self._form()
             if self._latest is not None and own.process in self._ranks:
@@ -153,7 +154,7 @@ class RendezvousActor:
         )
 
     def cancel_join(self, member: Member) -> None:
-        """No longer want to belong to the next generation."""
+        """Withdraw a request to join the next generation."""
         self._join_requests.pop(member.process, None)
 
     def _generation_state(self, generation: int) -> _GenerationState:
@@ -162,7 +163,7 @@ class RendezvousActor:
         return self._generations.setdefault(generation, _GenerationState())
 
     def _survivors(self) -> dict[int, JoinRequest]:
-        """Candidates of the latest generation, by their rank in it."""
+        """Join requests of members of the latest generation, by their rank in it."""
         return {
             self._ranks[process]: join_request
             for process, join_request in self._join_requests.items()
@@ -170,7 +171,7 @@ class RendezvousActor:
         }
 
     def _missing(self) -> tuple[Member, ...]:
-        """Members of the latest generation that neither came nor are known to be gone."""
+        """Members of the latest generation that have not rejoined and are not known to be lost."""
         members = self._latest.members if self._latest else ()
         return tuple(
             member
@@ -179,6 +180,7 @@ class RendezvousActor:
         )
 
     def _ready(self) -> bool:
+        """Whether survivors and newcomers are complete, or have been waited for long enough."""
         full = len(self._join_requests) >= self._world_size
         survivors = self._survivors().values()
         if not survivors or self._forming_since is None:

@@ -1,9 +1,12 @@
-"""Who of the other members is gone: noticed within 2 s, whatever they and this process are doing.
+"""Failure detector. Reports a lost peer within 2 s, whatever the peers and this process are doing.
 
-A thread sleeps until the kernel has news. Of a member of this host that is the end of its process, by a descriptor of
-the process. Of another host that is the end of a TCP connection to the door of the group's first member there: it closes
-when that process ends, and when the host is silent for longer than TCP_USER_TIMEOUT; and that member says through it
-which others of its host it sees ending. The only work in between is a byte on each such connection, twice a second.
+A thread sleeps in epoll until one of these events:
+
+- A process of this host ends: its pidfd becomes readable.
+- A process of another host ends. This process is connected by TCP to the first member of each other host
+  (``failure_detector_server.py``). The connection closes if that member ends. For the other processes of its host that
+  member sends a death notice.
+- A host is unreachable: a heartbeat byte, sent every 0.5 s, is not acknowledged within TCP_USER_TIMEOUT (1.2 s).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from collectives.rendezvous import Member
 
 _HEARTBEAT_S = 0.5
 _HEARTBEAT_TIMEOUT_S = 1.2
-"""After which a host that acknowledges nothing is gone; with a beat before, 1.7 s."""
+"""A host that acknowledges nothing for so long is lost; with a heartbeat interval before it, after 1.7 s."""
 _ENDED = "its process has ended"
 
 OnLost = Callable[[tuple[Member, ...]], None]
@@ -33,40 +36,43 @@ OnLost = Callable[[tuple[Member, ...]], None]
 
 @dataclass(slots=True)
 class _Link:
-    """A connection to a member that cannot be watched as a process."""
+    """A connection to a member whose process has no pidfd here: usually the first member of another host."""
 
     socket: socket.socket
     member: Member
     received_bytes: bytes = b""
-    """Of news that has not arrived in full."""
+    """Of a death notice that has not arrived in full."""
 
 
 class FailureDetector:
-    """Watches the members that it was told of until it is closed.
+    """Watches the members given to ``watch`` until it is closed.
 
-    A loss is final. It does not end waits by itself: they call ``check`` when what they wait for has not come, or are
-    woken by ``on_lost``. A member that closes its own does not get lost by that: processes are watched, not groups.
+    A loss is final. It does not end waits by itself: a wait calls ``check`` regularly, or is woken by ``on_lost``.
+    It watches processes, not groups: a member that closes its failure detector is not lost.
     """
 
     def __init__(self, me: Member, on_lost: OnLost | None = None) -> None:
-        """Open this process's door at ``me.address``, if it is not open yet.
+        """Start the watching thread, and this process's server at ``me.address`` if none runs yet.
 
         Args:
             me: this process
-            on_lost: called with who was just lost, on the watching thread or by ``watch``; must neither block nor raise
+            on_lost: called with the members just lost, on the watching thread or by ``watch``; must not block or raise
 
         Raises:
             OSError: the address is not one of this host.
         """
         self._server = get_failure_detector_server(me.address)
         self.me = replace(me, port=self._server.port)
-        """This member, as the others need to know it."""
+        """This member, with the port of its server."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], Member] = {}
         self._lost: dict[tuple[str, int], tuple[Member, str]] = {}
+        """Lost members and the reason, by process."""
         self._processes: dict[int, Member] = {}
+        """By pidfd."""
         self._links: dict[int, _Link] = {}
+        """By socket descriptor."""
         self._linked: set[tuple[str, int]] = set()
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -76,9 +82,9 @@ class FailureDetector:
         self._thread.start()
 
     def watch(self, members: Iterable[Member]) -> None:
-        """Watch these too. Those that are gone already are lost when this returns.
+        """Watch these too. Members of this host that have ended are lost when this returns.
 
-        Members of other hosts are watched once their port is known. Once it is closed nobody is.
+        Members of other hosts are watched once their port is known. After ``close`` it does nothing.
         """
         for member in members:
             if member.process == self.me.process:
@@ -89,6 +95,7 @@ class FailureDetector:
                 self._watch_process(member)
         hosts = {member.host_id for member in self._known.values()} - {self.me.host_id}
         for host_id in hosts:
+            # One connection per host: to its member of lowest rank that is not lost.
             there = [member for member in self._of_host(host_id) if member.port]
             there = [member for member in there if member.process not in self._lost]
             first = min(there, key=lambda member: member.rank, default=None)
@@ -96,14 +103,14 @@ class FailureDetector:
                 self._connect_to(first)
 
     def lost(self) -> tuple[Member, ...]:
-        """Who is gone, in the order in which that was noticed."""
+        """Lost members, in the order of detection."""
         return tuple(member for member, _ in list(self._lost.values()))
 
     def check(self, operation: str, step: str = "", waited_s: float = 0.0) -> None:
-        """Raise if anyone is gone. Costs nothing otherwise.
+        """Raise if a member is lost; otherwise cheap.
 
         Raises:
-            MemberLostError: with these facts.
+            MemberLostError: with these facts and the members that are lost.
         """
         if self._lost:
             reasons = dict.fromkeys(reason for _, reason in list(self._lost.values()))
@@ -112,8 +119,8 @@ class FailureDetector:
             )
 
     def close(self) -> None:
-        """Free thread and descriptors. Safe to call twice, and in ``on_lost``."""
-        with self._lock:  # while it is held the thread, which may be awake, closes nothing
+        """Stop the thread and close the descriptors. Safe to call twice, and in ``on_lost``."""
+        with self._lock:  # the thread closes descriptors only with this lock
             if not self._closing:
                 self._closing = True
                 os.eventfd_write(self._wake, 1)
@@ -125,7 +132,7 @@ class FailureDetector:
             descriptor = os.pidfd_open(member.pid)
         except ProcessLookupError:
             self._record_loss(member, _ENDED)
-        except OSError:  # a kernel without such descriptors
+        except OSError:  # a kernel without pidfd
             if member.port:
                 self._connect_to(member)
         else:
@@ -137,7 +144,7 @@ class FailureDetector:
                 self._epoll.register(descriptor, select.EPOLLIN)
 
     def _connect_to(self, member: Member) -> None:
-        """Connect, once, to a member that cannot be watched as a process."""
+        """Connect, once per process, to a member without a pidfd here."""
         if member.process in self._linked:
             return
         self._linked.add(member.process)
@@ -157,10 +164,10 @@ class FailureDetector:
                 return
             self._links[link.fileno()] = _Link(link, member)
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP)
-            os.eventfd_write(self._wake, 1)  # from now on there is a beat to keep
+            os.eventfd_write(self._wake, 1)  # the thread starts to send heartbeats
 
     def _record_loss(self, member: Member, reason: str) -> None:
-        """Note a loss, once; tell members of other hosts if it is ours to tell, and who waits here."""
+        """Record a loss once. If it is a process of this host, send death notices; then call ``on_lost``."""
         with self._lock:
             if member.process in self._lost or self._closing:
                 return
@@ -178,14 +185,15 @@ class FailureDetector:
         return [member for member in list(self._known.values()) if member.host_id == host_id]
 
     def _run(self) -> None:
-        next_beat = 0.0
+        next_heartbeat_s = 0.0
         while not self._closing:
-            timeout_s = max(0.0, next_beat - time.monotonic()) if self._links else None
+            # Without connections there is no heartbeat to send: sleep until an event.
+            timeout_s = max(0.0, next_heartbeat_s - time.monotonic()) if self._links else None
             for descriptor, _ in self._epoll.poll(timeout_s):
                 self._handle(descriptor)
-            if self._links and time.monotonic() >= next_beat:
+            if self._links and time.monotonic() >= next_heartbeat_s:
                 self._send_heartbeat()
-                next_beat = time.monotonic() + _HEARTBEAT_S
+                next_heartbeat_s = time.monotonic() + _HEARTBEAT_S
         self._release()
 
     def _handle(self, descriptor: int) -> None:
@@ -201,17 +209,18 @@ class FailureDetector:
             self._receive_death_notices(descriptor)
 
     def _receive_death_notices(self, descriptor: int) -> None:
-        """News of another host, or the end of its first member."""
+        """Read death notices of another host, or the end of its first member."""
         link = self._links[descriptor]
         silence = None
         try:
             received = link.socket.recv(4096)
         except BlockingIOError:
             return
-        except ConnectionResetError:  # it ended with unread beats
+        except ConnectionResetError:  # the process ended with unread heartbeats
             received = b""
-        except OSError as error:
+        except OSError as error:  # TCP_USER_TIMEOUT: the whole host is unreachable
             received, silence = b"", f"its host is silent: {error.strerror}"
+        # 1. Complete death notices are processes of that host that ended.
         link.received_bytes += received
         whole = len(link.received_bytes) // DEATH_NOTICE.size * DEATH_NOTICE.size
         for (pid,) in DEATH_NOTICE.iter_unpack(link.received_bytes[:whole]):
@@ -221,6 +230,7 @@ class FailureDetector:
         link.received_bytes = link.received_bytes[whole:]
         if received:
             return
+        # 2. The connection is closed: its process has ended, or its host is unreachable.
         del self._links[descriptor]
         self._epoll.unregister(descriptor)
         link.socket.close()
@@ -230,9 +240,9 @@ class FailureDetector:
             self._record_loss(link.member, _ENDED)
 
     def _send_heartbeat(self) -> None:
-        """Give the kernel something to be acknowledged."""
+        """Send a byte on each connection, which the other kernel must acknowledge."""
         for link in list(self._links.values()):
-            with contextlib.suppress(OSError):  # a broken link is heard of
+            with contextlib.suppress(OSError):  # epoll reports a broken connection
                 link.socket.send(b"\0")
 
     def _release(self) -> None:

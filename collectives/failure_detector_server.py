@@ -1,7 +1,8 @@
-"""The TCP port by which members on other hosts notice that this process, or another one of its host, has ended.
+"""TCP server of the failure detector: lets other hosts notice the end of this process, and of others on its host.
 
-One per process and address, opened when it is needed first and never closed: a connection to it ends with the process,
-whichever generations and groups come and go in between.
+Other hosts' failure detectors connect as subscribers. Their connection closes when this process ends. When another process
+of this host ends, the server sends them a death notice. There is one server per process and address. It starts at first
+use and is never closed: it serves all groups and generations of the process.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import time
 from collections import deque
 
 DEATH_NOTICE = struct.Struct("<q")
-"""What is said to those who are connected: the id of a process of this host that ended."""
+"""Sent to subscribers: the id of a process of this host that ended."""
 _DRAIN_INTERVAL_S = 5.0
-"""Between two looks into what others sent to see that it arrives."""
+"""Between two reads of the subscribers' heartbeats, which are discarded."""
 _REMEMBERED_S = 10.0
-"""What was announced is said to newcomers for so long after it was withdrawn: who announced it has left a generation, and
-others of it may still be on their way to this door. Process ids come again far later."""
+"""New subscribers get a death notice for so long after it was withdrawn. Its owner has left the generation, while other
+members of it may still be connecting. Process ids are reused far later."""
 
 
 class FailureDetectorServer:
-    """Accepts connections, and says to each who of this host ended, as long as whoever announced it stands by it."""
+    """Accepts subscribers and sends them death notices, each until its owner withdraws it."""
 
     def __init__(self, address: str) -> None:
         """Listen on a free port of the address.
@@ -40,33 +41,34 @@ class FailureDetectorServer:
         self._lock = threading.Lock()
         self._subscribers: dict[int, socket.socket] = {}
         self._announced: dict[object, set[int]] = {}
+        """Process ids by owner."""
         self._withdrawn: deque[tuple[float, set[int]]] = deque()
-        """Until when they are remembered, the oldest first."""
+        """Time of expiry and process ids, the oldest first."""
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         threading.Thread(target=self._run, name="failure-detector-server", daemon=True).start()
 
     @property
     def num_subscribers(self) -> int:
-        """How many are connected: so many descriptors are others' to close."""
+        """Open subscriber connections; the subscribers close them."""
         return len(self._subscribers)
 
     def announce(self, owner: object, pid: int) -> None:
-        """Say to all who are connected, and to who comes until a while after it is withdrawn, that a process ended."""
+        """Send a death notice to all subscribers, now and when they connect, until a while after ``withdraw``."""
         with self._lock:
             self._announced.setdefault(owner, set()).add(pid)
             for subscriber in self._subscribers.values():
                 _send_death_notice(subscriber, pid)
 
     def withdraw(self, owner: object) -> None:
-        """Soon no longer say what the owner announced: process ids are used again."""
+        """Expire the owner's death notices in ``_REMEMBERED_S``, since process ids are reused."""
         with self._lock:
             self._forget_expired()
             if pids := self._announced.pop(owner, None):
                 self._withdrawn.append((time.monotonic() + _REMEMBERED_S, pids))
 
     def close_in_child(self) -> None:
-        """In a forked child: let go of the connections, or they would outlive the parent that they stand for."""
+        """Close the connections in a forked child: otherwise they would stay open after the parent ends."""
         for subscriber in self._subscribers.values():
             subscriber.close()
         self._listener.close()
@@ -78,29 +80,29 @@ class FailureDetectorServer:
             for descriptor, _ in events:
                 if descriptor == self._listener.fileno():
                     self._accept()
-                else:
+                else:  # EPOLLRDHUP: the subscriber has closed
                     with self._lock:
                         subscriber = self._subscribers.pop(descriptor)
                     self._epoll.unregister(descriptor)
                     subscriber.close()
-            if not events:
+            if not events:  # drain the heartbeats
                 for subscriber in self._subscribers.values():
                     with contextlib.suppress(OSError):
                         subscriber.recv(4096)
 
     def _accept(self) -> None:
-        # No fork in between, or the child would keep a guest that nobody knows of.
+        # The lock excludes a fork between accept and the table: the child would keep a connection that it cannot close.
         with _servers_lock, self._lock:
             try:
                 subscriber, _ = self._listener.accept()
-            except OSError:  # it left before it was received
+            except OSError:  # closed before it was accepted
                 return
             subscriber.setblocking(False)
             self._subscribers[subscriber.fileno()] = subscriber
             self._forget_expired()
             for pid in set().union(*self._announced.values(), *(pids for _, pids in self._withdrawn)):
                 _send_death_notice(subscriber, pid)
-        # What it sends is not worth waking up for.
+        # Not EPOLLIN: a heartbeat must not wake this thread.
         self._epoll.register(subscriber, select.EPOLLRDHUP)
 
     def _forget_expired(self) -> None:
@@ -109,7 +111,7 @@ class FailureDetectorServer:
 
 
 def get_failure_detector_server(address: str) -> FailureDetectorServer:
-    """This process's door at an address.
+    """This process's server at an address, started if there is none.
 
     Raises:
         OSError: the address is not one of this host.
@@ -136,5 +138,5 @@ os.register_at_fork(
 
 
 def _send_death_notice(subscriber: socket.socket, pid: int) -> None:
-    with contextlib.suppress(OSError):  # it is leaving
+    with contextlib.suppress(OSError):  # the subscriber is closing
         subscriber.send(DEATH_NOTICE.pack(pid))

@@ -1,15 +1,15 @@
-"""Who belongs to the next generation: after a death the survivors, with a replacement if one comes in time.
+"""Membership changes: forms the next generation of a group after a loss, of survivors and replacements.
 
 ::
 
-    roster = join(rendezvous, this_member(rank), timeout_s=60)
+    view = join(rendezvous, this_member(rank), timeout_s=60)
     while True:
-        me = roster.find_member(this_member(0))
+        me = view.find_member(this_member(0))
         try:
-            with connect(rendezvous, me, world_size=len(roster.members), generation=roster.generation, ...) as group:
+            with connect(rendezvous, me, world_size=len(view.members), generation=view.generation, ...) as group:
                 return train(group)
         except CommunicatorError as error:
-            roster = rejoin(rendezvous, me, roster, lost=getattr(error, "lost", ()), ...)
+            view = rejoin(rendezvous, me, view, lost=getattr(error, "lost", ()), ...)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collectives.failure_detector import FailureDetector
 from collectives.rendezvous import JoinRequest, Member, MembershipView, Rendezvous, poll
 
 _ANSWER_S = 30.0
-"""For the next generation to be told once it is due."""
+"""How long the rendezvous may take to answer after the longest wait of a generation."""
 
 
 def join(rendezvous: Rendezvous, me: Member, *, timeout_s: float) -> MembershipView:
-    """Become a member: of the first generation, which forms when it is full, or of the one that follows a loss.
+    """Join as a newcomer: the first generation, which forms when it is full, or the one after a loss.
 
-    ``me.rank`` is the wanted rank; it is given if it is free. A newcomer that the present generation has no room for waits.
+    ``me.rank`` is the preferred rank, granted if it is free. While the current generation is full, a newcomer waits.
 
     Raises:
         RendezvousError: no generation with this process in it was formed within ``timeout_s``.
@@ -47,16 +47,16 @@ def rejoin(
 ) -> MembershipView:
     """Form the next generation with the other survivors of ``previous``, whose communicator is closed.
 
-    Survivors keep their order. A newcomer takes a lost one's rank; without, ranks are made dense.
+    Survivors keep their order. A newcomer takes the rank of a lost member; without newcomers ranks are made dense.
 
     Args:
-        rendezvous: where the previous generation met
+        rendezvous: that of the previous generation
         me: this process as a member of ``previous``
-        previous: the generation that lost someone
-        lost: who is known to be gone; members of this host are looked after anyway
-        replacement_wait_s: how long to wait while the group is not full
-        timeout_s: how long to wait for survivors that neither come nor are known to be gone; those are left out then,
-            and become newcomers when they come
+        previous: the generation that lost a member
+        lost: members known to be lost; those of this host are detected anyway
+        replacement_wait_s: how long to wait for newcomers while the group is not full
+        timeout_s: how long to wait for members that neither rejoin nor are known to be lost; they are then left out, and
+            join later as newcomers
 
     Raises:
         RendezvousError: the rendezvous formed none in these times.
@@ -74,7 +74,7 @@ def rejoin(
 def _request_until_formed(
     rendezvous: Rendezvous, join_request: JoinRequest, timeout_s: float
 ) -> MembershipView:
-    """Say it until there is a roster. Meanwhile candidates look after each other, and after those who are awaited."""
+    """Repeat the request until a generation is formed. Meanwhile watch the other applicants and the expected members."""
     begin = time.monotonic()
     waiting_for = ""
     with FailureDetector(join_request.member) as failure_detector:
@@ -94,9 +94,9 @@ def _request_until_formed(
             if isinstance(answer, MembershipView):
                 return answer
             failure_detector.watch((*answer.present, *answer.expected))
-            here = ", ".join(map(str, answer.present))
-            awaited = ", ".join(map(str, answer.expected)) or "newcomers"
-            waiting_for = f"here are {here}; awaited are {awaited}"
+            present = ", ".join(map(str, answer.present))
+            expected = ", ".join(map(str, answer.expected)) or "newcomers"
+            waiting_for = f"present: {present}; expected: {expected}"
             return None
 
         membership = None

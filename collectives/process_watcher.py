@@ -1,4 +1,4 @@
-"""Notices when processes of this host end, through descriptors (pidfd): an id that is used again deceives nobody."""
+"""Detects the end of processes of this host by pidfd, which is safe against reused process ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class ProcessWatcher:
-    """Watches processes until it is closed; what has ended stays ended."""
+    """Watches processes until it is closed. An ended process stays ended, even if its id is reused."""
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._poll = select.poll()
@@ -18,7 +18,7 @@ class ProcessWatcher:
             self.watch(pid)
 
     def watch(self, pid: int) -> None:
-        """Watch this one too, from now on."""
+        """Watch this process too."""
         if pid in self._pids.values() and pid not in self.ended():
             return
         self._forget(pid)
@@ -26,19 +26,19 @@ class ProcessWatcher:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ended.add(pid)
-        except OSError:  # a kernel without such descriptors: time limits alone end a wait
+        except OSError:  # a kernel without pidfd: only time limits end a wait
             return
         else:
             self._pids[descriptor] = pid
             self._poll.register(descriptor, select.POLLIN)
 
     def ended(self) -> set[int]:
-        """Ids of those that have ended."""
+        """Ids of watched processes that have ended."""
         pids = self._pids
         return self._ended | {pids[found] for found, _ in self._poll.poll(0) if found in pids}
 
     def watch_only(self, pids: Iterable[int]) -> None:
-        """Watch no others any longer."""
+        """Stop watching all others."""
         kept = set(pids)
         for pid in {*self._pids.values(), *self._ended} - kept:
             self._forget(pid)

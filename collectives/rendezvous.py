@@ -1,4 +1,4 @@
-"""How members of a group find each other, before any data flows."""
+"""Rendezvous: members of a group find each other and exchange endpoints, before any data flows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from collectives.errors import MemberLostError, RendezvousError
 
-if TYPE_CHECKING:  # which watches members
+if TYPE_CHECKING:  # it imports Member from here
     from collectives.failure_detector import FailureDetector
 
 PROTOCOL = 3
-"""Version of what members of a group share: words in shared memory, messages. Raise it with every change of those."""
+"""Version of the words in shared memory and of messages between members. Increment it with every change of those."""
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
 
@@ -30,20 +30,20 @@ class Member:
     rank: int
     hostname: str
     host_id: str
-    """Equal for processes that share memory, process ids and network: see ``host_identity``."""
+    """Equal for processes that share kernel, process ids and network: see ``host_identity``."""
     pid: int
     address: str
     """IP address at which members on other hosts reach this one."""
     device: str | None = None
-    """UUID of its GPU, or another name that is its own on the host; None for a member that works on the CPU."""
+    """UUID of its GPU, or another name that is unique on the host; None for a member on the CPU."""
     port: int = 0
-    """There, the TCP port of its process's ``FailureDetectorServer``; 0 where it is not known yet."""
+    """TCP port of its process's ``FailureDetectorServer`` at ``address``; 0 while it is unknown."""
     protocol: int = PROTOCOL
-    """Version of what its rayagi shares with other members."""
+    """Protocol version of its rayagi."""
 
     @property
     def process(self) -> tuple[str, int]:
-        """What tells its process from all others, in whatever rank and generation."""
+        """Identifies its process across ranks and generations."""
         return self.host_id, self.pid
 
     def __str__(self) -> str:
@@ -51,58 +51,58 @@ class Member:
 
 
 def other_members(members: Sequence[Member], index: int) -> tuple[Member, ...]:
-    """All but the one at this place."""
+    """All members but the one at this index."""
     return tuple(member for place, member in enumerate(members) if place != index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RendezvousStatus:
-    """A gathering of members as it stands."""
+    """Current state of a rendezvous."""
 
     present: tuple[Member, ...]
-    """Who is here, by rank."""
+    """Members that have registered, by rank."""
     expected: tuple[Member, ...]
-    """Who belongs to it and has not come, as far as that is known."""
+    """Members that belong to the generation and have not registered, as far as they are known."""
     lost: tuple[Member, ...]
-    """Who was found to be gone."""
+    """Members reported as lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembershipView:
-    """Who belongs to a generation, by rank."""
+    """The members of a generation, by rank."""
 
     generation: int
     members: tuple[Member, ...]
 
     def find_member(self, process: Member) -> Member | None:
-        """The member that a process is in this generation, in whatever rank it comes; None if it does not belong."""
+        """The entry of this process, whatever its rank; None if it is no member."""
         return next((member for member in self.members if member.process == process.process), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRequest:
-    """All that a process says which wants to belong to the next generation. Said each time: nobody has to remember it."""
+    """Request of a process to join the next generation. Each repetition is complete, so the rendezvous keeps no state."""
 
     member: Member
-    """Its rank is the one that a newcomer would like; a survivor keeps its own."""
+    """A newcomer prefers its rank; a survivor keeps it."""
     previous: MembershipView | None
-    """What it survived; None for a newcomer."""
+    """The generation that it survived; None for a newcomer."""
     lost: tuple[Member, ...]
-    """Who it knows to be gone."""
+    """Members that it knows to be lost."""
     survivor_wait_s: float
-    """How long to wait for survivors that do not come and are not known to be gone."""
+    """How long to wait for members that neither rejoin nor are known to be lost."""
     replacement_wait_s: float
     """How long to wait for newcomers while the group is not full."""
 
 
 class Rendezvous(Protocol):
-    """Where members meet. ``actors.rendezvous_actor.RendezvousActor`` is one; a Ray actor may stand between.
+    """Rendezvous service, such as ``actors.rendezvous_actor.RendezvousActor``, directly or as a Ray actor.
 
-    Every call may be repeated, and is where it may have been forgotten.
+    Every call is idempotent. Callers repeat calls after the service may have restarted.
     """
 
     def register(self, generation: int, member: Member) -> RendezvousStatus:
-        """Say that a member is here, and see who else is.
+        """Register a member; return who else is present.
 
         Raises:
             RendezvousError: its rank is taken or out of range, or the generation is over.
@@ -110,11 +110,11 @@ class Rendezvous(Protocol):
         ...
 
     def report(self, generation: int, lost: tuple[Member, ...]) -> None:
-        """Say that members of a meeting are gone: whoever is or comes here learns it."""
+        """Report lost members: all present and later members of the generation learn it."""
         ...
 
     def publish(self, generation: int, key: str, endpoint: str) -> None:
-        """Say where a data path begins. ``key`` tells it from a generation's others, e.g. one per step and group.
+        """Publish the endpoint of a transport. ``key`` is unique in a generation, e.g. one per step and group.
 
         Raises:
             RendezvousError: another endpoint was published under this key before.
@@ -126,11 +126,11 @@ class Rendezvous(Protocol):
         ...
 
     def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
-        """Want to belong to the next generation: its roster once it is formed, else who is here and who is awaited."""
+        """Ask to join the next generation. Returns its members once it is formed, else the current status."""
         ...
 
     def cancel_join(self, member: Member) -> None:
-        """No longer want to."""
+        """Withdraw the request."""
         ...
 
 
@@ -168,17 +168,17 @@ def gather_members(
     generation: int,
     timeout_s: float,
 ) -> tuple[Member, ...]:
-    """Register ``failure_detector.me`` and wait until all ``world_size`` members have come. From then on they are watched.
+    """Register ``failure_detector.me`` and wait until all ``world_size`` members have. They are watched from then on.
 
     Raises:
-        RendezvousError: wrong or duplicate rank, members of different versions, or someone did not come within
+        RendezvousError: wrong or duplicate rank, members of different versions, or a member did not come within
             ``timeout_s``.
-        CommunicatorError: someone came, or was to come, and is gone (MemberLostError) or left, while others are awaited.
+        MemberLostError: a present or expected member is lost while others are awaited.
     """
     begin = time.monotonic()
     status = RendezvousStatus(present=(), expected=(), lost=())
 
-    def all_here() -> tuple[Member, ...] | None:
+    def all_present() -> tuple[Member, ...] | None:
         nonlocal status
         status = rendezvous.register(generation, failure_detector.me)
         _refuse_versions(generation, status.present)
@@ -193,19 +193,19 @@ def gather_members(
             raise MemberLostError("meeting", failure_detector.me.rank, status.lost, waited_s, step)
         return None
 
-    members = poll(all_here, timeout_s)
+    members = poll(all_present, timeout_s)
     if members is None:
         missing = sorted(set(range(world_size)) - {member.rank for member in status.present})
         raise RendezvousError(
             generation,
             f"ranks {missing} of {world_size} did not come within {timeout_s:.1f} s; "
-            f"here are {', '.join(map(str, status.present))}",
+            f"present: {', '.join(map(str, status.present))}",
         )
     return members
 
 
 def _refuse_versions(generation: int, members: Sequence[Member]) -> None:
-    """Members of different protocols would misread each other's words. Whoever is here sees it, on either side."""
+    """Raise if protocol versions differ: members would misread each other's words. All present members raise."""
     for member in members:
         if member.protocol != members[0].protocol:
             raise RendezvousError(
@@ -224,11 +224,11 @@ def await_endpoint(
     key: str,
     timeout_s: float,
 ) -> str:
-    """What ``host`` published under ``key``.
+    """Wait for the endpoint that ``host`` publishes under ``key``.
 
     Raises:
-        RendezvousError: nothing within ``timeout_s``.
-        MemberLostError: someone is gone: the generation will not come about.
+        RendezvousError: nothing was published within ``timeout_s``.
+        MemberLostError: a member is lost, so the generation cannot form.
     """
     begin = time.monotonic()
 
@@ -247,7 +247,7 @@ def await_endpoint(
 
 
 def poll(ask: Callable[[], Found | None], timeout_s: float) -> Found | None:
-    """Call ``ask`` at growing intervals until it finds something; None after ``timeout_s``."""
+    """Call ``ask`` at growing intervals until it returns something; None after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_POLL_S
     while True:

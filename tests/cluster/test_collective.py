@@ -63,7 +63,7 @@ def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
         meeting.publish(0, "all", "127.0.0.1:7")
         assert meeting.endpoint(0, "all") == "127.0.0.1:7"
         ray.kill(handle)
-        with pytest.raises(RendezvousError, match="the collective actor does not answer"):
+        with pytest.raises(RendezvousError, match="the rendezvous actor does not answer"):
             # The process ends a moment after the kill.
             deque((meeting.endpoint(0, "all") for _ in range(10_000)), maxlen=0)
 

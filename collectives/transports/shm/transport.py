@@ -159,7 +159,7 @@ class SharedMemoryTransport:
         return BarrierProgress(counts[: self.world_size], self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed registered memory, (numel,), reduced without a copy in or out. All members call it alike, in the same order.
+        """Zeroed registered memory, (numel,), reduced without copies. All members call it alike, in the same order.
 
         Views that begin at its start count as it. It stays valid while referenced; after ``close`` it is private memory.
 

@@ -244,7 +244,7 @@ def test_an_endpoint_is_published_once_per_key_and_generation():
     assert meeting.endpoint(0, "all") is None
     meeting.publish(0, "all", "a:1")
     assert meeting.endpoint(0, "all") == "a:1"
-    with pytest.raises(RendezvousError, match="a:1 was published before"):
+    with pytest.raises(RendezvousError, match="is a:1 already"):
         meeting.publish(0, "all", "b:2")
     meeting.publish(0, "node 1", "b:2")
     meeting.publish(1, "all", "c:3")

@@ -301,7 +301,7 @@ def test_a_group_that_does_not_form_says_who_was_awaited_and_withdraws():
     collective = RendezvousActor(3)
     collective.request_join(join_request(process(os.getppid(), rank=1)))
     with pytest.raises(
-        RendezvousError, match=r"waited 0\.\d s for it to form; here are .*awaited are newcomers"
+        RendezvousError, match=r"waited 0\.\d s for it to form; present: .*expected: newcomers"
     ):
         join(collective, this_member(0), timeout_s=0.1)
     assert [other.pid for other in collective.request_join(join_request(C)).present] == [os.getppid(), 3]
