@@ -1,4 +1,4 @@
-"""What trainers hold: collectives among all members, of tensors or buckets of them, now or asynchronously."""
+"""Communicator interface of the trainers: collectives on tensors or buckets of them, synchronous or asynchronous."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from collectives.barrier_progress import BarrierProgress
 from collectives.transports.base import CompiledOperations, ReduceOp
 
 Tensors = Tensor | Sequence[Tensor]
-"""One tensor, or several that travel in one flat bucket. Contiguous, of one dtype and device."""
+"""One tensor, or several that are reduced in one flat bucket. Contiguous, of one dtype and device."""
 
 
 class WorkHandle(Protocol):
     """An operation that was started."""
 
     def done(self) -> bool:
-        """Whether it ended, well or not."""
+        """Whether it has ended, successfully or not."""
         ...
 
     def wait(self) -> None:
-        """Wait until it ended, and raise what it raised."""
+        """Wait until it has ended, and raise what it raised."""
         ...
 
 
 class Communicator(Protocol):
-    """Collectives among ``world_size`` members, which all call them in the same order, and messages between two.
+    """Collectives among ``world_size`` members, which call them in the same order, and point-to-point messages.
 
-    Tensors are float32, bfloat16, float64 or int64. Results are bitwise equal on all members and from run to run; NaN and
-    infinity travel: a NaN anywhere makes the result NaN, for max too. Operations raise
-    ``collectives.errors.CommunicatorError`` with what was being done, in which step, who was awaited and for how long;
-    after an error the communicator is unusable. What no operation can take raises ValueError before anything travels.
+    Tensors are float32, bfloat16, float64 or int64. Results are bitwise equal on all members and from run to run. NaN and
+    infinity propagate; NaN for max too. Operations raise ``collectives.errors.CommunicatorError`` with the operation, its
+    step, the awaited members and the seconds waited; after an error the communicator is unusable. Invalid arguments raise
+    ValueError before any data moves.
     """
 
     rank: int
     world_size: int
     generation: int
-    """Which forming of the group this is: members that went through a loss together count one further."""
+    """Of the group: counted up when its survivors re-form it after a loss."""
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place. ``mean`` is for floats: the sum, divided once.
@@ -74,45 +74,45 @@ class Communicator(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         ...
 
     def barrier_progress(self) -> BarrierProgress | None:
-        """Who has come to an operation of all; None where no memory shows it, as among members of several hosts."""
+        """How many operations each member has begun; None if members share no memory, as on several hosts."""
         ...
 
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
 
-        The message passes when the receiver is there, and waits for it as long as any operation may. Messages to one
-        member arrive in the order in which they were sent; they wait neither for other members nor for collectives.
-        Besides what can be reduced, float16, int32, int16, int8, uint8 and bool may be sent.
+        The message is transferred when the receiver calls ``recv``; the sender waits for it within the time limit of any
+        operation. Messages to one member arrive in order; they wait neither for other members nor for collectives.
+        Besides the reducible dtypes, float16, int32, int16, int8, uint8 and bool may be sent.
         """
         ...
 
     def recv(self, source: int) -> Tensor:
-        """Wait for the next message of one member; a new tensor of the type and shape that was sent, on the host."""
+        """Wait for the next message of one member; returns a new tensor of the sent dtype and shape, on the host."""
         ...
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory (numel,) that is reduced with the fewest copies. All members ask alike, in the same order.
+        """Zeroed memory (numel,) that is reduced with the fewest copies. All members call it alike, in the same order.
 
         It is valid until the communicator is closed.
         """
         ...
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeroed memory (numel,) that all members read and write; None for all of them where they share none.
+        """Zeroed memory (numel,) that all members read and write; None on all members if they share none.
 
-        Who writes what, and when, is theirs to agree on. All members ask alike, in the same order. It counts as the host's
-        memory until the communicator is closed.
+        The members synchronize their accesses themselves. All call it alike, in the same order. Operations treat it as
+        ordinary host memory. It is shared until the communicator is closed.
         """
         ...
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """For a program in C that reduces this tensor, which ``buffer`` gave; None for all where operations are Python's.
+        """Operations for a C program that reduces this tensor of ``buffer``; None on all members without the kernel.
 
-        What it does counts as one operation.
+        All that the program does counts as one operation.
         """
         ...
 

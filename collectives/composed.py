@@ -1,4 +1,4 @@
-"""The communicator of several members: runs a schedule over one transport per primitive and group."""
+"""Communicator of several members: runs a schedule, with one transport per primitive and group."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _REGISTERING = ("ip", "device")
-"""Primitives that work without copies on memory that is theirs."""
+"""Primitives with registered memory, on which they need no copies."""
 _CLOSE_LIMIT_S = 1.0
-"""How long ``close`` waits for an operation that it interrupted."""
+"""How long ``close`` waits for an interrupted operation."""
 
 
 class TransportFactory(Protocol):
-    """Connects members. Every member asks for the same transports and groups in the same order."""
+    """Connects members. Every member requests the same transports and groups in the same order."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """The primitive among these ranks, of which this member is one.
+        """A transport of the primitive among these ranks, which include this member.
 
         Raises:
             CommunicatorError, RendezvousError: they could not connect.
@@ -50,7 +50,7 @@ class TransportFactory(Protocol):
         ...
 
     def channel(self, direction: Direction) -> Transport:
-        """What messages from one rank to another travel by; this member is one of the two, and only they ask.
+        """The transport for messages from one rank to another; only these two members request it.
 
         Raises:
             CommunicatorError, RendezvousError: they could not connect.
@@ -58,20 +58,20 @@ class TransportFactory(Protocol):
         ...
 
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
-        """A communicator among these ranks; None where this member is not one of them."""
+        """A communicator among these ranks; None on other members."""
         ...
 
     def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
-        """The error itself, or one that says that a member is lost, if that is behind it."""
+        """The error that caused this one, such as the loss of a member; else the error itself."""
         ...
 
     def close(self) -> None:
-        """Free what the communicator's transports and groups have in common. Safe to call twice."""
+        """Free what all transports and groups share. Safe to call twice."""
         ...
 
 
 class ComposedCommunicator:
-    """Reduces by a schedule. What is not a reduction to all goes through one transport among all members."""
+    """All-reduces by a schedule. Other operations use one transport among all members."""
 
     def __init__(
         self,
@@ -82,18 +82,18 @@ class ComposedCommunicator:
         reason: str = "it was asked for",
         tuner: ScheduleTuner | None = None,
     ) -> None:
-        """Connect to everyone that the schedule wants this rank to be connected to.
+        """Connect to the members that this rank shares a group of the schedule with.
 
         Args:
             rank: of this member
             schedule: the same on all members
             transport_factory: connects it to others
-            generation: which forming of the group this is
-            reason: why this schedule
-            tuner: of the plan that the schedule is of, where another may take over; None: it stays
+            generation: of the group, counted up after each loss
+            reason: why this schedule was chosen
+            tuner: may replace the schedule during training; None: it stays
 
         Raises:
-            CommunicatorError, RendezvousError: a member is missing or could not be connected to.
+            CommunicatorError, RendezvousError: a member is missing or cannot be reached.
         """
         self.rank = rank
         self.world_size = schedule.layout.world_size
@@ -114,9 +114,8 @@ class ComposedCommunicator:
                 "ip" if len(schedule.layout.nodes) == 1 else "net", everyone
             )
         except CommunicatorError as error:
-            explained_error = transport_factory.with_root_cause(
-                error
-            )  # before the release: then nobody watches the others any more
+            # Before the release, which closes the failure detector.
+            explained_error = transport_factory.with_root_cause(error)
             self._release()
             raise explained_error from error.__cause__
         except BaseException:
@@ -124,7 +123,7 @@ class ComposedCommunicator:
             raise
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
-        """Reduce in place, by the schedule."""
+        """Reduce in place by the schedule."""
         self._call("all_reduce", partial(self._reduce_all, checked(tensors, op), op))
 
     def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> QueuedOperation:
@@ -162,11 +161,11 @@ class ComposedCommunicator:
         self._call("broadcast", lambda: self._group_transport.broadcast(flat, source))
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         self._call("barrier", self._group_transport.barrier)
 
     def barrier_progress(self) -> BarrierProgress | None:
-        """Who has come to an operation of all, where they share memory."""
+        """How many operations each member has begun; None if members share no memory."""
         return (
             self._group_transport.barrier_progress()
             if isinstance(self._group_transport, ExposesBarrierProgress)
@@ -179,15 +178,15 @@ class ComposedCommunicator:
         return self._channels.send(tensor, to)
 
     def recv(self, source: int) -> Tensor:
-        """Wait for the next message of one member; its tensor, on the host."""
+        """Wait for the next message of one member; returns its tensor, on the host."""
         return self._channels.recv(source)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory (numel,) that the schedule's first step through the host reads and writes where it is."""
+        """Zeroed registered memory (numel,) of the schedule's first step by ``ip`` or ``device``."""
         return self._call("buffer", lambda: self._registered(numel, dtype))
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeroed memory (numel,) of all members, where the schedule is one step among them in the memory of their host."""
+        """Zeroed memory (numel,) shared by all members, if the schedule is one shared-memory step; else None."""
 
         def share() -> Tensor | None:
             shares = self._single_shared_memory_step()
@@ -196,7 +195,7 @@ class ComposedCommunicator:
         return self._call("common", share)
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """Where the schedule is one step among the members in the memory of their host, and that is compiled."""
+        """Operations for C programs, if the schedule is one shared-memory step with a compiled kernel; else None."""
 
         def share() -> CompiledOperations | None:
             shares = self._single_shared_memory_step()
@@ -238,40 +237,40 @@ class ComposedCommunicator:
         self.close()
 
     def _group(self, ranks: tuple[int, ...]) -> Communicator | None:
-        """Make a group once all members are known to have asked for the same."""
+        """Make a group after all members have compared their ranks."""
         row = torch.full((self.world_size,), -1, dtype=torch.int64)
         row[: len(ranks)] = torch.tensor(ranks)
-        asked = [
+        requested = [
             [rank for rank in theirs if rank >= 0]
             for theirs in self._group_transport.all_gather(row).tolist()
         ]
-        for rank, theirs in enumerate(asked):
+        for rank, theirs in enumerate(requested):
             if theirs != [*ranks]:
                 text = f"rank {self.rank} called group({[*ranks]}), and rank {rank} group({theirs})"
                 raise MismatchedCallError("group", self.rank, f"rank {rank}", 0.0, text)
         return self._transport_factory.group(ranks)
 
     def _transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """The one for this primitive and group, made where it is asked for first."""
+        """The transport for this primitive and group, connected at first use."""
         key = (primitive, ranks)
         if key not in self._transports:
             self._transports[key] = self._transport_factory.transport(primitive, ranks)
         return self._transports[key]
 
     def _single_shared_memory_step(self) -> SharesMemory | None:
-        """What members share whose schedule is one step in memory: others were chosen for their own ways between members."""
+        """The transport of a schedule that is one shared-memory step; None for other schedules."""
         if [step.primitive for step in self.schedule.steps] != ["ip"] or not isinstance(
             self._group_transport, SharesMemory
         ):
             return None
-        self._tuner = None  # who asks relies on it: the schedule stays from now on
+        self._tuner = None  # the caller relies on this transport: fix the schedule
         return self._group_transport
 
     def _use_schedule(self, schedule: Schedule) -> None:
-        """Run this schedule from now on; memory that was given out before stays what it is.
+        """Run this schedule from now on. Buffers that were handed out stay valid.
 
         Raises:
-            CommunicatorError, RendezvousError: a member is missing or could not be connected to.
+            CommunicatorError, RendezvousError: a member is missing or cannot be reached.
         """
         self.schedule = schedule
         self._steps = [
@@ -281,7 +280,7 @@ class ComposedCommunicator:
         self._buckets.clear()
 
     def _buffer_transport(self) -> Transport | None:
-        """Whose memory buffers are: that of the first step with memory to register; None where this rank skips it.
+        """The transport that owns buffers: of the first step with registered memory; None if this rank skips it.
 
         The groups of a step are disjoint, so the members of a group agree on it.
         """
@@ -292,7 +291,7 @@ class ComposedCommunicator:
         return next((own.transport for own in self._steps if own.number == first), None)
 
     def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
-        """One bucket through all steps."""
+        """All-reduce the tensors as one bucket."""
         if not tensors:
             return
         flat, layout = adjacent(tensors), shapes_digest(tensors)
@@ -306,7 +305,7 @@ class ComposedCommunicator:
         copy_all(pieces, tensors)
 
     def _run_tuned(self, flat: Tensor, op: ReduceOp, layout: int) -> None:
-        """Run the schedule; the next one runs another, if that is known to cost less by then."""
+        """Run the schedule, and let the tuner replace it for the next reduction if another costs less."""
         tuner = self._tuner
         if tuner is None:
             self._run_schedule(flat, op, layout)
@@ -326,7 +325,8 @@ class ComposedCommunicator:
                 )
 
     def _run_schedule(self, flat: Tensor, op: ReduceOp, layout: int) -> None:
-        # In bfloat16 a transport would divide before it rounds, and the result would depend on the number of steps.
+        # With one step the transport divides a mean itself. Not in bfloat16: it would divide before it rounds, and so the
+        # result would depend on the number of steps.
         fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
         for own in self._steps:
             try:
@@ -338,7 +338,7 @@ class ComposedCommunicator:
             flat.div_(self.world_size)
 
     def _bucket(self, numel: int, like: Tensor) -> Tensor:
-        """Memory that is used again by every list of tensors; it at least doubles when it must grow."""
+        """Memory that all lists of tensors reuse; it at least doubles when it must grow."""
         bucket = self._buckets.get(like.dtype)
         if bucket is None or bucket.numel() < numel:
             size = max(numel, 2 * bucket.numel() if bucket is not None else 0)
@@ -350,7 +350,7 @@ class ComposedCommunicator:
         return torch.zeros(numel, dtype=dtype) if home is None else home.buffer(numel, dtype)
 
     def _call(self, operation: str, do: Callable[[], Result]) -> Result:
-        """Do an operation of the whole group in its turn."""
+        """Run an operation of the whole group when its turn in the queue comes."""
         return self._queue.call(partial(self._guarded, operation, do))
 
     def _guarded(self, operation: str, do: Callable[[], Result]) -> Result:
@@ -365,7 +365,7 @@ class ComposedCommunicator:
             raise CommunicatorError(operation, self.rank, "nobody", 0.0, self._broken)
 
     def _failed(self, error: CommunicatorError, operation: str) -> CommunicatorError:
-        """A transport's error as this communicator's, which leaves all its groups: nobody shall wait for it."""
+        """Turn a transport's error into this communicator's, and leave all groups, so that no member waits for this one."""
         kind = MismatchedCallError if isinstance(error, MismatchedCallError) else CommunicatorError
         located = kind(operation, self.rank, error.waiting_for, error.waited_s, error.detail, error.step)
         located.awaited = error.awaited
@@ -408,7 +408,7 @@ class _LocalStep:
 
 
 class _SerializedOperations:
-    """A transport's compiled operations, in their turn among the communicator's."""
+    """A transport's compiled operations, serialized with the communicator's other operations."""
 
     def __init__(self, inner: CompiledOperations, call: Callable[[str, Callable[[], None]], None]) -> None:
         self._inner, self._call = inner, call
@@ -421,5 +421,5 @@ class _SerializedOperations:
 
 
 def _sum_for_mean(op: ReduceOp) -> ReduceOp:
-    """What the transports do: a mean is divided once, at the end."""
+    """The transports' operation: a mean is a sum that is divided once, at the end."""
     return "sum" if op == "mean" else op

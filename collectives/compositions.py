@@ -1,9 +1,8 @@
-"""Ways to compose primitives into an all-reduce for a layout (GMI-DRL §3.2.1, Figure 7; the preprint §4.1, Figure 4).
+"""Compositions of primitives into an all-reduce for a layout (GMI-DRL §3.2.1, Figure 7; the preprint §4.1, Figure 4).
 
-All are trees. A composition says level by level who reduces with whom; the first member of each group carries its
-sum to the next level. On the top level, of one group, all members get the sum at once, and it is broadcast back
-down the same groups: the final broadcast that the papers' figures omit. Hosts are the outermost level: one
-leader of each reduces by ``net``.
+All are trees of levels. On each level disjoint groups reduce to their first member, the leader, which goes on to the next
+level. The top level, one group, all-reduces. The levels then broadcast back in reverse order; the papers' figures omit
+this final broadcast. Hosts are the outermost level: one leader per host reduces by ``net``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ def rp_only(layout: Layout) -> Schedule:
     Raises:
         CompositionError: the ring across would hold two GMIs of one device: m > n in a host, where devices are equal.
     """
+    # Level 1: ring j over the j-th GMI of each device reduces to its root.
     rings = [_rings(node) for node in layout.nodes]
+    # Level 2: a ring over the m roots, all on different devices of the host.
     roots = [
         _distinct_roots("rp_only", layout, node, ring) for node, ring in zip(layout.nodes, rings, strict=True)
     ]
@@ -44,9 +45,9 @@ def rp_only(layout: Layout) -> Schedule:
 
 
 def hybrid(layout: Layout, k: int) -> Schedule:
-    """k GMIs per device reduce in rings; one of each ring and all other GMIs by shared memory (Figure 7c).
+    """k GMIs per device reduce in k rings; the ring roots and all other GMIs by shared memory (Figure 7c).
 
-    The second step has n(m - k) + k members, as in the paper's cost. ``k`` 0 is ``ip_only``. A device with fewer
+    The second step has n(m - k) + k members, as in the paper's cost. ``k`` = 0 is ``ip_only``. A device with fewer
     than k GMIs has them all in rings.
 
     Raises:
@@ -61,8 +62,9 @@ def hybrid(layout: Layout, k: int) -> Schedule:
     led: list[tuple[int, ...]] = []
     by_memory: list[tuple[int, ...]] = []
     for node in layout.nodes:
-        # Roots rotate over the devices, so that no device copies all of them to the host.
+        # Level 1: k rings. Their roots rotate over the devices, so that no device copies all of them to the host.
         rings = [_led(ring, ring[j % len(ring)]) for j, ring in enumerate(_rings(node)[:k])]
+        # Level 2: shared memory among the k roots and the n(m - k) GMIs outside of the rings.
         rest = [rank for device in node for rank in device[k:]]
         led += rings
         by_memory.append(tuple(sorted([*(ring[0] for ring in rings), *rest])))
@@ -72,8 +74,8 @@ def hybrid(layout: Layout, k: int) -> Schedule:
 def har(layout: Layout, t: int = 0) -> Schedule:
     """Shared memory inside each device, then a ring over one leader per device (preprint, Figure 4c).
 
-    ``t`` is the leader's place on its device. With M GMIs on each device, numbered device after device, that is the
-    preprint's rule GMI_id % M == t; it is also defined where the rule is not.
+    ``t`` is the leader's index on its device. With M GMIs on each device, numbered device after device, this is the
+    preprint's rule GMI_id % M == t; it also applies to unequal devices, where M is undefined.
 
     Raises:
         CompositionError: a device has no t-th GMI.
@@ -82,7 +84,7 @@ def har(layout: Layout, t: int = 0) -> Schedule:
 
 
 def device_rp(layout: Layout) -> Schedule:
-    """On the device inside each device, then a ring over the leaders (beyond the papers: no copy through the host).
+    """``device`` inside each device, then a ring over the leaders (beyond the papers: no copy through the host).
 
     Raises:
         CompositionError: no device has two GMIs.
@@ -91,7 +93,7 @@ def device_rp(layout: Layout) -> Schedule:
 
 
 def device_ip(layout: Layout) -> Schedule:
-    """On the device inside each device, then shared memory among the leaders (beyond the papers).
+    """``device`` inside each device, then shared memory among the leaders (beyond the papers).
 
     Raises:
         CompositionError: no device has two GMIs.
@@ -119,7 +121,7 @@ def mrr(layout: Layout) -> Schedule:
 
 
 def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
-    """The preprint's Algorithm 1, line by line: ``mpr``, ``mrr`` or ``har`` for a GMI-to-GPU mapping list."""
+    """Algorithm 1 of the preprint, line by line: ``mpr``, ``mrr`` or ``har`` for a GMI-to-GPU mapping list."""
     gmis_per_gpu = set()
     if len(mpl) <= 1:  # all GMIs are on one GPU
         return "mpr"
@@ -133,19 +135,19 @@ def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
 
 
 def preprint(layout: Layout) -> Schedule:
-    """What the preprint's Algorithm 1 selects for this layout.
+    """The schedule that the preprint's Algorithm 1 selects for this layout.
 
     Raises:
-        CompositionError: what it selects does not apply to this layout.
+        CompositionError: the selected composition does not apply to this layout.
     """
     return compose(select_preprint(layout.mpl), layout)
 
 
 def composition_names(layout: Layout) -> tuple[str, ...]:
-    """Compositions to try on ``layout``, by name, whether they apply or not.
+    """Names of the compositions to try on ``layout``, whether they apply or not.
 
-    Left out are those that would repeat the steps of others: mpr, mrr, hybrid(0), and hybrids with more GMIs per device
-    in rings than two devices of a host have.
+    Omitted are those with the steps of another one: mpr, mrr, hybrid(0), and hybrid(k) where no host has two devices with
+    k GMIs.
     """
     most = max(sorted((0, *map(len, node)))[-2] for node in layout.nodes)
     return (
@@ -159,10 +161,10 @@ def composition_names(layout: Layout) -> tuple[str, ...]:
 
 
 def compose(name: str, layout: Layout) -> Schedule:
-    """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``; ``hybrid:2`` suits a shell better.
+    """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``; ``hybrid:2`` needs no shell quotes.
 
     Raises:
-        CompositionError: there is none of that name, or it does not apply to the layout.
+        CompositionError: unknown name, or the composition does not apply to the layout.
     """
     found = _HYBRID.fullmatch(name)
     if found is not None:
@@ -173,7 +175,7 @@ def compose(name: str, layout: Layout) -> Schedule:
 
 
 def is_composition_name(text: str) -> bool:
-    """Whether there is a composition of that name, for whatever layout."""
+    """Whether this is the name of a composition, whether or not it applies to any layout."""
     return text in _BY_NAME or _HYBRID.fullmatch(text) is not None
 
 
@@ -190,19 +192,21 @@ _BY_NAME = {
 _HYBRID = re.compile(r"hybrid(?:\((\d{1,5})\)|:(\d{1,5}))")
 
 KNOWN_NAMES = ", ".join([*_BY_NAME, "hybrid(K)"])
-"""For messages."""
+"""For error messages."""
 
 
 def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Schedule:
     """Reduce level by level, all-reduce on the top one, broadcast back. The last of ``levels`` has a group per host."""
+    # The outermost level: one leader per host, by net.
     leaders = tuple(group[0] for group in levels[-1][1])
     full: list[tuple[Primitive, tuple[tuple[int, ...], ...]]] = []
     for primitive, groups in (*levels, ("net", [leaders])):
         several = tuple(group for group in groups if len(group) > 1)
-        if several:  # a member alone carries its own contents on
+        if several:  # a group of one goes on with its own contents
             full.append((primitive, several))
     if not full:
         return Schedule(name, layout, ())
+    # Up: reduce to the leaders. Top: all-reduce. Down: broadcast over the same groups in reverse order.
     *inner, (top, groups) = full
     up = [Step("reduce", primitive, groups) for primitive, groups in inner]
     down = [Step("broadcast", primitive, groups) for primitive, groups in reversed(inner)]
@@ -235,9 +239,10 @@ def _rings(node: Devices) -> list[tuple[int, ...]]:
 def _distinct_roots(
     name: str, layout: Layout, node: Devices, rings: list[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """One GMI of each ring, no two on one device; ring j's on the j-th device where that is possible.
+    """One GMI of each ring, no two on one device; ring j's on the j-th device if possible.
 
-    The devices of a ring include those of the next: taking the last and smallest ring first finds roots where there are any.
+    The devices of ring j include those of ring j + 1. So a greedy choice from the last, smallest ring on finds roots if any
+    exist.
     """
     device_of = {rank: index for index, device in enumerate(node) for rank in device}
     taken: set[int] = set()

@@ -1,4 +1,4 @@
-"""From a rendezvous to a communicator: meet, find out who is where, and connect."""
+"""Connects to a group: rendezvous, layout, choice of the schedule, transports; returns the communicator."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def connect(
     device: torch.device = _CPU,
     generation: int = 0,
 ) -> Communicator:
-    """Meet the other members and connect to them; every member calls this with the same arguments but its own ``me``.
+    """Find the other members and connect to them. Every member calls it with the same arguments, but its own ``me``.
 
     Args:
-        rendezvous: where all meet
-        me: this process; its ``device`` tells which members share one
-        world_size: how many members there are
-        timeout_s: limits each wait of the meeting and of every later operation
-        transport: what data may travel by
-        composition: name of a composition in ``collectives.compositions``; auto: what is cheapest where the members are
-        device: where the tensors are that will be reduced
-        generation: which forming of the group this is
+        rendezvous: the same for all members
+        me: this process; members with the same ``device`` share one
+        world_size: number of members
+        timeout_s: limit of each wait, here and in every later operation
+        transport: allowed transports
+        composition: name of a composition in ``collectives.compositions``; auto: the cheapest for the layout
+        device: of the tensors that will be reduced
+        generation: of the group, counted up after each loss
 
     Raises:
         RendezvousError: members are missing, duplicate or out of range.
-        CompositionError: the composition does not exist or does not apply to where the members are.
-        CommunicatorError: they met but could not connect; MemberLostError where one is gone.
+        CompositionError: the composition does not exist or does not apply to the layout.
+        CommunicatorError: members could not connect; MemberLostError if one is lost.
     """
     if world_size == 1:
         return SoloCommunicator(generation)
@@ -73,7 +73,7 @@ def connect(
 
 
 def _refuse_transport(transport: TransportName, members: Sequence[Member], rank: int) -> None:
-    """Say before anything is built that shared memory alone will not do."""
+    """Raise early if ``transport='shm'`` cannot work for these members."""
     one_host = len({member.host_id for member in members}) == 1
     reason = unsupported_reason()
     if transport == "shm" and (reason or not one_host):

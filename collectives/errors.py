@@ -1,10 +1,10 @@
-"""What goes wrong among members of a group, in terms that the reader can act on."""
+"""Errors of collectives, with the facts that a caller can act on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # rendezvous raises what is defined here
+if TYPE_CHECKING:  # rendezvous imports this module
     from collectives.rendezvous import Member
 
 
@@ -12,13 +12,13 @@ class CommunicatorError(RuntimeError):
     """A collective operation did not complete; the communicator that raised it is unusable from here on.
 
     Attributes:
-        operation: what was being done, e.g. ``all_reduce``
-        rank: who noticed
-        waiting_for: whom or what it waited for, e.g. ``rank 1 (pid 4711)``
-        waited_s: for how long, in seconds
-        detail: what the transport said
-        step: which part of the operation it was, e.g. ``step 2 of 3, reduce by ip among 0 1``; empty for a whole one
-        awaited: members of whom the transport cannot say which one it waited for; set by those that cannot
+        operation: e.g. ``all_reduce``
+        rank: of the member that raised
+        waiting_for: the awaited member or resource, e.g. ``rank 1 (pid 4711)``
+        waited_s: seconds waited
+        detail: the transport's message
+        step: part of the operation, e.g. ``step 2 of 3, reduce by ip among 0 1``; empty for a whole one
+        awaited: all members that may be the missing one, if the transport cannot tell which
     """
 
     awaited: tuple[Member, ...] = ()
@@ -43,15 +43,15 @@ class CommunicatorError(RuntimeError):
 
 
 class MismatchedCallError(CommunicatorError):
-    """Members called different operations. All of them raise this, before data moves; ``detail`` names both calls."""
+    """Members called different operations. All of them raise it before data moves; ``detail`` names both calls."""
 
 
 class MemberLostError(CommunicatorError):
-    """A member's process or host is gone. The others raise this wherever they are, and form the next generation.
+    """A member's process or host is lost. The other members raise it in any operation, and form the next generation.
 
     Attributes:
-        lost: who is gone
-        reason: how that was noticed
+        lost: the lost members
+        reason: how the loss was detected
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MemberLostError(CommunicatorError):
         reason: str = "its process has ended",
     ) -> None:
         super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason, step)
-        self.args = (operation, rank, lost, waited_s, step, reason)  # what pickle replays
+        self.args = (operation, rank, lost, waited_s, step, reason)  # pickle passes them to __init__
         self.lost = lost
         self.reason = reason
 
@@ -73,7 +73,7 @@ class RendezvousError(RuntimeError):
     """Members could not find each other: a wrong, duplicate or missing member.
 
     Attributes:
-        generation: which meeting
+        generation: the one that was to form
         reason: what is wrong, and what was expected
     """
 
@@ -87,11 +87,11 @@ class RendezvousError(RuntimeError):
 
 
 class LayoutError(ValueError):
-    """A layout that says nothing, too much, or contradicts itself.
+    """An invalid layout.
 
     Attributes:
-        layout: what was given
-        reason: what is wrong with it, and what would be right
+        layout: as given
+        reason: what is wrong with it, and what would be valid
     """
 
     def __init__(self, layout: str, reason: str) -> None:
@@ -107,9 +107,9 @@ class CompositionError(ValueError):
     """A composition that does not apply to a layout, or a schedule that would not reduce correctly.
 
     Attributes:
-        composition: which one, e.g. ``rp_only``
-        layout: on which layout, as text
-        reason: why not
+        composition: its name, e.g. ``rp_only``
+        layout: as text
+        reason: why it does not apply
     """
 
     def __init__(self, composition: str, layout: str, reason: str) -> None:
@@ -123,7 +123,7 @@ class CompositionError(ValueError):
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be read, or does not say what a plan needs.
+    """A profile that cannot be read, or lacks measurements that a plan needs.
 
     Attributes:
         profile: its path or machine

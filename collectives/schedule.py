@@ -1,4 +1,4 @@
-"""What is done in which order so that every rank ends with the sum over all: a value that proves itself."""
+"""Schedule of an all-reduce: steps of primitives on groups of ranks, verified by symbolic execution when it is created."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PRIMITIVES: dict[Primitive, str] = {
     "device": "on the device that the members share",
     "net": "across hosts, one member of each",
 }
-"""What each primitive asks of the members of a group."""
+"""What each primitive requires of the members of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation on disjoint groups of ranks, side by side; a rank in no group passes.
+    """One operation on disjoint groups of ranks in parallel; a rank in no group skips the step.
 
     Attributes:
-        op: ``all_reduce``: all members end with the group's sum; ``reduce``: the first does, and what the others hold is
-            unspecified; ``broadcast``: all end with what the first held
-        primitive: how the members of a group reach each other
-        groups: at least two ranks each; sums are taken in the order of the group
+        op: ``all_reduce``: all members get the group's sum; ``reduce``: the first does, the others' contents become
+            unspecified; ``broadcast``: all get the first member's contents
+        primitive: how the members of a group are connected
+        groups: at least two ranks each; sums follow the order of the group
     """
 
     op: Op
@@ -37,14 +37,14 @@ class Step:
     groups: tuple[tuple[int, ...], ...]
 
     def group_of(self, rank: int) -> tuple[int, ...] | None:
-        """The group that ``rank`` is in; None where it passes."""
+        """The group of ``rank``; None if it skips the step."""
         return next((group for group in self.groups if rank in group), None)
 
     def __str__(self) -> str:
         return f"{self.op} by {self.primitive}: {self.groups_text()}"
 
     def groups_text(self) -> str:
-        """``(0 3) (1 4)``; the arrow of ``(1-2 -> 0)`` and ``(0 -> 1-2)`` points to who ends with the result."""
+        """``(0 3) (1 4)``; the arrow of ``(1-2 -> 0)`` and ``(0 -> 1-2)`` points to the ranks that get the result."""
         return " ".join(f"({_group_text(self.op, group)})" for group in self.groups)
 
 
@@ -53,13 +53,13 @@ class Schedule:
     """Steps after which every rank holds the sum of all ranks' contributions, bitwise equal everywhere.
 
     Attributes:
-        composition: what made it, e.g. ``hybrid(1)``
-        layout: for which it is right
+        composition: its name, e.g. ``hybrid(1)``
+        layout: that of its ranks
         steps: in order; none for a single rank
 
     Raises:
-        CompositionError: it would not reduce correctly, or a primitive cannot connect one of its groups. A schedule that
-            is there is right.
+        CompositionError: it would not reduce correctly, or a primitive cannot connect one of its groups. So every existing
+            schedule is correct.
     """
 
     composition: str
@@ -75,7 +75,7 @@ class Schedule:
         return frozenset(step.primitive for step in self.steps)
 
     def steps_of(self, rank: int) -> Iterator[tuple[int, Step, tuple[int, ...]]]:
-        """What ``rank`` takes part in: number of the step, the step, its group there."""
+        """The steps that ``rank`` takes part in: index of the step, the step, its group."""
         for number, step in enumerate(self.steps):
             group = step.group_of(rank)
             if group is not None:
@@ -84,15 +84,15 @@ class Schedule:
     def check(self) -> None:
         """Prove by symbolic execution that each contribution reaches every rank exactly once.
 
-        Each rank's contents are tracked as the set of contributions in it and the expression that made it: equal
-        expressions are bitwise equal, whoever computed them.
+        Each rank's contents are tracked as the set of contributions in it and the expression that made it. Equal
+        expressions give bitwise equal results, whichever rank computes them.
 
         Raises:
-            CompositionError: it is not so; the message names step, group and rank.
+            CompositionError: it does not hold; the message names step, group and rank.
         """
         contents: list[_Contents | None] = [
             _Contents(1 << rank, rank) for rank in range(self.layout.world_size)
-        ]
+        ]  # each rank begins with its own contribution; None: unspecified
         expressions: dict[tuple[str, tuple[int, ...]], int] = {}
         places = self.layout.places()
         for number, step in enumerate(self.steps):
@@ -131,7 +131,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a rank holds: a bit for each contribution, and the number of the expression that made it."""
+    """Symbolic contents of a rank: a bit per contribution, and the number of the expression that made them."""
 
     parts: int
     expression: int
@@ -139,7 +139,7 @@ class _Contents:
 
 def _check_groups(step: Step, places: dict[int, tuple[int, int]]) -> None:
     """Raise ValueError where groups overlap or the primitive cannot connect one of them."""
-    seen: set[int] = set()
+    grouped: set[int] = set()
     if not step.groups:
         raise ValueError("it has no groups")
     for group in step.groups:
@@ -148,9 +148,9 @@ def _check_groups(step: Step, places: dict[int, tuple[int, int]]) -> None:
         for rank in group:
             if rank not in places:
                 raise ValueError(f"there is no rank {rank}")
-            if rank in seen:
+            if rank in grouped:
                 raise ValueError(f"rank {rank} occurs twice")
-            seen.add(rank)
+            grouped.add(rank)
         nodes = {places[rank][0] for rank in group}
         devices = {places[rank][1] for rank in group}
         fits = {
@@ -171,7 +171,7 @@ def _apply(
     contents: list[_Contents | None],
     expressions: dict[tuple[str, tuple[int, ...]], int],
 ) -> None:
-    """Do the step symbolically; ValueError where it would read unspecified contents or add something twice."""
+    """Execute the step symbolically. ValueError if it reads unspecified contents, or adds a contribution twice."""
     if step.op == "broadcast":
         if contents[group[0]] is None:
             raise ValueError(f"rank {group[0]} has unspecified contents to send")
@@ -188,7 +188,7 @@ def _apply(
         parts |= held.parts
         inputs.append(held.expression)
     key = (step.primitive, tuple(inputs))
-    # Numbers below the world size stand for the contributions themselves.
+    # Expressions below the world size are the contributions themselves.
     expression = expressions.setdefault(key, len(contents) + len(expressions))
     for rank in group:
         contents[rank] = None if step.op == "reduce" else _Contents(parts, expression)

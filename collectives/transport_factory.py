@@ -1,4 +1,4 @@
-"""How the members of a meeting are connected: transports by primitive and group, and groups of some of them."""
+"""Connects the members of a group: transports by primitive and ranks, subgroups, and the root cause of an error."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from collectives.transports.gloo import GlooStore, GlooTransport
 from collectives.transports.nccl import NcclTransport
 
 TransportName = Literal["auto", "shm", "gloo"]
-"""auto: what the composition names, shared memory inside a host where it works, Gloo across hosts. shm: all members
-share a host, and its memory. gloo: Gloo only, whatever the composition names."""
+"""auto: as the composition says; shared memory inside a host if it works, Gloo across hosts. shm: shared memory only, so
+all members must share a host. gloo: Gloo only, for every primitive."""
 
 _logger = logging.getLogger(__name__)
 _MAPPED = "mapped"
-"""What a member publishes that mapped the first one's memory; another one publishes why it could not."""
+"""Published by a member that mapped the first member's memory; otherwise it publishes the reason."""
 _MISMATCH = "mismatched call"
-"""Under this key members that compared their calls publish what differed, for those that did not get to comparing."""
+"""Key under which a member publishes a mismatch, for members that failed before they could compare."""
 _GAVE_UP = "gave up"
-"""What a member publishes that gives up, for itself and for all who wait."""
+"""Published by a member whose operation failed, under its own key and the group's."""
 _GAVE_UP_POLL_S = 0.5
-"""How long a member waits before it asks whether another gave up, and between two questions."""
+"""Wait before a member first asks whether another gave up, and between two requests."""
 _GAVE_UP_WAIT_S = 4 * _GAVE_UP_POLL_S
-"""How long those who wait have for giving up, too, before they are named."""
+"""How long awaited members have to give up too, before an error names them as unresponsive."""
 _LOSS_NOTICE_WAIT_S = 0.7
-"""How long after an error the news of a loss behind it may take: of a process that ended it is there already, and of a
-host that fell silent one member hears at most a heartbeat and its way before another, which then leaves."""
+"""How long a loss may be reported after the error that it caused. The end of a process is known at once; a silent host is
+detected by members up to one heartbeat interval apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupContext:
-    """What all groups that come of one meeting have in common."""
+    """Shared by all groups that come of one rendezvous."""
 
     rendezvous: Rendezvous
     generation: int
@@ -59,38 +59,43 @@ class GroupContext:
     failure_detector: FailureDetector
 
     def with_root_cause(self, error: CommunicatorError, group: str = "") -> CommunicatorError:
-        """What is behind an error: a member's loss, or a mismatched call that another member saw; else who did not come.
+        """The cause of an error: a member's loss, a mismatched call that another member found, or unresponsive members.
 
-        Broken connections and missing answers follow from all of them. Who sees a mismatch publishes it before it leaves,
-        and whoever gives up says so to its ``group``: of those that were waited for, only the others are named then.
+        Each of them makes other members' connections break. A member publishes a mismatch before it leaves, and a failed
+        operation to its ``group``: of the awaited members, the error then names only those that have published nothing.
         """
+        # 1. Publish that this member gave up, so that the group need not wait for it.
         with suppress(RendezvousError):
             for member in (self.failure_detector.me, None):
                 self.rendezvous.publish(self.generation, _gave_up_key(group, member), _GAVE_UP)
+        # 2. The cause is known already.
         if isinstance(error, MemberLostError):
             return error
         if isinstance(error, MismatchedCallError):
             with suppress(RendezvousError):  # another member published its own view
                 self.rendezvous.publish(self.generation, _MISMATCH, error.detail)
             return error
+        # 3. A mismatch that another member published.
         with suppress(RendezvousError):
             mismatch = self.rendezvous.endpoint(self.generation, _MISMATCH)
             if mismatch is not None:
                 return MismatchedCallError(
                     error.operation, error.rank, error.waiting_for, error.waited_s, mismatch, error.step
                 )
+        # 4. A loss that the failure detector reports soon after.
         poll(lambda: self.failure_detector.lost() or None, _LOSS_NOTICE_WAIT_S)
         try:
             self.failure_detector.check(error.operation, error.step, error.waited_s)
         except MemberLostError as loss:
-            reason = f"{loss.reason}; {error.detail}"  # who called something else may be gone by now, too
+            reason = f"{loss.reason}; {error.detail}"  # a member that left because of a mismatch may have ended too
             return MemberLostError(error.operation, error.rank, loss.lost, error.waited_s, error.step, reason)
         except CommunicatorError:
             pass
+        # 5. Otherwise the members that did not come.
         return self._naming_unresponsive_members(error, group)
 
     def _naming_unresponsive_members(self, error: CommunicatorError, group: str) -> CommunicatorError:
-        """The error, naming only those of the awaited members who do not give up themselves; itself where all do."""
+        """The error, naming only the awaited members that have not given up themselves; unchanged if all have."""
         if len(error.awaited) < 2:
             return error
 
@@ -114,27 +119,27 @@ class GroupContext:
 
 
 def _gave_up_key(group: str, member: Member | None = None) -> str:
-    """Under this key a member of a group publishes that an operation of its failed; or that any member's did."""
+    """Key for a failed operation of this member of a group; without a member, of any of them."""
     return f"{group}{_GAVE_UP}" if member is None else f"{group}{_GAVE_UP}: rank {member.rank}"
 
 
 def communicator_among(
     context: GroupContext, members: Sequence[Member], rank: int, name: str = ""
 ) -> Communicator:
-    """This member's communicator with ``members``, among which it has this rank. All of them call it.
+    """This member's communicator with ``members``. All of them call it.
 
     Args:
-        context: where they met
+        context: of their rendezvous
         members: by rank
         rank: of this process among them
-        name: tells the group from others of the same meeting; empty for that of all members
+        name: unique among the groups of the rendezvous; empty for the group of all members
     """
     if len(members) == 1:
         return SoloCommunicator(context.generation)
     transport_factory = GroupTransportFactory(context, members, rank, name)
     composition = context.composition
     if composition == "auto" and context.transport != "auto":
-        composition = "ip_only"  # what it says may be used leaves nothing to choose from
+        composition = "ip_only"  # with a single transport there is no choice
     choice = choose_schedule(transport_factory, members, rank, composition, context.device, context.timeout_s)
     return ComposedCommunicator(
         rank, choice.schedule, transport_factory, context.generation, choice.reason, choice.tuner
@@ -142,20 +147,20 @@ def communicator_among(
 
 
 class GroupTransportFactory:
-    """Connects this member to others of one group. The first member of a transport publishes where it begins."""
+    """Connects this member to others of one group. The first member of a transport publishes its endpoint."""
 
     def __init__(
         self, context: GroupContext, members: Sequence[Member], rank: int, name: str, group: str | None = None
     ) -> None:
-        """``name``: tells these transports from other_members; ``group``: the same of the group that they are of."""
+        """``name``: prefix of the transports' keys; ``group``: prefix of their group's keys, by default the same."""
         self._context, self._members, self._rank, self._name = context, members, rank, name
         self._group = name if group is None else group
         self._num_groups = 0
         self._next_gave_up_poll_s = 0.0
-        """Not before then this member asks again whether another gave up."""
+        """Time of the next request whether another member gave up."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """The primitive among these ranks, of which this member is one. On a CPU, Gloo stands in for NCCL's rings."""
+        """A transport of the primitive among these ranks, which include this member. On a CPU, Gloo replaces NCCL."""
         members, index = [self._members[rank] for rank in ranks], ranks.index(self._rank)
         key = f"{self._name}{primitive} {ranks_text(ranks)}"
         if self._context.transport == "gloo":
@@ -170,20 +175,20 @@ class GroupTransportFactory:
         return self._gloo(members, index, key)
 
     def channel(self, direction: tuple[int, int]) -> Transport:
-        """What messages from one rank to another travel by: shared memory inside a host, Gloo between hosts."""
+        """The transport for messages from one rank to another: shared memory inside a host, Gloo between hosts."""
         source, to = direction
         one_host = self._members[source].host_id == self._members[to].host_id
         return self.scoped(f"{source} to {to}").transport("ip" if one_host else "net", direction)
 
     def scoped(self, name: str) -> GroupTransportFactory:
-        """Wires of the same members whose transports are others, such as to try them."""
+        """A factory for the same members with separate transports, for example to probe or time them."""
         return GroupTransportFactory(
             self._context, self._members, self._rank, f"{self._name}{name}: ", self._group
         )
 
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
-        """A communicator among these ranks; None where this member is not one of them."""
-        self._num_groups += 1  # on every member, so that all name it alike
+        """A communicator among these ranks; None on other members."""
+        self._num_groups += 1  # on every member, so that all use the same name
         if self._rank not in ranks:
             return None
         name = f"{self._name}group {self._num_groups}: "
@@ -191,19 +196,19 @@ class GroupTransportFactory:
         return communicator_among(self._context, members, ranks.index(self._rank), name)
 
     def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
-        """A loss, if there was one."""
+        """The cause of an error, as ``GroupContext.with_root_cause``."""
         return self._context.with_root_cause(error, self._group)
 
     def close(self) -> None:
-        """Stop watching the others, once the whole group is left."""
+        """Close the failure detector, if this is the group of all members."""
         if not self._name:
             self._context.failure_detector.close()
 
     def _shared_memory_or_gloo(self, members: Sequence[Member], index: int, key: str) -> Transport:
-        """Shared memory if all members can map it; else Gloo for all of them, unless shared memory was asked for.
+        """Shared memory if all members can map it; else Gloo for all, or an error with ``transport: shm``.
 
-        A process may open another's memory only if the kernel lets it trace that process: not of another user, nor from
-        another namespace of processes.
+        A process may open another's memory only if the kernel lets it trace that process: not if it belongs to another user,
+        or to another PID namespace.
         """
         segment, refusals = self._map_first_members_segment(members, index, key)
         if segment is not None and not refusals:
@@ -217,7 +222,7 @@ class GroupTransportFactory:
                 members[index].rank,
                 "nobody",
                 0.0,
-                f"members cannot share memory: {reason}; run them as one user in one namespace of processes, or use "
+                f"members cannot share memory: {reason}; run them as one user in one PID namespace, or use "
                 "transport='gloo' or 'auto'",
             )
         if index == 0:
@@ -229,16 +234,16 @@ class GroupTransportFactory:
     def _map_first_members_segment(
         self, members: Sequence[Member], index: int, key: str
     ) -> tuple[shm.Segment | None, list[str]]:
-        """The memory of the first member, where this one can map it, and why others cannot, the same on all members."""
+        """The first member's memory (None if this member cannot map it), and all members' refusals, equal on all."""
         segment: shm.Segment | None
         if index == 0:
             segment = shm.Segment.host(len(members))
-            said = key, segment.endpoint
+            published = key, segment.endpoint
         else:
             segment, refusal = self._attach_segment(members, index, key)
-            said = f"{key} mapped by {index}", refusal or _MAPPED
+            published = f"{key} mapped by {index}", refusal or _MAPPED
         try:
-            self._publish(*said)
+            self._publish(*published)
             answers = [
                 self._endpoint(member, f"{key} mapped by {other}")
                 for other, member in enumerate(members)
@@ -253,7 +258,7 @@ class GroupTransportFactory:
     def _attach_segment(
         self, members: Sequence[Member], index: int, key: str
     ) -> tuple[shm.Segment | None, str]:
-        """The first member's memory; or None, and why this process cannot map it."""
+        """The first member's memory; or None and the reason why this process cannot map it."""
         endpoint = self._endpoint(members[0], key)
         try:
             return shm.Segment.attach(endpoint, len(members), index), ""
@@ -297,9 +302,10 @@ class GroupTransportFactory:
         return store
 
     def _check(self, waited_s: float) -> None:
-        """Called during waits, with their seconds so far; and after long ones, in which this process may have been stopped.
+        """Raise if a member is lost or another one gave up.
 
-        An operation that it interrupts is named by the communicator.
+        Called during waits with their seconds so far, and after long ones, in which this process may have been suspended.
+        The communicator fills in the name of the interrupted operation.
         """
         self._context.failure_detector.check("connect")
         now_s = time.monotonic()
@@ -315,7 +321,7 @@ class GroupTransportFactory:
                     context.failure_detector.me.rank,
                     ", ".join(map(str, awaited)),
                     0.0,
-                    "another gave up first",
+                    "another member gave up first",
                 )
                 failed.awaited = awaited
                 raise failed
