@@ -1,4 +1,4 @@
-"""A measured alpha-beta model: latency plus bytes over bandwidth, as a function of how many take part."""
+"""Alpha-beta cost model: latency plus bytes over bandwidth, as functions of the number of members, fitted to a profile."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from collectives.schedule import Op, Primitive, Step
 
 @dataclass(frozen=True, slots=True)
 class CostCoefficients:
-    """Cost of one operation by one primitive among g members, p groups at the same time, on S bytes, in seconds:
+    """Cost of one operation by one primitive among g members, with p parallel groups, on S bytes, in seconds:
 
         alpha + alpha_member g + (beta + beta_shared g p) moved
 
-    ``moved`` is what each member moves: S through memory, S (g - 1) / g around a ring.
+    ``moved`` is the bytes that each member moves: S through memory, S (g - 1) / g around a ring.
 
     Attributes:
         alpha: seconds per operation
         alpha_member: seconds per operation and member
-        beta: seconds per byte on a path that a member has for itself
-        beta_shared: seconds per byte on the path that all members of a host share, such as its memory bandwidth
+        beta: seconds per byte on a member's own path
+        beta_shared: seconds per byte on a path that all members of a host share, such as its memory bandwidth
     """
 
     alpha: float
@@ -45,20 +45,20 @@ class CostCoefficients:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlphaBetaModel:
-    """Lines of the operations that were measured or assumed."""
+    """Cost coefficients of each operation, measured or assumed."""
 
     origin: str
-    """Where the numbers come from, in words."""
+    """Source of the numbers, as text."""
     coefficients: Mapping[tuple[Primitive, Op], CostCoefficients]
     points: tuple[ProfilePoint, ...] = ()
-    """What they were fitted to; none where they are assumed."""
+    """Measurements that they were fitted to; none if they are assumed."""
 
     @classmethod
     def fit(cls, profile: Profile) -> AlphaBetaModel:
-        """Fit each operation's line to its points: least squares of relative errors, no coefficient below zero.
+        """Fit each operation's coefficients to its points: non-negative least squares of relative errors.
 
         Raises:
-            ProfileError: nothing was measured, or an operation with fewer than two sizes.
+            ProfileError: the profile is empty, or has an operation with fewer than two sizes.
         """
         if not profile.points:
             raise ProfileError(profile.machine, "nothing was measured")
@@ -77,23 +77,23 @@ class AlphaBetaModel:
             )
             for point in profile.points
         )
-        origin = f"measured on {profile.machine}; the lines are within {worst:.0%} of all {len(profile.points)} points"
+        origin = f"measured on {profile.machine}; the fit is within {worst:.0%} of all {len(profile.points)} points"
         return cls(origin=origin, coefficients=coefficients, points=profile.points)
 
     def step_s(self, step: Step, layout: Layout, nbytes: int) -> float:
         """Projected seconds of a step.
 
         Raises:
-            ProfileError: nothing is known of this operation by this primitive.
+            ProfileError: the model lacks this operation by this primitive.
         """
         shape = StepShape.from_step(step, layout)
-        line = self.coefficients.get((step.primitive, step.op))
-        if line is None:
+        coefficients = self.coefficients.get((step.primitive, step.op))
+        if coefficients is None:
             raise ProfileError(self.origin, f"{step.op} by {step.primitive} was not measured")
-        return line.seconds(shape, nbytes)
+        return coefficients.seconds(shape, nbytes)
 
     def unit_costs(self, layout: Layout, nbytes: int) -> dict[Primitive, UnitCost]:
-        """GMI-DRL's unit costs for a layout: as measured at this size, else from the line through other measurements."""
+        """GMI-DRL's unit costs for a layout: as measured at this size, else by the fit."""
         measured = {(point.shape, point.nbytes): point.seconds for point in self.points}
         units: dict[Primitive, UnitCost] = {}
         for primitive, op in self.coefficients:
@@ -108,13 +108,15 @@ class AlphaBetaModel:
 
 
 def _features(shape: StepShape, nbytes: float) -> tuple[float, float, float, float]:
+    """Factors of alpha, alpha_member, beta, beta_shared."""
     on_memory = shape.primitive in ("ip", "device")
     moved = nbytes if on_memory else nbytes * (shape.members - 1) / shape.members
     return 1.0, float(shape.members), moved, moved * shape.members * shape.parallel
 
 
 def _fitted(points: Sequence[ProfilePoint]) -> CostCoefficients:
-    """Non-negative least squares. With four unknowns, trying which of them are zero is exact and quick."""
+    """Non-negative least squares, exact: tries every subset of the four coefficients as the nonzero ones."""
+    # Each row is divided by the measured seconds, so that the residual is the relative error.
     seconds = np.array([point.seconds for point in points])
     rows = np.array([_features(point.shape, point.nbytes) for point in points]) / seconds[:, None]
     scale = np.linalg.norm(rows, axis=0)
@@ -123,7 +125,7 @@ def _fitted(points: Sequence[ProfilePoint]) -> CostCoefficients:
         for columns in combinations(range(4), size):
             found = _least_squares(rows[:, columns] / scale[list(columns)])
             residual = float(np.linalg.norm(rows[:, columns] @ (found / scale[list(columns)]) - 1))
-            # A further unknown must earn its place: where points do not tell two apart, the first stands for both.
+            # A larger subset must reduce the residual: if points cannot separate two coefficients, the first gets both.
             if (found >= 0).all() and residual < least - 1e-9:
                 best, least = np.zeros(4), residual
                 best[list(columns)] = found / scale[list(columns)]
@@ -131,7 +133,7 @@ def _fitted(points: Sequence[ProfilePoint]) -> CostCoefficients:
 
 
 def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The factors whose weighted rows come nearest to 1: each row is already divided by what was measured."""
+    """The factors x that minimize |rows x - 1|: each row is already divided by its measured seconds."""
     return np.asarray(np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0], dtype=np.float64)
 
 
@@ -149,4 +151,4 @@ NOMINAL_MODEL = AlphaBetaModel(
         ("net", "all_reduce"): CostCoefficients(30e-6, 10e-6, 2 / 25e9, 0.0),
     },
 )
-"""For plans on paper. The nominal rates are the vendors'; a profile of the machine in question replaces all of it."""
+"""For plans without measurements. The rates are the vendors'; a profile of the actual machine replaces all of it."""

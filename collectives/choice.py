@@ -1,4 +1,4 @@
-"""Which schedule a group runs: the one that was asked for, the only one there is, or the cheapest as measured here."""
+"""Chooses the schedule of a group: the requested one, the only possible one, or the cheapest by measurement."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from collectives.transports.base import Transport
 from collectives.tuning import ScheduleTuner
 
 TYPICAL_BYTES = 440_000
-"""What the first choice is made for, before a bucket was seen: Ant's float32 gradients in the preprint's Table 7."""
+"""Size of the first choice, before the actual buckets are known: Ant's float32 gradients in the preprint's Table 7."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChoice:
-    """What a group runs."""
+    """The schedule of a group."""
 
     schedule: Schedule
     reason: str
     tuner: ScheduleTuner | None = None
-    """Chooses again by what reductions cost; None where nothing else could be chosen, or one was asked for."""
+    """Chooses again by the measured cost of reductions; None if there is no alternative, or one was requested."""
 
 
 class ScopedTransportFactory(Protocol):
-    """What choosing needs of a member's wires."""
+    """The part of a transport factory that the choice needs."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """The primitive among these ranks."""
+        """A transport of the primitive among these ranks."""
         ...
 
     def scoped(self, name: str) -> ScopedTransportFactory:
-        """Wires whose transports are others."""
+        """A factory with separate transports."""
         ...
 
 
@@ -57,20 +57,20 @@ def choose_schedule(
     device: torch.device,
     timeout_s: float,
 ) -> ScheduleChoice:
-    """The schedule for these members, the same on all of them, and why.
+    """Choose the schedule for these members, the same on all of them.
 
-    Members without a GPU have one way only: shared memory inside a host, then across hosts. For others each primitive
-    is tried, the steps of each composition are timed, and then the chosen one as a whole; training chooses again, for its
-    own bucket (``ScheduleTuner``). [unverified on GPU]
+    Members without a GPU use ``ip_only``: shared memory inside a host, then across hosts. On GPUs the primitives are probed,
+    the steps of all compositions are timed, and then the chosen composition as a whole. During training the tuner chooses
+    again for the actual bucket (``ScheduleTuner``). [unverified on GPU]
 
     Raises:
-        CompositionError: there is no such composition, or it does not apply to where the members are.
+        CompositionError: unknown composition, or it does not apply to the layout.
     """
     layout = Layout.from_placement([(member.host_id, member.device) for member in members])
     if composition != "auto":
-        return ScheduleChoice(compose(composition, layout), "it was asked for")
+        return ScheduleChoice(compose(composition, layout), "it was requested")
     if device.type == "cpu":
-        return ScheduleChoice(compose("ip_only", layout), "the only way without GPUs")
+        return ScheduleChoice(compose("ip_only", layout), "the only composition without GPUs")
     everyone = tuple(range(len(members)))
     across = len(layout.nodes) > 1
     with closing(
@@ -89,7 +89,7 @@ def supported_primitives(
     device: torch.device,
     timeout_s: float,
 ) -> set[Primitive]:
-    """The primitives that work here; across hosts there is only one. All members call it."""
+    """The primitives that work here, by probing; ``net`` is always included. All members call it."""
     node, _ = layout.places()[rank]
     mine = next(ranks for ranks in layout.devices if rank in ranks)
     ring = tuple(ranks[0] for ranks in layout.nodes[node])
@@ -116,9 +116,9 @@ def plan_cheapest(
     usable: set[Primitive],
     runs: int = RUNS,
 ) -> CompositionPlan:
-    """What costs least for ``TYPICAL_BYTES``: by a model of steps that are timed once, confronted with whole schedules now.
+    """The cheapest plan for ``TYPICAL_BYTES``: by a model of separately timed steps, corrected by timing whole schedules.
 
-    All members call it, and come to the same plan.
+    All members call it and get the same plan.
     """
     with ExitStack() as opened:
         profiling = transport_factory.scoped("profile")
@@ -134,9 +134,9 @@ def plan_cheapest(
             bucket = torch.zeros(nbytes // 4, device=device)
 
             def take_part() -> None:
-                for step, way in connected:
-                    run_step(step, way, bucket, "sum")
-                if device.type == "cuda":  # else only queued
+                for step, connection in connected:
+                    run_step(step, connection, bucket, "sum")
+                if device.type == "cuda":  # the reductions are only queued
                     torch.cuda.current_stream(device).synchronize()
 
             cost = torch.tensor([mean_s(take_part, runs=runs) if own else 0.0], dtype=torch.float64)
@@ -153,9 +153,10 @@ def plan_cheapest(
             ),
         )
         plan = plan_composition(layout, TYPICAL_BYTES, AlphaBetaModel.fit(profile), usable)
+        # Time the chosen schedule as a whole and choose again, until the choice stays.
         for _ in plan.candidates:
-            confronted = plan.record_measurement(timed(plan.schedule.steps, TYPICAL_BYTES))
-            settled, plan = confronted.chosen == plan.chosen, confronted
+            updated = plan.record_measurement(timed(plan.schedule.steps, TYPICAL_BYTES))
+            settled, plan = updated.chosen == plan.chosen, updated
             if settled:
                 break
         return plan

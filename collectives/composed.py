@@ -79,7 +79,7 @@ class ComposedCommunicator:
         schedule: Schedule,
         transport_factory: TransportFactory,
         generation: int = 0,
-        reason: str = "it was asked for",
+        reason: str = "it was requested",
         tuner: ScheduleTuner | None = None,
     ) -> None:
         """Connect to the members that this rank shares a group of the schedule with.

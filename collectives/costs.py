@@ -1,7 +1,7 @@
-"""What the papers say that compositions cost: their formulas, and their projection from measured unit costs.
+"""The papers' cost model of compositions: their formulas, and the projection from measured unit costs.
 
-Throughout: n (preprint: g) devices, m (preprint: t) GMIs on each, S (M_p) bytes of gradients, B1 bytes/s between
-processes through the host, B2 bytes/s between devices. The final broadcast costs nothing in either paper.
+Symbols: n (preprint: g) devices, m (preprint: t) GMIs on each, S (M_p) bytes of gradients, B1 bytes/s between processes
+through the host, B2 bytes/s between devices. Both papers neglect the final broadcast.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def all_reduce_s(members: int, nbytes: float, bandwidth: float) -> float:
 
 
 def ip_only_s(n: int, m: int, nbytes: float, b1: float) -> float:
-    """GMI-DRL §3.2.1: 2 (mn - 1) S / (mn B1). The text's 2 (m - n - 1) is a misprint: its own estimate has mn - 1."""
+    """GMI-DRL §3.2.1: 2 (mn - 1) S / (mn B1). The paper prints 2 (m - n - 1), a misprint: its estimate has mn - 1."""
     return all_reduce_s(n * m, nbytes, b1)
 
 
 def rp_only_s(n: int, nbytes: float, b2: float) -> float:
-    """GMI-DRL §3.2.1: 2 x 2 (n - 1) S / (n B2); rings of one step run at the same time."""
+    """GMI-DRL §3.2.1: 2 x 2 (n - 1) S / (n B2), two steps; the rings of a step run in parallel."""
     return 2 * all_reduce_s(n, nbytes, b2)
 
 
 def hybrid_s(n: int, m: int, k: int, nbytes: float, b1: float, b2: float) -> float:
-    """GMI-DRL §3.2.1: 2 (n - 1) S / (n B2) + 2 (n (m - k) + k - 1) S / ((n (m - k) + k) B1); k = 0 has no rings."""
+    """GMI-DRL §3.2.1: 2 (n - 1) S / (n B2) + 2 (n (m - k) + k - 1) S / ((n (m - k) + k) B1); no rings if k = 0."""
     rings = all_reduce_s(n, nbytes, b2) if k else 0.0
     return rings + all_reduce_s(hybrid_members(n, m, k), nbytes, b1)
 
@@ -40,7 +40,7 @@ def mpr_s(g: int, t: int, nbytes: float, b1: float) -> float:
 
 
 def mrr_s(g: int, t: int, nbytes: float, b2: float) -> float:
-    """Preprint, Table 2: 2 (g - 1) (t + 1) M_p / (g B2): t rings one after another, and the ring across."""
+    """Preprint, Table 2: 2 (g - 1) (t + 1) M_p / (g B2): t rings one after another, and the ring over their roots."""
     return (t + 1) * all_reduce_s(g, nbytes, b2)
 
 
@@ -55,10 +55,10 @@ def hybrid_members(n: int, m: int, k: int) -> int:
 
 
 def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
-    """A cost measured among some members, for others: by the ratio of their all-reduce formulas.
+    """Scale a measured cost to another number of members, by the ratio of the all-reduce formulas.
 
-    For ``ip_only`` this is the paper's Cost(a) = (nm - 1) / (m (n - 1)) Cost_ip. With one device there is
-    nothing to measure among n = 1 members, and the paper's factor divides by zero: measure two GMIs of it.
+    For ``ip_only`` this is the paper's Cost(a) = (nm - 1) / (m (n - 1)) Cost_ip. With one device, n = 1, the paper's factor
+    divides by zero: measure two GMIs of it instead.
 
     Raises:
         ValueError: fewer than two measured members.
@@ -73,7 +73,7 @@ def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
 def hybrid_published_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float) -> float:
     """GMI-DRL §3.2.1 as printed: (k/n + m - k) Cost_ip + Cost_rp.
 
-    It takes the second step to cost in proportion to its members, and so does not follow from ``hybrid_s``, from which
+    It assumes that the second step's cost is proportional to its members, and so does not follow from ``hybrid_s``.
     ``hybrid_derived_s`` does.
     """
     return (k / n + m - k) * cost_ip_s + cost_rp_s
@@ -86,29 +86,29 @@ def hybrid_derived_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCost:
-    """An all-reduce of the bucket in question, measured: Cost_ip or Cost_rp of GMI-DRL §3.2.1."""
+    """Measured all-reduce of the bucket: Cost_ip or Cost_rp of GMI-DRL §3.2.1."""
 
     members: int
-    """n devices with 1 GMI each; two GMIs where there is one device."""
+    """n devices with one GMI each; two GMIs if there is one device."""
     seconds: float
     """Mean of 100 runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
-    """What a schedule should cost by GMI-DRL's reasoning, in seconds."""
+    """Projected cost of a schedule by GMI-DRL's model, in seconds."""
 
     derived_s: float
     """By the paper's formulas, scaled from the unit costs."""
     published_s: float
-    """By the estimates as printed; differs for hybrid only."""
+    """By the paper's estimates as printed; differs for hybrid only."""
 
 
 def unit_group(primitive: Primitive, layout: Layout) -> tuple[int, ...]:
-    """Ranks among which the unit cost of ``primitive`` is measured; fewer than two where it cannot be used.
+    """Ranks among which the unit cost of ``primitive`` is measured; fewer than two if the primitive does not apply.
 
-    ip and rp: one GMI on each device of the host that has most of them, ip with two GMIs of the largest device where no
-    host has two. device: two GMIs of the largest device. net: one GMI of each host.
+    ip and rp: one GMI on each device of the host with most devices; if no host has two devices, ip takes two GMIs of the
+    largest device. device: two GMIs of the largest device. net: one GMI of each host.
     """
     pair = max(layout.devices, key=len)[:2]
     if primitive == "device":
@@ -120,10 +120,10 @@ def unit_group(primitive: Primitive, layout: Layout) -> tuple[int, ...]:
 
 
 def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projection:
-    """Project by the papers' reasoning, for any layout: the sum over the steps that reduce.
+    """Project the cost by the papers' model, for any layout: the sum over the steps that reduce.
 
-    Rings of a step run at the same time and cost Cost_rp; a step of any other primitive scales with the members of its
-    largest group. For equal devices on one host these are the formulas of this module with B1 and B2 eliminated.
+    Rings of a step run in parallel and cost Cost_rp. A step of another primitive scales with the members of its largest
+    group. For equal devices on one host these are the formulas of this module with B1 and B2 eliminated.
 
     Raises:
         KeyError: a primitive of the schedule has no unit cost.
@@ -134,6 +134,7 @@ def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projecti
     if schedule.composition.startswith("hybrid"):
         for index, step in enumerate(reducing):
             if step.primitive == "ip":
+                # As printed (hybrid_published_s): members / n * Cost_ip.
                 unit = units["ip"]
                 published[index] = max(map(len, step.groups)) / unit.members * unit.seconds
     return Projection(derived_s=sum(derived), published_s=sum(published))

@@ -1,4 +1,4 @@
-"""Where ranks live: on which node, and on which device of it."""
+"""Layout of ranks: the node and the device of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from collectives.errors import LayoutError
 
 MAX_RANKS = 1024
-"""More than this is made for; a slip such as 4000x3000 is refused instead of being planned for hours."""
+"""Upper limit, so that a typing error such as 4000x3000 is rejected instead of being planned for hours."""
 
 _HOW_TO_WRITE = (
     "write 4x3 for 4 devices of 3 GMIs, 2x4x3 for two such nodes, 3+2 for devices of 3 and 2 GMIs, "
@@ -57,7 +57,7 @@ class Layout:
         """Read ``4x3``, ``2x4x3``, ``3+2``, ``3+2|4``; nodes may differ, as in ``4x3|2x2``.
 
         Raises:
-            LayoutError: the text says something else, or more than ``MAX_RANKS`` GMIs.
+            LayoutError: invalid text, or more than ``MAX_RANKS`` GMIs.
         """
         compact = re.sub(r"\s+", "", text)
         nodes = re.fullmatch(r"(\d{1,5})x(\d{1,5}x\d{1,5})", compact, re.ASCII)
@@ -71,11 +71,11 @@ class Layout:
 
     @classmethod
     def from_placement(cls, places: Sequence[tuple[str, str | None]]) -> Self:
-        """The layout of members that are already somewhere, in whatever order they are numbered.
+        """The layout of placed members, in any order of ranks.
 
         Args:
-            places: node id and GPU uuid of each rank; None for a member without a GPU, all of which share one device
-                of their node. Nodes and devices are ordered by their lowest rank.
+            places: node id and GPU uuid of each rank. Members without a GPU (None) share one device of their node.
+                Nodes and devices are ordered by their lowest rank.
         """
         nodes: dict[str, dict[str | None, list[int]]] = {}
         for rank, (node, gpu) in enumerate(places):
@@ -138,11 +138,11 @@ def _node_counts(node: str, whole: str) -> list[int]:
     for term in node.split("+"):
         found = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,5})", term, re.ASCII)
         if found is None:
-            raise LayoutError(whole, f"'{term}' is no number of GMIs; {_HOW_TO_WRITE}")
+            raise LayoutError(whole, f"'{term}' is not a number of GMIs; {_HOW_TO_WRITE}")
         devices, gmis = int(found[1] or 1), int(found[2])
         if not devices or not gmis:
             raise LayoutError(whole, f"nothing in '{term}'; devices and GMIs are at least 1")
-        counts += [gmis] * min(devices, MAX_RANKS + 1)  # enough to be refused as too many
+        counts += [gmis] * min(devices, MAX_RANKS + 1)  # enough to exceed the limit
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Which composition to use for a layout, what it should cost, what it did cost, and why."""
+"""Planner: chooses the composition for a layout by projected and measured costs, and explains the choice."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from collectives.layout import Layout
 from collectives.schedule import Primitive, Schedule, Step
 
 TOLERANCE = 0.2
-"""Relative error of a projection beyond which the choice is made anew."""
+"""Relative error of a projection beyond which the planner chooses again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateComposition:
-    """A composition that could be used here, and what it should cost by both models."""
+    """A usable composition with its projected costs by both models."""
 
     schedule: Schedule
     paper: Projection
     by_primitive_s: Mapping[Primitive, float]
-    """Seconds by the alpha-beta model, in the steps of each primitive."""
+    """Seconds by the alpha-beta model, summed over the steps of each primitive."""
 
     @property
     def name(self) -> str:
@@ -40,11 +40,11 @@ class CandidateComposition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompositionCost:
-    """A composition's cost as expected before it was first used, and as measured since, in seconds."""
+    """Cost of a composition in seconds: expected before its first use, and measured since."""
 
     expected_s: float
     measured_s: float
-    """The least of all measurements: what disturbs them only adds, and a minimum settles."""
+    """The minimum of all measurements: disturbances only add, and a minimum converges."""
 
     @property
     def error(self) -> float:
@@ -54,20 +54,20 @@ class CompositionCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompositionPlan:
-    """The choice among all candidates for a layout and a size. A value: ``record_measurement`` makes a new one."""
+    """The choice among all candidates for a layout and a size. Immutable: ``record_measurement`` returns a new plan."""
 
     layout: Layout
     nbytes: int
     model: AlphaBetaModel
-    """Of the primitives that work here; it may know others."""
+    """Alpha-beta costs; it may also know primitives that do not work here."""
     usable: frozenset[Primitive]
     candidates: tuple[CandidateComposition, ...]
-    """In the order of ``compositions.names``; no two with the same steps."""
+    """In the order of ``composition_names``; no two with the same steps."""
     rejected: tuple[tuple[str, str], ...]
-    """Names of the other compositions, and why not."""
+    """Names of the other compositions, with the reason."""
     chosen: str
     reason: str
-    """Why, in numbers."""
+    """Why it was chosen, with figures."""
     measured: Mapping[str, CompositionCost]
     """By composition."""
 
@@ -84,10 +84,9 @@ class CompositionPlan:
         raise KeyError(name)
 
     def expected_s(self, name: str) -> float:
-        """What a composition should cost as far as is known by now.
+        """Expected seconds of a composition: as measured, else the alpha-beta model corrected per primitive.
 
-        Measured ones: as measured. Others: the alpha-beta model, each primitive's share multiplied by how much dearer or
-        cheaper than the model those measured compositions were that use it, weighted with how much they use it.
+        expected = sum over primitives p of model_s[p] * factor[p], with factor[p] from ``_factors``.
         """
         if name in self.measured:
             return self.measured[name].measured_s
@@ -98,6 +97,10 @@ class CompositionPlan:
         )
 
     def _factors(self) -> dict[Primitive, float]:
+        """Correction per primitive: mean of measured / model over the measured compositions that use it.
+
+        Weighted with the primitive's share of each composition's model cost.
+        """
         sums: dict[Primitive, float] = {}
         weights: dict[Primitive, float] = {}
         for name, measurement in self.measured.items():
@@ -114,9 +117,9 @@ class CompositionPlan:
         return plan_composition(self.layout, nbytes, self.model, self.usable)
 
     def without_measurements(self) -> CompositionPlan:
-        """The same choice, with all that is known as what is expected, and nothing measured.
+        """The same choice, with the measurements turned into expected costs.
 
-        For measurements of another kind: of two compositions only costs that were measured alike can be compared.
+        For measurements of another kind: only costs that were measured the same way can be compared.
         """
         candidates = []
         for candidate in self.candidates:
@@ -126,36 +129,41 @@ class CompositionPlan:
         return replace(self, candidates=tuple(candidates), measured={})
 
     def record_measurement(self, measured_s: float) -> CompositionPlan:
-        """Take note of what the chosen composition cost; choose anew where the projection was too wrong.
+        """Record the measured cost of the chosen composition, and choose again if the projection was too wrong.
 
-        Wrong by more than 20 %: the least expected cost of all candidates is chosen. Else the choice stands, unless
-        another was measured cheaper. So an unmeasured composition is tried at most once, a measured one is left only
-        for a cheaper one, and its own cost only falls: choices come to rest, on the best that was measured. Every rank must
-        pass the same number, such as the slowest rank's mean over many operations. A machine that changes for
-        good is profiled anew.
+        If it was wrong by more than 20 %, the candidate with the least expected cost is chosen. Otherwise the choice stands,
+        unless another one was measured cheaper. The choice converges to the best measured composition: an unmeasured one is
+        tried at most once, a measured one is left only for a cheaper one, and a measured cost only falls.
+
+        Every rank must pass the same number, such as the slowest rank's mean over many operations. After a permanent change
+        of the machine, profile it again.
 
         Raises:
             ValueError: not a positive, finite number of seconds.
         """
         if not 0 < measured_s < math.inf:
-            raise ValueError(f"{measured_s} s is not what an operation can cost")
+            raise ValueError(f"measured_s is {measured_s}; it must be positive and finite")
         if not self.schedule.steps:
             return self
         expected_s = self.expected_s(self.chosen)
         error = measured_s / expected_s - 1
+        # The minimum of all measurements of this composition.
         before = self.measured.get(self.chosen, CompositionCost(expected_s=expected_s, measured_s=math.inf))
         now = replace(before, measured_s=min(before.measured_s, measured_s))
         known = replace(self, measured={**self.measured, self.chosen: now})
+        # Within the tolerance only measured compositions compete, beyond it all candidates; ties keep the choice.
         wrong = abs(error) > TOLERANCE
         open_to = [c.name for c in self.candidates if wrong or c.name in known.measured]
         chosen = min(open_to, key=lambda name: (known.expected_s(name), name != self.chosen))
-        said = f"{self.chosen} cost {_ms(measured_s)} ms, {error:+.0%} from the {_ms(expected_s)} ms expected"
+        comparison = (
+            f"{self.chosen} cost {_ms(measured_s)} ms, {error:+.0%} from the {_ms(expected_s)} ms expected"
+        )
         if chosen == self.chosen:
             verdict = "still the least expected" if wrong else f"within {TOLERANCE:.0%}, so it stays"
         else:
             how = "measured" if chosen in known.measured else "expected now"
             verdict = f"so {chosen} takes over at {_ms(known.expected_s(chosen))} ms {how}"
-        return replace(known, chosen=chosen, reason=f"{said}; {verdict}")
+        return replace(known, chosen=chosen, reason=f"{comparison}; {verdict}")
 
     def explain(self) -> str:
         """A table of candidates with their costs in milliseconds, the rejected ones, the choice and its reason."""
@@ -220,17 +228,17 @@ class CompositionPlan:
 def plan_composition(
     layout: Layout, nbytes: int, model: AlphaBetaModel, available: Collection[Primitive] | None = None
 ) -> CompositionPlan:
-    """Choose the composition of least alpha-beta cost, of fewest steps where costs are equal. A pure function.
+    """Choose the composition with the least alpha-beta cost; among equal costs, with the fewest steps. A pure function.
 
     Args:
-        layout: where the ranks are
-        nbytes: of the bucket that is reduced
+        layout: of the ranks
+        nbytes: of the bucket
         model: costs of primitives, measured or assumed
-        available: primitives that work here; None: all that the model knows
+        available: primitives that work here; None: all of the model
 
     Raises:
-        CompositionError: nothing can connect the layout with these primitives.
-        ValueError: nothing to reduce, ``nbytes`` < 1.
+        CompositionError: no composition connects the layout with these primitives.
+        ValueError: ``nbytes`` < 1.
     """
     if nbytes < 1:
         raise ValueError(f"{nbytes} bytes need no plan")
@@ -238,12 +246,12 @@ def plan_composition(
     usable = {primitive for primitive, _ in model.coefficients if available is None or primitive in available}
     candidates: list[CandidateComposition] = []
     rejected: list[tuple[str, str]] = []
-    seen: dict[tuple[Step, ...], str] = {}
+    names_by_steps: dict[tuple[Step, ...], str] = {}
     for name in composition_names(layout):
         try:
             schedule = compose(name, layout)
             _check_usable(schedule, usable, model)
-            same = seen.setdefault(schedule.steps, name)
+            same = names_by_steps.setdefault(schedule.steps, name)
             if same != name:
                 raise CompositionError(name, str(layout), f"the same steps as {same}")
         except CompositionError as error:
@@ -276,7 +284,7 @@ def plan_composition(
 
 
 def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBetaModel) -> None:
-    """CompositionError where a step cannot be done here, or its cost by either model is not known."""
+    """CompositionError if a step's primitive does not work here, or a model lacks its cost."""
     for step in schedule.steps:
         if step.primitive not in usable:
             reason = f"it needs {step.primitive}, which is not available"
@@ -288,7 +296,7 @@ def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: Alph
 
 
 def _reason(ranked: list[CandidateComposition]) -> str:
-    """Why the first of the candidates was chosen, and what the paper's projection would have chosen."""
+    """Why the first candidate was chosen, and what the paper's projection would have chosen."""
     best = ranked[0]
     if len(ranked) == 1:
         return (

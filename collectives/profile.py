@@ -1,4 +1,4 @@
-"""What operations cost on a machine, measured once and kept: the one-time profile of GMI-DRL §3.2.1."""
+"""Profile of a machine: measured costs of operations, the one-time profile of GMI-DRL §3.2.1."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from collectives.layout import Layout
 from collectives.schedule import Op, Primitive, Step
 
 RUNS = 100
-"""Runs that are averaged, as in the paper."""
+"""Averaged runs, as in the paper."""
 WARM_UP = 10
-"""Runs before those: the first ones allocate and register memory."""
+"""Runs before those, not counted: the first ones allocate and register memory."""
 SIZES = (4_096, 440_000, 1_160_000, 6_000_000)
-"""Bytes: one that is all latency, and the float32 gradients of the preprint's Table 7 (1.1e5, 2.9e5, 1.5e6)."""
+"""Bytes: one size dominated by latency, and the float32 gradients of the preprint's Table 7 (1.1e5, 2.9e5, 1.5e6)."""
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What the cost of a step depends on besides its bytes.
+    """The parameters of a step's cost besides its bytes.
 
     Attributes:
-        primitive: by which its groups reduce
-        op: what they do
+        primitive: of the step
+        op: of the step
         members: of the largest group
-        parallel: groups that run at the same time on one host, and share its memory
+        parallel: groups that run at the same time on one host and share its memory bandwidth
     """
 
     primitive: Primitive
@@ -64,11 +64,11 @@ class Profile:
     """Measurements of one machine."""
 
     machine: str
-    """Which machine and how, in words."""
+    """The machine and how it was measured, as text."""
     points: tuple[ProfilePoint, ...]
 
     def to_json(self) -> str:
-        """All of it, as ``from_json`` reads it."""
+        """Serialize; ``from_json`` reads it."""
         rows = [
             asdict(point.shape) | {"nbytes": point.nbytes, "seconds": point.seconds} for point in self.points
         ]
@@ -77,10 +77,10 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
-        """What ``to_json`` wrote.
+        """Parse the output of ``to_json``.
 
         Raises:
-            ProfileError: it is not a profile; names ``source``, and says where it is wrong.
+            ProfileError: it is not a profile; the message names ``source`` and the mistake.
         """
         try:
             content = json.loads(text)
@@ -99,10 +99,10 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``save`` wrote.
+        """Read a file of ``save``.
 
         Raises:
-            ProfileError: there is no such file, or it is not a profile; the message says where it is wrong.
+            ProfileError: there is no such file, or it is not a profile; the message names the mistake.
         """
         try:
             text = path.read_text()
@@ -130,7 +130,7 @@ def mean_s(
     warm_up: int = WARM_UP,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Mean seconds of ``runs`` calls one after another, after ``warm_up`` that do not count."""
+    """Mean seconds of ``runs`` consecutive calls, after ``warm_up`` calls that are not counted."""
     for _ in range(warm_up):
         operation()
     begin = clock()
@@ -140,7 +140,7 @@ def mean_s(
 
 
 def steps_to_measure(layout: Layout, primitives: Collection[Primitive]) -> tuple[Step, ...]:
-    """One step of every shape that the candidates for ``layout`` need, those of the unit costs first."""
+    """One step of every shape that the candidate compositions need; those of the unit costs first."""
     steps = [
         Step("all_reduce", primitive, (group,))
         for primitive in get_args(Primitive)
@@ -166,14 +166,14 @@ def measure(
     machine: str,
     sizes: Sequence[int] = SIZES,
 ) -> Profile:
-    """Profile a machine: every rank calls this with the same arguments.
+    """Profile a machine. Every rank calls it with the same arguments.
 
     Args:
-        layout: of the ranks that take part
+        layout: of the ranks
         primitives: those that work here
-        timed: does a step on a bucket of so many bytes many times (``mean_s``), on the ranks that are in it, and returns
-            the same mean seconds on every rank: the slowest member's
-        machine: what is being measured, in words
+        timed: (step, bytes) -> mean seconds on the slowest member, equal on every rank; runs the step many times
+            (``mean_s``) on the ranks that take part in it
+        machine: description of the machine
         sizes: bytes of the buckets
     """
     points = [

@@ -1,4 +1,4 @@
-"""Profiles that are kept between runs: one file for each kind of machines and layout of members."""
+"""Profile cache: profiles kept between runs, one file per machine type and layout."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def load_or_measure_profile(
     usable: Collection[Primitive],
     measure: Callable[[], Profile],
 ) -> Profile:
-    """The profile that rank 0 keeps of such machines and this layout; where it has none, one that is measured now, and kept.
+    """The profile in rank 0's cache for these machines and this layout; on a miss it is measured now and cached.
 
-    All members call it, and get the same.
+    All members call it and get the same profile.
 
     Args:
-        control: among all members
-        device: this member's
+        control: transport among all members
+        device: of this member
         layout: of the members
         usable: primitives that work here
-        measure: what all members do to make a profile
+        measure: makes a profile; called by all members
     """
     path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
     kept = _broadcast(control, _read(path, layout, usable) if control.rank == 0 else "")
@@ -51,12 +51,12 @@ def load_or_measure_profile(
 
 
 def profiles_directory() -> Path:
-    """Where profiles are kept: ``$XDG_CACHE_HOME/rayagi/profiles``, usually below ``~/.cache``. It may be deleted."""
+    """Folder of the cache: ``$XDG_CACHE_HOME/rayagi/profiles``, usually below ``~/.cache``. It may be deleted."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "profiles"
 
 
 def _key(control: Transport, device: torch.device, layout: Layout, usable: Collection[Primitive]) -> str:
-    """What costs depend on: every member's machine, where the members are, and what they can use."""
+    """Digest of everything that costs depend on: all members' machines, the layout, the usable primitives."""
     own = [machine(), str(os.cpu_count()), torch.__version__, str(PROTOCOL)]
     if device.type == "cuda":
         share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
@@ -74,7 +74,7 @@ def _broadcast(control: Transport, text: str) -> str:
     control.broadcast(length)
     if length.item() == 0:
         return ""
-    # As whole numbers of eight bytes, which every transport carries.
+    # Padded to int64, which every transport supports.
     padded = torch.zeros(-(-int(length.item()) // 8), dtype=torch.int64)
     if content:
         padded.numpy().view("uint8")[: len(content)] = bytearray(content)
@@ -83,7 +83,7 @@ def _broadcast(control: Transport, text: str) -> str:
 
 
 def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
-    """The kept profile if all that is needed can be planned by it; empty where there is none."""
+    """The cached profile, if it has all that the planner needs; else empty."""
     if not path.exists():
         return ""
     try:
@@ -94,7 +94,7 @@ def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
             raise ProfileError(str(path), "it lacks steps that are needed here")
         return profile.to_json()
     except ProfileError as error:
-        _logger.warning("%s: %s; the machine is measured anew", path, error.reason)
+        _logger.warning("%s: %s; the machine is measured again", path, error.reason)
         return ""
 
 
@@ -103,6 +103,6 @@ def _write(path: Path, profile: Profile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         profile.save(beside)
-        beside.replace(path)  # others see all of it or nothing
+        beside.replace(path)  # atomically
     except OSError as error:
-        _logger.warning("the profile of this machine cannot be kept: %s; the next run measures again", error)
+        _logger.warning("the profile of this machine cannot be saved: %s; the next run measures again", error)

@@ -1,4 +1,4 @@
-"""What reductions cost while a group trains, and whether another schedule would cost it less."""
+"""Schedule tuner: times a group's reductions during training, and switches to a cheaper schedule."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from collectives.planner import CompositionPlan
 from collectives.schedule import Schedule
 
 COUNTED_REDUCTIONS = 16
-"""Reductions that show which bucket is the run's, before any is timed."""
+"""Reductions that determine the bucket to plan for, before any is timed."""
 TIMED_REDUCTIONS = 32
-"""Reductions of that bucket that are timed, for each comparison."""
+"""Timed reductions of that bucket, per comparison."""
 
 
 class ScheduleTuner:
-    """Confronts a group's plan with its own reductions, for the bucket that carries most of its bytes.
+    """Updates a group's plan with measurements of its own reductions, for the bucket size with most bytes in total.
 
-    In rounds: which bucket that is is counted; then so many of its reductions are timed, and the plan is confronted with
-    them, until a round leaves the choice as it is. The next round then begins after twice as many reductions as before.
-    All members come to the same choices at the same reduction.
+    Each round has three steps: count COUNTED_REDUCTIONS to find that bucket; time TIMED_REDUCTIONS of it; update the plan
+    with their median. Timing repeats until the choice stays. The next round then begins after twice as many reductions as
+    the previous one. All members make the same choice at the same reduction.
     """
 
     def __init__(self, plan: CompositionPlan, clock: Callable[[], float] = time.perf_counter) -> None:
-        """``plan``: the one in use, with what is known before training; ``clock``: in seconds."""
+        """``plan``: the current one, with the measurements before training; ``clock``: in seconds."""
         self.plan = plan.without_measurements()
         self._clock = clock
         self._gap = COUNTED_REDUCTIONS
@@ -38,7 +38,7 @@ class ScheduleTuner:
         self._seconds: list[float] = []
 
     def begin(self, bucket: Tensor) -> float | None:
-        """Called before a reduction: when it begins, if it is to be timed."""
+        """Called before a reduction; returns its start time if it is to be timed."""
         timing = (
             self._until_round == 0
             and self._num_counted >= COUNTED_REDUCTIONS
@@ -47,12 +47,12 @@ class ScheduleTuner:
         return self._now(bucket.device) if timing else None
 
     def end(self, bucket: Tensor, begin: float | None, largest: Callable[[Tensor], None]) -> Schedule | None:
-        """Called after a reduction that all members completed; returns a schedule that is to take over.
+        """Called after a reduction that all members completed; returns the new schedule if it changes.
 
         Args:
-            bucket: what was reduced
-            begin: what ``begin`` returned
-            largest: reduces a float64 tensor on the host in place to the largest of all members' elements
+            bucket: the reduced tensor
+            begin: the value that ``begin`` returned
+            largest: all-reduces a float64 tensor on the host in place, by max
         """
         if self._until_round > 0:
             self._until_round -= 1
@@ -74,18 +74,19 @@ class ScheduleTuner:
         return self._bytes[nbytes], nbytes
 
     def _for_size(self, nbytes: int) -> Schedule | None:
-        """Plan for the bucket that is reduced here, whatever the plan was made for."""
+        """Plan for this bucket size, if the plan was made for another one."""
         before = self.plan.schedule
         if nbytes != self.plan.nbytes:
             self.plan = self.plan.for_size(nbytes)
         return None if self.plan.schedule == before else self.plan.schedule
 
     def _update_plan(self, largest: Callable[[Tensor], None]) -> Schedule | None:
-        """Choose by what the round has timed.
+        """Choose by the timed reductions.
 
-        A member that comes early waits for the others: what a reduction costs is the least of all members' times, that of
-        the last to come.
+        A member that arrives early also measures its wait for the others. So the cost of a reduction is the minimum over
+        members, the time of the last to arrive.
         """
+        # min(t) = -max(-t): the minimum over members of each reduction, by one all-reduce.
         least = -torch.tensor(self._seconds, dtype=torch.float64)
         largest(least)
         before, seconds = self.plan.schedule, statistics.median((-least).tolist())
@@ -100,7 +101,7 @@ class ScheduleTuner:
         return None
 
     def _now(self, device: torch.device) -> float:
-        """Now, with all work before it done: on a GPU reductions are only queued. [unverified on GPU]"""
+        """Current time, after all queued work of the device. [unverified on GPU]"""
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         return self._clock()

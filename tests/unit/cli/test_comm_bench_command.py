@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
         (("--layouts", "99x9"), "891 processes on"),
         (("--layouts", "99x9"), "`rayagi comm plan --layout 99x9`"),
         (("--layouts", "1x1"), "a single GMI has nothing to reduce"),
-        (("--layouts", "4y3"), "'4y3' is no number of GMIs"),
+        (("--layouts", "4y3"), "'4y3' is not a number of GMIs"),
         (("--compositions", "ip_onyl"), "there is no such composition; there are ip_only, rp_only"),
         (("--layouts", "1x3", "--compositions", "rp_only"), "rp_only on 1x3: m = 3 rings need a ring across"),
         (("--sizes", "441000001B", "--layouts", "2x1"), "float32 elements take 4 bytes each"),

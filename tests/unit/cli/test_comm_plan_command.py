@@ -69,7 +69,7 @@ def test_a_measured_profile_replaces_the_nominal_rates(capsys, tmp_path):
     [
         ((), "COMMAND"),
         (("plan",), "--layout"),
-        (("plan", "--layout", "4y3"), "layout '4y3': '4y3' is no number of GMIs; write 4x3"),
+        (("plan", "--layout", "4y3"), "layout '4y3': '4y3' is not a number of GMIs; write 4x3"),
         (("plan", "--layout", "9999x9999"), "more than 1024 GMIs"),
         (
             ("plan", "--layout", "2x2", "--size", "0"),

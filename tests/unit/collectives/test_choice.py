@@ -99,7 +99,7 @@ def chosen(composition, places):
 
 
 def test_without_a_gpu_there_is_nothing_to_choose():
-    reason = "the only way without GPUs"
+    reason = "the only composition without GPUs"
     for places, text in (([("a", None)] * 3, "3"), ([("a", None), ("b", None), ("b", None)], "1|2")):
         assert chosen("auto", places) == choice.ScheduleChoice(compose("ip_only", Layout.parse(text)), reason)
 
@@ -159,7 +159,7 @@ def test_a_kept_profile_that_cannot_be_read_is_measured_anew(profiles, content, 
     kept.write_bytes(content)
     assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
     assert f"{kept}: " in caplog.text
-    assert "measured anew" in caplog.text
+    assert "measured again" in caplog.text
     assert profiles_of_all()[1] == []
 
 
@@ -167,7 +167,7 @@ def test_where_profiles_cannot_be_kept_members_go_on(profiles, caplog):
     profiles.parent.mkdir(parents=True)
     profiles.write_text("a file, where a folder should be")
     assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
-    assert "cannot be kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 def test_what_was_kept_is_planned_by(profiles):

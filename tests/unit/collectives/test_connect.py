@@ -97,7 +97,7 @@ def test_members_of_one_host_share_memory():
     found = connect_all([this_member(0), this_member(1)], "auto")
     assert (
         repr(found[1])
-        == "rank 1 of 2: ip_only on 1x2 (the only way without GPUs); ip by SharedMemoryTransport"
+        == "rank 1 of 2: ip_only on 1x2 (the only composition without GPUs); ip by SharedMemoryTransport"
     )
     assert sum_of_ranks(found) == [1.0, 1.0]
 
@@ -139,7 +139,10 @@ def test_shared_memory_of_two_users_is_refused_on_all_members_with_the_way_out()
 
 def test_members_of_two_hosts_use_gloo():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "auto")
-    assert repr(found[0]) == "rank 0 of 2: ip_only on 2x1x1 (the only way without GPUs); net by GlooTransport"
+    assert (
+        repr(found[0])
+        == "rank 0 of 2: ip_only on 2x1x1 (the only composition without GPUs); net by GlooTransport"
+    )
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
