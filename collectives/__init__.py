@@ -1,1 +1,1 @@
-"""How GMIs exchange gradients and statistics. No Ray and no RL in it."""
+"""Collective communication between GMIs: gradients, statistics, experience. Independent of Ray and RL."""

@@ -1,4 +1,4 @@
-"""What can travel, and several tensors as one flat one, so that they travel in one operation."""
+"""Buckets: several tensors as one flat tensor, reduced in one operation; and checks of arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
     """The tensors as a list, without gradients of their own.
 
     Raises:
-        ValueError: they cannot travel in one bucket, or the operation is not defined for them.
+        ValueError: they do not fit one bucket, or the operation is not defined for them.
     """
     listed = [tensor.detach() for tensor in ([tensors] if isinstance(tensors, Tensor) else tensors)]
     if op not in get_args(ReduceOp):
@@ -42,7 +42,7 @@ def checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:
 
 
 def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
-    """One flat view of tensors that lie one behind the other in memory, as views of a bucket do; None where they do not.
+    """One flat view of tensors that are adjacent in memory, as the views of a bucket are; None if they are not.
 
     Tensors are contiguous and of one dtype and device.
     """

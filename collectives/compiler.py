@@ -1,4 +1,4 @@
-"""The system's C compiler, and a cache of what it made."""
+"""Compiles C programs with the system's compiler, loads them, and caches the libraries."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FLAGS = (
     "-march=native",
     "-fPIC",
     "-shared",
-    "-fopenmp-simd",  # the loops over lanes are marked; no threads of OpenMP
-    "-fno-math-errno",  # else square roots are calls
-    "-fno-trapping-math",  # else neither side of a choice is computed in advance
+    "-fopenmp-simd",  # vectorizes marked loops; no OpenMP threads
+    "-fno-math-errno",  # inlines square roots
+    "-fno-trapping-math",  # allows both sides of a conditional to be computed
     "-w",
 )
 TIME_LIMIT_S = 180.0
@@ -35,24 +35,24 @@ _ERROR_LINES = 12
 
 
 class CompilerError(Exception):
-    """A program that cannot be had here: no compiler, or it refuses, or there is no room for what it makes."""
+    """A program cannot be compiled or loaded: no compiler, a compile error, or no folder for the library."""
 
 
 def load(program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors = NOTHING) -> ctypes.CDLL:
-    """Compile a program in C, unless that was done before, and load it. Its functions release the GIL.
+    """Compile a C program, or take it from the cache, and load it. Its functions release the GIL.
 
-    Compiled libraries are kept in ``cache_directory()``. Where another user could change that folder or what is above it,
-    one warning says so, and the program is compiled in a private temporary folder, in each process anew.
+    Libraries are cached in ``cache_directory()``. If another user could change that folder or one above it, a warning says
+    so, and each process compiles the program in a private temporary folder.
 
     Args:
-        program: in C
-        flags: for the compiler, beside FLAGS
-        mirrors: structs and constants of the program that Python has, too
+        program: C source
+        flags: for the compiler, in addition to FLAGS
+        mirrors: structs and constants that are defined both in C and in Python
 
     Raises:
-        MirrorError: program and Python disagree about one of them.
-        CompilerError: no compiler; it refuses the program, with the first lines that it says; it takes longer than
-            TIME_LIMIT_S; or what it makes can be kept nowhere.
+        MirrorError: C and Python disagree about one of them.
+        CompilerError: no compiler; a compile error, with its first lines; more than TIME_LIMIT_S; or no folder for the
+            library.
     """
     library = _load(f"{program}\n{table(mirrors)}\n", flags)
     check(library, mirrors)
@@ -70,7 +70,9 @@ def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
         _warn_not_kept(str(error))
     try:
         with tempfile.TemporaryDirectory(prefix="rayagi-kernels-") as folder:
-            return _load_from(Path(folder), name, command, program)  # it stays mapped
+            return _load_from(
+                Path(folder), name, command, program
+            )  # stays mapped after the folder is removed
     except (UntrustedFolderError, OSError) as error:
         raise CompilerError(
             f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that only you can write to"
@@ -78,17 +80,17 @@ def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``."""
+    """Folder of cached kernels: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "kernels"
 
 
 def _load_from(path: Path, name: str, command: list[str], program: str) -> ctypes.CDLL:
-    """Load the library from a private folder, where it is made if it is missing or another user's.
+    """Load the library from a private folder. It is compiled first if it is missing or belongs to another user.
 
     Raises:
-        UntrustedFolderError: another user could change what is in the folder.
-        OSError: the folder cannot be made, or written.
-        CompilerError: the library cannot be made or loaded.
+        UntrustedFolderError: another user could change the folder's contents.
+        OSError: the folder cannot be made or written.
+        CompilerError: the library cannot be compiled or loaded.
     """
     with private_folder(path) as folder:
         try:
@@ -97,8 +99,8 @@ def _load_from(path: Path, name: str, command: list[str], program: str) -> ctype
             is_made = False
         if not is_made:
             _compile(command, program, path / name)
-        # By the folder's descriptor: no other user can put another file there since it was checked. A descriptor of the
-        # file would not do: dlopen takes two files for one if they are opened by one name, such as /proc/self/fd/5.
+        # Open it through the folder's descriptor: no other user can have replaced the file since the check. A descriptor of
+        # the file itself would not work: dlopen identifies libraries by name, and /proc/self/fd/5 may name two files.
         try:
             return ctypes.CDLL(f"/proc/self/fd/{folder}/{name}")
         except OSError as error:
@@ -109,14 +111,14 @@ def _load_from(path: Path, name: str, command: list[str], program: str) -> ctype
 def _warn_not_kept(reason: str) -> None:
     """Once for each reason."""
     _logger.warning(
-        "compiled kernels are not kept, and each process compiles them anew: %s; "
+        "compiled kernels are not cached, so each process compiles them again: %s; "
         "set XDG_CACHE_HOME to a folder that only you can write to",
         reason,
     )
 
 
 def _compile(command: list[str], program: str, library: Path) -> None:
-    """Into a file of its own first: other processes see all of a library or nothing."""
+    """Compile into a temporary file, then rename it: other processes see a complete library or none."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".making-") as folder:
         written, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
         written.write_text(program, encoding="utf-8")
@@ -126,7 +128,7 @@ def _compile(command: list[str], program: str, library: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    """What it prints."""
+    """Run a command and return its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -135,31 +137,31 @@ def _run(command: list[str]) -> str:
         raise CompilerError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines()[:_ERROR_LINES]
-        # The compiler names the table of mirrors where a struct, a field or a constant of it is missing.
+        # An error in the mirror table means that a struct, a field or a constant is missing in C.
         kind = MirrorError if any(line.startswith(f"{FILE}:") for line in lines) else CompilerError
         raise kind("\n".join([f"{shlex.join(command)} failed with {done.returncode}:", *lines]))
     return done.stdout
 
 
 def _compiler() -> list[str]:
-    asked = os.environ.get("CC")
-    names = [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]
+    requested = os.environ.get("CC")
+    names = [shlex.split(requested)] if requested else [["cc"], ["gcc"], ["clang"]]
     for name in names:
         if name and shutil.which(name[0]):
             return name
-    looked = asked or "cc, gcc, clang"
-    raise CompilerError(f"no C compiler (looked for {looked}); install one or set CC")
+    candidates = requested or "cc, gcc, clang"
+    raise CompilerError(f"no C compiler (looked for {candidates}); install one or set CC")
 
 
 @cache
 def _compiler_version(compiler: tuple[str, ...]) -> str:
-    """A compiler is replaced in place by an update: libraries of the one before are not used any more."""
+    """Part of a library's cache key: an update replaces the compiler in place."""
     return _run([*compiler, "--version"])
 
 
 @cache
 def machine() -> str:
-    """What -march=native depends on: a cache may be shared by machines."""
+    """Processor model and features, on which -march=native depends: machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

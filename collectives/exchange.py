@@ -1,4 +1,4 @@
-"""Small messages of any length among the members of a group, over a transport that moves tensors only."""
+"""All-gather of byte strings of any length, over a transport that moves tensors only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD_BYTES = 8
 
 
 class SupportsAllGather(Protocol):
-    """What an exchange needs of a transport: every ``Transport`` and ``Communicator`` offers it."""
+    """The part of a ``Transport`` or ``Communicator`` that an exchange needs."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ def exchange(group: SupportsAllGather, message: bytes) -> list[bytes]:
     words = -(-max(lengths) // _WORD_BYTES)
     if words == 0:
         return [b""] * group.world_size
-    # int64 and not uint8: the one integer type that every transport carries.
+    # int64 and not uint8: the one integer dtype that every transport supports.
     padded = torch.frombuffer(bytearray(message.ljust(words * _WORD_BYTES, b"\0")), dtype=torch.int64)
     rows = group.all_gather(padded)
     return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]

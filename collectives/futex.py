@@ -1,4 +1,4 @@
-"""Sleeping on a word of shared memory until its writer wakes us: Linux futexes, between processes."""
+"""Linux futexes between processes: sleep on a word of shared memory until its writer wakes the sleepers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collectives.system_calls import SYSCALL_NUMBERS
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _NAP_S = 1e-3
-"""Between looks, on a processor whose system calls are not known."""
+"""Sleep on a processor whose system call numbers are not known."""
 
 
 class _Timespec(ctypes.Structure):
@@ -28,22 +28,22 @@ _syscall.argtypes = (
 _syscall.restype = ctypes.c_long
 
 
-def sleep(address: int, seen: int, limit_s: float) -> None:
-    """Until woken, at most ``limit_s``; not at all if the word is not ``seen`` any more. Signals end it too.
+def sleep(address: int, expected: int, limit_s: float) -> None:
+    """Sleep until woken, for at most ``limit_s``. Returns at once if the word is not ``expected``; a signal also ends it.
 
     Args:
         address: of a 32-bit word, or of the lower half of a 64-bit one
-        seen: what the word was; its lower 32 bits count
+        expected: value of the word; its lower 32 bits count
         limit_s: not negative
     """
     if SYSCALL_NUMBERS is None:
         time.sleep(min(limit_s, _NAP_S))
         return
     limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
-    _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAIT, seen & 0xFFFFFFFF, limit)
+    _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAIT, expected & 0xFFFFFFFF, limit)
 
 
 def wake(address: int) -> None:
-    """Everyone who sleeps on this word."""
+    """Wake all that sleep on this word."""
     if SYSCALL_NUMBERS is not None:
         _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAKE, _EVERYONE, None)

@@ -1,4 +1,4 @@
-"""The one place that loads C kernels, and decides whether one of them or its reference in Python is used."""
+"""Loads C kernels, and falls back to the Python reference where one cannot be compiled."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """A program in C, or a kind of programs, that does what slower code in Python, NumPy or torch does, too.
+    """A C program, or a family of generated ones, that replaces slower code in Python, NumPy or torch.
 
     Attributes:
-        name: unlike that of any other
-        module: that has it; its logger says when the reference is used instead
+        name: unique
+        module: that uses it; its logger reports the fallback to the reference
         reference: the readable code that tests compare it with, as ``module:name``
-        without: what is different without the kernel, for the log; ``{}`` stands for whom it is made for
-        flags: for the compiler, beside those of every program
-        level: of the line in the log
+        without: log message for the fallback; ``{}`` is replaced by the kernel's user
+        flags: for the compiler, in addition to the common ones
+        level: of the log message
     """
 
     name: str
@@ -36,14 +36,14 @@ class Kernel:
     level: int = logging.INFO
 
     def load(self, program: str, *, mirrors: Mirrors = NOTHING) -> ctypes.CDLL:
-        """Compile a program, unless that was done before, and load it.
+        """Compile a program, or take it from the cache, and load it.
 
         Args:
-            program: in C
-            mirrors: structs and constants of the program that Python has, too
+            program: C source
+            mirrors: structs and constants that are defined both in C and in Python
 
         Raises:
-            MirrorError: program and Python disagree about one of them.
+            MirrorError: C and Python disagree about one of them.
             CompilerError: it cannot be compiled here.
         """
         return load(program, self.flags, mirrors=mirrors)
@@ -51,15 +51,15 @@ class Kernel:
     def made_or_none(
         self, make: Callable[[], _Made], *, whose: str = "", unfit: tuple[type[Exception], ...] = ()
     ) -> _Made | None:
-        """What uses the kernel; None where its reference has to be used. Then the log says why, once in each process.
+        """The result of ``make``; None if the reference has to be used, with the reason logged once per process.
 
         Args:
-            make: loads the program, and makes what uses it
-            whose: whom it is made for
-            unfit: what ``make`` raises where the kernel cannot do what is asked
+            make: loads the program and makes the object that uses it
+            whose: the kernel's user, for the log message
+            unfit: exceptions of ``make`` that mean that the kernel does not support the request
 
         Raises:
-            MirrorError: program and Python disagree about a struct or a constant: no reason to do without it.
+            MirrorError: C and Python disagree about a struct or a constant; a bug, so there is no fallback.
         """
         reasons: tuple[type[Exception], ...] = (CompilerError, *unfit)
         try:

@@ -1,4 +1,4 @@
-"""Time limits for calls that know none, and for work that a device does by itself."""
+"""Timeouts for calls that have none, and for asynchronous work of a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 def call_with_timeout(limit_s: float, call: Callable[[], Answer]) -> Answer:
     """Call in a thread of its own and return the answer, or raise what the call raised.
 
-    A call that does not return is left behind in its thread, which does not keep the process from ending.
+    A call that does not return stays in its daemon thread, which does not keep the process from exiting.
 
     Raises:
         TimeoutError: the call did not return within ``limit_s``.
@@ -42,9 +42,9 @@ def call_with_timeout(limit_s: float, call: Callable[[], Answer]) -> Answer:
 
 
 def poll_until_done(is_done: Callable[[], bool], limit_s: float, check: Callable[[], None]) -> None:
-    """Look until it is done: often at first, for work of microseconds, then seldom, so that no core is burnt.
+    """Poll until it is done: without pauses at first, for work of microseconds, then with growing pauses.
 
-    ``check`` is called between the later looks and may raise to end the wait.
+    ``check`` is called between the later polls and may raise to end the wait.
 
     Raises:
         TimeoutError: not done within ``limit_s``.

@@ -1,8 +1,7 @@
-"""Compares a C program's structs and constants with Python's mirrors of them, when the program is loaded.
+"""Checks at load time that structs and constants of a C program equal their ctypes definitions in Python.
 
-The program gets a table of every mirrored struct's size, of every field's place, size and kind, and of every mirrored
-constant's value, as its compiler has them. So a field that is moved, or a constant that is changed, on one side alone is an
-error that names it, not a number that is read as another.
+A table is appended to the C source: every struct's size, every field's offset, size and kind, and every constant's value,
+as the C compiler sees them. A field or constant that was changed on one side only raises an error that names it.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 Mirrors = Mapping[str, "type[ctypes.Structure] | int"]
-"""By their names in C: ctypes' mirror of a struct, or the value of an integer constant expression."""
+"""By C name: the ctypes definition of a struct, or the value of an integer constant expression."""
 
 NOTHING: Mirrors = MappingProxyType({})
 FILE = "rayagi_mirrors"
-"""What a compiler calls the table in its messages."""
+"""File name of the table in the compiler's messages."""
 _INTEGER, _POINTER, _REAL, _STRUCT = 1, 5, 8, 12
 """Of __builtin_classify_type."""
 
 
 class MirrorError(Exception):
-    """A C program and Python disagree about a struct or a constant: a mistake in rayagi, not in its use."""
+    """A C program and Python disagree about a struct or a constant: a bug in rayagi."""
 
 
 def table(mirrors: Mirrors) -> str:
-    """What the program says of them, to be put at its end."""
+    """C source of the table, to be appended to the program."""
     lines = [
         f'#line 1 "{FILE}"',
         "#include <stddef.h>",
@@ -45,16 +44,16 @@ def table(mirrors: Mirrors) -> str:
 
 
 def check(library: ctypes.CDLL, mirrors: Mirrors) -> None:
-    """Compare the table of a loaded program.
+    """Compare the table of a loaded program with Python's definitions.
 
     Raises:
-        MirrorError: all differences: what each is in C and in Python.
+        MirrorError: all differences, with the values in C and in Python.
     """
     expected = list(_expected(mirrors))
-    said = (ctypes.c_int64 * len(expected)).in_dll(library, FILE)
+    compiled = (ctypes.c_int64 * len(expected)).in_dll(library, FILE)
     different = [
         f"{what} is {c} in C and {python} in Python"
-        for (what, python), c in zip(expected, said, strict=True)
+        for (what, python), c in zip(expected, compiled, strict=True)
         if c != python
     ]
     if different:

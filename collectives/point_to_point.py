@@ -1,8 +1,8 @@
-"""Messages between two members: one direction of one pair is a channel, with a transport of its own.
+"""Point-to-point messages: each direction of each pair of members is a channel with its own transport.
 
-A channel's transport has two members, of which the first broadcasts: shared memory between processes of a host, Gloo
-between hosts. A message is a header (type and shape) and the elements; it passes when both sides are there. Channels do
-not wait for each other, nor for the communicator's collectives.
+A channel's transport has two members, of which the sender broadcasts: shared memory inside a host, Gloo between hosts.
+A message is a header (dtype and shape) and the elements; it is transferred when both sides have called. Channels do not
+wait for each other, nor for the communicator's collectives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectives.transports.base import Transport
 
 Result = TypeVar("Result")
 Direction = tuple[int, int]
-"""Ranks: who sends, who receives."""
+"""Ranks of sender and receiver."""
 
 MESSAGE_DTYPES = (
     torch.float32,
@@ -36,14 +36,14 @@ MESSAGE_DTYPES = (
     torch.uint8,
     torch.bool,
 )
-"""What messages may hold; a header names one by its place here."""
+"""Dtypes of messages; a header has the index."""
 MOST_DIMS = 8
 _HEADER = 2 + MOST_DIMS
-"""int64: type, number of dimensions, their sizes."""
+"""int64 elements: dtype, number of dimensions, their sizes."""
 
 
 class PointToPointChannels:
-    """One member's channels; each is connected when it is first used, by both of its members."""
+    """Channels of one member; each is connected at first use, by both of its members."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class PointToPointChannels:
         """Connects nothing yet.
 
         Args:
-            rank: this member
-            world_size: how many members there are
-            connect: makes the transport of a direction, of which this member is one end
-            guarded: runs an operation by name for the communicator, which explains and remembers its failure
+            rank: of this member
+            world_size: number of members
+            connect: makes the transport of a direction; this member is sender or receiver
+            guarded: runs a named operation for the communicator, which records its failure
         """
         self._rank, self._world_size = rank, world_size
         self._connect, self._guarded = connect, guarded
@@ -71,7 +71,7 @@ class PointToPointChannels:
         """Start to send and return; the tensor belongs to the message until the handle's ``wait``.
 
         Raises:
-            ValueError: there is no such other member, or messages do not hold such tensors.
+            ValueError: there is no such other member, or messages do not support such tensors.
         """
         self._check_partner("to", to)
         message, direction = _host_copy(tensor), (self._rank, to)
@@ -80,19 +80,21 @@ class PointToPointChannels:
         )
 
     def recv(self, source: int) -> Tensor:
-        """Wait for the next message of another member; its tensor, on the host.
+        """Wait for the next message of another member; returns its tensor, on the host.
 
         Raises:
-            CommunicatorError: none came within the time limit, or the sender is gone.
+            CommunicatorError: none came within the time limit, or the sender is lost.
             ValueError: there is no such other member.
         """
         self._check_partner("source", source)
         direction = (source, self._rank)
-        came: list[Tensor] = []
+        received: list[Tensor] = []
         self._queue(direction).call(
-            partial(self._guarded, f"recv from rank {source}", lambda: came.append(self._receive(direction)))
+            partial(
+                self._guarded, f"recv from rank {source}", lambda: received.append(self._receive(direction))
+            )
         )
-        return came[0]
+        return received[0]
 
     def release(self) -> None:
         """Leave every channel: members that wait in one get an error. Safe to call twice, and from other threads."""
@@ -103,7 +105,7 @@ class PointToPointChannels:
             transport.close()
 
     def close(self, limit_s: float) -> None:
-        """Give up messages that wait, interrupt those under way, and wait ``limit_s`` for these at most."""
+        """Fail waiting messages, interrupt running ones, and wait up to ``limit_s`` for these."""
         self.release()
         deadline = time.monotonic() + limit_s
         with self._lock:
@@ -136,7 +138,7 @@ class PointToPointChannels:
         return message
 
     def _transport(self, direction: Direction) -> Transport:
-        """The direction's own. Only its queue asks, one operation at a time."""
+        """The direction's transport. Called by its queue only, one operation at a time."""
         known = self._transports.get(direction)
         if known is not None:
             return known
@@ -160,7 +162,7 @@ def _host_copy(tensor: Tensor) -> Tensor:
     """The tensor itself where it is contiguous in host memory, else a copy of it. [unverified on GPU]
 
     Raises:
-        ValueError: a header has no room for its type or its dimensions.
+        ValueError: unsupported dtype, or too many dimensions.
     """
     if tensor.dtype not in MESSAGE_DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in MESSAGE_DTYPES)

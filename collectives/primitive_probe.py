@@ -1,7 +1,7 @@
-"""Which primitives these members can use: what rules one out is known beforehand; the rest is tried at the start.
+"""Finds the primitives that work among these members: by exchanged capabilities first, then by a test reduction.
 
-GMI-DRL (§3.2.1) takes what the platform allows as given ("NCCL prohibits synchronization among GMIs on the same GPU").
-Here it is found out, because it changes with NCCL's version, MIG, containers and permissions.
+GMI-DRL (§3.2.1) assumes what the platform allows ("NCCL prohibits synchronization among GMIs on the same GPU"). Here it is
+probed, because it depends on NCCL's version, MIG, containers and permissions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROBE_ELEMENTS = 1001
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessCapabilities:
-    """What one process knows about where it is."""
+    """Capabilities of one process and its host."""
 
     host_id: str
     shared_memory: bool
@@ -44,7 +44,7 @@ class ProcessCapabilities:
 
     @classmethod
     def from_json(cls, text: str) -> ProcessCapabilities:
-        """What ``to_json`` wrote."""
+        """Parse the output of ``to_json``."""
         fields = json.loads(text)
         nccl = fields.pop("nccl")
         return cls(**fields, nccl=None if nccl is None else (nccl[0], nccl[1], nccl[2]))
@@ -52,24 +52,24 @@ class ProcessCapabilities:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrimitiveProbe:
-    """One primitive as one member would use it."""
+    """A primitive to probe, from one member's view."""
 
     members: tuple[int, ...]
-    """Ranks of its group, this member among them: for ``device`` those of one GPU, say."""
+    """Ranks of its group including this member, for example those of one GPU for ``device``."""
     open: Callable[[], Transport]
-    """Connect the group; called on all its members at once, and what it returns is closed again."""
+    """Connects the group; called by all its members at the same time. The probe closes the transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Whether a primitive is offered, and if not, why; equal on all members."""
+    """Whether a primitive works, and the reason if not; equal on all members."""
 
     supported: bool
     reason: str
 
 
 def local_capabilities(device: torch.device) -> ProcessCapabilities:
-    """Facts about the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
+    """Capabilities of the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
     return ProcessCapabilities(
         host_id=host_identity(),
         shared_memory=shm.is_supported(),
@@ -84,11 +84,11 @@ def probe_primitives(
     candidates: Mapping[Primitive, PrimitiveProbe],
     limit_s: float,
 ) -> dict[Primitive, ProbeResult]:
-    """Rule out or try each candidate; all members of ``control`` call it, with candidates of the same names.
+    """Probe each candidate. All members of ``control`` call it with the same primitives.
 
-    A member that is in no group of a primitive leaves its candidate's ``members`` empty. A primitive is offered only if
-    every member of ``control`` says that it works in its group. The wait for a member that tries is ``control``'s: its
-    time limit must be longer than ``limit_s``.
+    A member in no group of a primitive leaves its candidate's ``members`` empty. A primitive is supported only if it works
+    for every member of ``control`` in its group. Members wait for each other in ``control``, whose time limit must exceed
+    ``limit_s``.
 
     Raises:
         CommunicatorError: a member is lost, or members name different candidates.
@@ -110,7 +110,7 @@ def probe_primitives(
 
 
 def primitive_unsupported_reason(primitive: Primitive, group: Sequence[ProcessCapabilities]) -> str:
-    """Why the primitive cannot work among these members; empty if it may. The same on all, so that all try or none."""
+    """Why the primitive cannot work among these members; empty if it may. Equal on all, so that all or none probe it."""
     if primitive == "net":
         return ""
     if primitive == "ip":
@@ -126,16 +126,16 @@ def primitive_unsupported_reason(primitive: Primitive, group: Sequence[ProcessCa
 
 
 def probe(open_transport: Callable[[], Transport], limit_s: float) -> str:
-    """Reduce numbers whose sum is known; empty if all went well, else what did not. It returns within ``limit_s``.
+    """Reduce numbers whose sum is known; returns the reason of a failure, or an empty text, within ``limit_s``.
 
-    What hangs is left behind in a thread of its own.
+    A call that hangs stays in its own thread.
     """
     try:
         return call_with_timeout(limit_s, lambda: _wrong_result(open_transport))
     except TimeoutError:
-        return f"its trial did not end within {limit_s:.1f} s"
-    except Exception as error:  # whatever a library raises says that the primitive does not work here
-        return f"its trial failed: {error}"
+        return f"its probe did not end within {limit_s:.1f} s"
+    except Exception as error:  # any exception of a library means that the primitive does not work here
+        return f"its probe failed: {error}"
 
 
 def _wrong_result(open_transport: Callable[[], Transport]) -> str:
@@ -163,7 +163,7 @@ def _wrong_result(open_transport: Callable[[], Transport]) -> str:
 
 
 def _combine_objections(objections: Sequence[bytes]) -> ProbeResult:
-    """Offered only if nobody objects; equal objections are told once."""
+    """Supported only if no member objects; equal objections are merged."""
     ranks: dict[str, list[int]] = {}
     for rank, objection in enumerate(objections):
         if objection:
@@ -180,7 +180,7 @@ def _check_same_primitives(control: SupportsAllGather, names: Sequence[str]) -> 
                 control.rank,
                 f"rank {rank}",
                 0.0,
-                f"rank {control.rank} asks for {', '.join(names)}, and rank {rank} for {theirs.decode()}",
+                f"rank {control.rank} probes {', '.join(names)}, and rank {rank} {theirs.decode()}",
             )
 
 
@@ -232,6 +232,6 @@ def _device_id(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if visible.startswith("MIG-"):  # a process computes on one instance only: the first that it sees
+    if visible.startswith("MIG-"):  # CUDA uses only the first visible MIG instance
         return visible.split(",")[0]
     return "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")

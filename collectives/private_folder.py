@@ -1,4 +1,4 @@
-"""Folders that only this user and root can change: what lies in them may be executed."""
+"""Private folders, which only this user and root can change: safe for files that are executed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _ROOT_UID = 0
 
 
 class UntrustedFolderError(Exception):
-    """Another user can change a folder, or what is above it."""
+    """Another user can change a folder, or one above it."""
 
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[int]:
-    """Make the folder where it is missing, for this user only, and open it.
+    """Open a folder; create it for this user only if it is missing.
 
-    It refuses what sudo and ssh refuse, from the root down: a folder of another user than this one and root, a folder that
-    others can write to (above the last, a sticky bit makes up for that), and another user's symbolic link. The walk goes by
-    descriptors, so the folder that was checked is the folder that is opened.
+    It rejects what sudo and ssh reject, on every level from the root down: folders of other users than this one and root,
+    folders that others can write to (allowed above the last with a sticky bit), and symbolic links of other users. It walks
+    by descriptors, so the checked folder is the opened one.
 
     Yields:
         A descriptor of the folder, which belongs to this user and has mode 0700.
 
     Raises:
-        UntrustedFolderError: another user could change what is in it.
-        OSError: it cannot be made or opened.
+        UntrustedFolderError: another user could change its contents.
+        OSError: it cannot be created or opened.
     """
     descriptor = _open_trusted(path)
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid():
             raise UntrustedFolderError(f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}")
-        if found.st_mode & _WRITABLE_BY_OTHERS:  # who could write before may have left something
+        if found.st_mode & _WRITABLE_BY_OTHERS:  # others may have put files there
             raise UntrustedFolderError(f"others can write to {path}; delete it, or run chmod go-w {path}")
         if stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)
@@ -64,7 +64,7 @@ def is_private_file(folder: int, name: str) -> bool:
 
 
 def _open_trusted(path: Path) -> int:
-    """Walk to the folder. No other user can replace any part of the way."""
+    """Open the folder level by level. No other user can replace any part of the path."""
     pending = list(reversed(Path(os.path.abspath(path)).parts))  # "/" comes first
     descriptor, walked, num_links = os.open("/", _OPEN_FLAGS), Path("/"), 0
     try:
@@ -91,7 +91,7 @@ def _open_trusted(path: Path) -> int:
 
 
 def _link_target(parent: int, name: str, path: Path) -> Path | None:
-    """Where a symbolic link leads; None for a folder, which is made where it is missing."""
+    """Target of a symbolic link; None for a folder, which is created if it is missing."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Operations of one communicator in the order in which they were called, beside the caller or in its own thread."""
+"""Operation queue of a communicator: runs operations in call order, synchronously or in a background thread."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Result = TypeVar("Result")
 
 
 class QueuedOperation:
-    """An operation that was started: running, waiting for its turn, or done."""
+    """An operation in the queue: waiting, running, or done."""
 
     def __init__(self, operation: Callable[[], Any], *, in_background: bool) -> None:
         self._operation = operation
         self.in_background = in_background
-        """Runs in the queue's thread; otherwise in the thread that called it."""
+        """Whether it runs in the queue's thread; else in the caller's."""
         self._finished = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._finished.is_set()
 
     def wait(self) -> None:
-        """Wait until it ended: as long as it and those called before it take, each of which has a time limit.
+        """Wait until it has ended. It and the operations before it have time limits of their own.
 
         Raises:
             CommunicatorError: it failed, or an operation before it did, or the communicator was closed.
@@ -36,14 +36,14 @@ class QueuedOperation:
         self.result()
 
     def result(self) -> Any:
-        """As ``wait``, and what the operation returned."""
+        """Wait as ``wait`` does; returns the operation's result."""
         self._finished.wait()
         if self._error is not None:
             raise self._error
         return self._result
 
     def run(self) -> None:
-        """Do it, in the thread whose turn it is."""
+        """Run it in the calling thread."""
         try:
             self._result = self._operation()
         except BaseException as error:
@@ -51,26 +51,26 @@ class QueuedOperation:
         self._finished.set()
 
     def abandon(self, error: CommunicatorError) -> None:
-        """It will not be done."""
+        """Fail it without running it."""
         self._error = error
         self._finished.set()
 
 
 class OperationQueue:
-    """One operation at a time, first come first served. Its thread starts with the first asynchronous operation."""
+    """Runs one operation at a time, first in first out. Its thread starts with the first asynchronous operation."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._pending: deque[QueuedOperation] = deque()
-        """The first is running, or about to; the others wait behind it."""
+        """The first is running or about to run; the others wait."""
         self._unawaited = QueuedOperation(lambda: None, in_background=False)
-        """Stands in the line for an operation that begins at once: nobody waits for it but its caller."""
+        """Queue entry of a synchronous operation that begins at once: only its caller waits for it."""
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def start(self, operation: Callable[[], None]) -> QueuedOperation:
-        """Let the queue's thread do it when its turn comes; returns at once."""
+        """Queue it for the background thread; returns at once."""
         handle = QueuedOperation(operation, in_background=True)
         with self._moved:
             self._join(handle)
@@ -83,7 +83,7 @@ class OperationQueue:
         return handle
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Do it in this thread, after everything that was called before."""
+        """Run it in this thread, after all earlier operations."""
         with self._moved:
             alone = not self._pending
             handle = self._unawaited if alone else QueuedOperation(operation, in_background=False)
@@ -97,7 +97,7 @@ class OperationQueue:
             self._leave()
 
     def close(self, interrupt: Callable[[], None], limit_s: float) -> None:
-        """Give up what waits, interrupt what is running, and wait ``limit_s`` at most until it ended.
+        """Fail the waiting operations, interrupt the running one, and wait up to ``limit_s`` until it has ended.
 
         Calls after the first do nothing.
         """
@@ -113,15 +113,15 @@ class OperationQueue:
             self._moved.wait_for(lambda: not self._pending, limit_s)
 
     def _in_turn(self, handle: QueuedOperation) -> Any:
-        """Do what waits in the line when its turn comes."""
+        """Run a queued operation in this thread when its turn comes."""
         with self._moved:
             try:
                 self._moved.wait_for(lambda: handle.done() or self._pending[0] is handle)
-            except BaseException:  # Ctrl-C: those behind must not wait for its turn
+            except BaseException:  # Ctrl-C: remove it, or the operations behind it would wait forever
                 self._pending.remove(handle)
                 self._moved.notify_all()
                 raise
-        if not handle.done():  # close() may have given it up
+        if not handle.done():  # close() may have failed it
             handle.run()
             self._leave()
         return handle.result()

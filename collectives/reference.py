@@ -1,4 +1,4 @@
-"""Schedules carried out in one process, plainly: what every transport is compared with."""
+"""Reference execution of schedules in one process, which every transport is compared with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def execute(schedule: Schedule, tensors: Sequence[Tensor], op: ReduceOp = "sum")
     """All-reduce ``tensors``, one per rank, of equal shape and dtype, in place and step by step.
 
     Sums follow the order of the groups; bfloat16 is accumulated in float32 and rounded once per step; ``mean`` divides
-    once, at the end. Contents that a step leaves unspecified are overwritten with garbage, so that nobody can
-    rely on them.
+    once, at the end. Contents that a step leaves unspecified are overwritten with garbage, so that tests find code
+    that relies on them.
 
     Raises:
         ValueError: not one tensor per rank, or the mean of int64.

@@ -1,8 +1,8 @@
-"""Words of memory that processes share, read and written in the order of the program.
+"""64-bit words in shared memory, accessed in program order.
 
-One process writes data and then a word that publishes them; another reads the word and then the data. x86-64 shows stores,
-and does loads, in program order, so plain accesses do there. Other processors (aarch64, riscv64) do not: each access is then
-a call of ``shared_words.c``, or, without a C compiler, stands between two memory barriers of the system (membarrier).
+One process writes data and then the word that publishes them; another reads the word and then the data. On x86-64 stores
+become visible, and loads happen, in program order, so plain accesses suffice. On aarch64 and riscv64 they do not: there each
+access is a call of ``shared_words.c``, or, without a C compiler, is enclosed by two membarrier system calls.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WORDS = Kernel(
 WORD_BYTES = 8
 _IN_ORDER = ("x86_64", "AMD64")
 _BARRIER, _REGISTER_FOR_BARRIERS = 2, 4
-"""MEMBARRIER_CMD_GLOBAL_EXPEDITED, and to be one of the processes that it takes effect in."""
+"""MEMBARRIER_CMD_GLOBAL_EXPEDITED and MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED."""
 
 
 class SharedWords(Protocol):
-    """Unsigned 64-bit words by index. No access moves across another, nor do the program's other accesses."""
+    """Unsigned 64-bit words by index. No other memory access of the program is reordered across an access to them."""
 
     def __getitem__(self, index: int, /) -> int:
         """Load a word."""
@@ -50,7 +50,7 @@ class SharedWords(Protocol):
 
 
 def shared_words(memory: memoryview) -> SharedWords:
-    """The words of shared memory.
+    """The shared memory as words, with the access method of this machine.
 
     Args:
         memory: of format Q
@@ -65,10 +65,10 @@ def shared_words(memory: memoryview) -> SharedWords:
 
 
 def unsupported_reason() -> str:
-    """Why processes of this machine cannot share memory by these means; empty if they can."""
+    """Why processes of this machine cannot share memory; empty if they can."""
     if not hasattr(os, "memfd_create"):
         return "shared memory needs Linux"
-    if sys.byteorder != "little" or sys.maxsize < 2**32:  # futexes sleep on the lower half of a word
+    if sys.byteorder != "little" or sys.maxsize < 2**32:  # a futex is the lower half of a word
         return "shared memory needs a little-endian machine of 64 bits"
     if _select_access() is None:
         return (
@@ -79,10 +79,10 @@ def unsupported_reason() -> str:
 
 
 class AtomicWords:
-    """Words that ``shared_words.c`` loads and stores."""
+    """Words accessed by ``shared_words.c``: sequentially consistent atomics."""
 
     def __init__(self, library: ctypes.CDLL, memory: memoryview) -> None:
-        self._memory = memory  # stays mapped
+        self._memory = memory  # keeps the mapping alive
         self._address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
         self._load, self._store = library.rayagi_load, library.rayagi_store
 
@@ -97,7 +97,7 @@ class AtomicWords:
 
 
 class FencedWords:
-    """Plain accesses, each between two memory barriers: the same without a compiler."""
+    """Words accessed plainly between two memory barriers: the same order without a compiler."""
 
     def __init__(self, fence: Callable[[], object], memory: memoryview) -> None:
         self._memory, self._fence = memory, fence
@@ -118,7 +118,7 @@ class FencedWords:
 
 
 def atomic_words() -> Callable[[memoryview], SharedWords]:
-    """Makes ``AtomicWords``.
+    """Constructor of ``AtomicWords``.
 
     Raises:
         CompilerError: there is no compiler.
@@ -130,7 +130,7 @@ def atomic_words() -> Callable[[memoryview], SharedWords]:
 
 
 def fenced_words() -> Callable[[memoryview], SharedWords] | None:
-    """Makes ``FencedWords``; None where the system has no such barriers, or forbids them."""
+    """Constructor of ``FencedWords``; None if the system lacks or forbids membarrier."""
     syscall = ctypes.CDLL(None).syscall
     syscall.argtypes, syscall.restype = (
         (ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int),
@@ -143,7 +143,7 @@ def fenced_words() -> Callable[[memoryview], SharedWords] | None:
 
 @cache
 def _select_access() -> Callable[[memoryview], SharedWords] | None:
-    """How words are accessed on this machine."""
+    """The access method of this machine: plain on x86-64, else atomics, else membarrier; None if neither works."""
     if platform.machine() in _IN_ORDER:
         return lambda memory: memory
     return WORDS.made_or_none(atomic_words) or fenced_words()

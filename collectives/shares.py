@@ -1,4 +1,4 @@
-"""Who reduces which elements of a flat tensor."""
+"""Shares: the elements of a flat tensor that each rank reduces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ALIGN_ELEMENTS = 16
 
 
 def shares(numel: int, world_size: int) -> tuple[tuple[int, int], ...]:
-    """[begin, end) of each rank's share: contiguous, in rank order, together all elements; empty where there are too few."""
+    """[begin, end) of each rank's share: contiguous, in rank order, covering all elements; some may be empty."""
     blocks = -(-numel // _ALIGN_ELEMENTS)
     bounds = [min(numel, _ALIGN_ELEMENTS * (blocks * rank // world_size)) for rank in range(world_size + 1)]
     return tuple(pairwise(bounds))

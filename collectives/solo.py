@@ -1,4 +1,4 @@
-"""A group of one: every operation is already complete."""
+"""Communicator of a single member: every operation is complete at once."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ class SoloCommunicator:
         """Return at once."""
 
     def barrier_progress(self) -> BarrierProgress | None:
-        """None: there is nobody to wait for."""
+        """None: there are no other members."""
         return None
 
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
-        """Refuse: there is nobody else."""
-        raise ValueError(f"to={to}: this member is alone")
+        """Raise: there is no other member."""
+        raise ValueError(f"to={to}: this group has no other member")
 
     def recv(self, source: int) -> Tensor:
-        """Refuse: there is nobody else."""
-        raise ValueError(f"source={source}: this member is alone")
+        """Raise: there is no other member."""
+        raise ValueError(f"source={source}: this group has no other member")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory."""
         return torch.zeros(numel, dtype=dtype)
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """None: there is nobody to share with."""
+        """None: there are no members to share it with."""
         return None
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """None: nothing has to be done."""
+        """None: there is nothing to reduce."""
         return None
 
     def group(self, ranks: Sequence[int]) -> SoloCommunicator | None:
-        """A group of the one, or of nobody."""
+        """A group of this member; None for any other ranks."""
         return SoloCommunicator(self.generation) if list(ranks) == [0] else None
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
     def __repr__(self) -> str:
         return "rank 0 of 1"
@@ -91,7 +91,7 @@ class SoloCommunicator:
 
 
 class _Done:
-    """The handle of an operation that had nothing to do."""
+    """Handle of a completed operation."""
 
     def done(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Moments that merge exactly: what observation and return statistics are made of.
+"""Mergeable moments (count, mean, squared deviations) for observation and return statistics.
 
 Merging follows Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
 (1979): the moments of a union from the moments of its parts, without the cancellation of sums of squares.
@@ -31,7 +31,7 @@ class Moments:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> Self:
-        """Moments of nothing: the neutral element of ``merged``."""
+        """Moments of the empty set: the neutral element of ``merged``."""
         zeros = torch.zeros(shape, dtype=torch.float64, device=device)
         return cls(count=torch.zeros((), dtype=torch.float64, device=device), mean=zeros, m2=zeros.clone())
 
@@ -50,7 +50,7 @@ class Moments:
         return type(self)(count=self.count.to(device), mean=self.mean.to(device), m2=self.m2.to(device))
 
     def clone(self) -> Self:
-        """The same in memory of its own."""
+        """A copy."""
         return type(self)(count=self.count.clone(), mean=self.mean.clone(), m2=self.m2.clone())
 
     def variance(self) -> Tensor:
@@ -63,13 +63,14 @@ def merged(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     share = b.count / count.clamp(min=1.0)
     delta = b.mean - a.mean
+    # mean = mean_a + delta n_b / n;  m2 = m2_a + m2_b + delta^2 n_a n_b / n
     return Moments(
         count=count, mean=a.mean + delta * share, m2=a.m2 + b.m2 + delta.square() * (a.count * share)
     )
 
 
 def all_merge(moments: Moments, communicator: Communicator) -> Moments:
-    """Moments of the union over all members, bitwise equal on every one: merged in rank order, wherever it runs.
+    """Moments of the union over all members, merged in rank order, so bitwise equal on all of them.
 
     Every member passes moments of the same shape. One all_gather of ``1 + 2 * size`` float64.
 

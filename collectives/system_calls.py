@@ -1,4 +1,4 @@
-"""Numbers of Linux system calls that neither Python nor the C library offers, by processor."""
+"""Numbers of Linux system calls that neither Python nor the C library wraps, by processor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SyscallNumbers(NamedTuple):
-    """Of system calls, from the ``asm/unistd.h`` of one kind of processor."""
+    """System call numbers, from the ``asm/unistd.h`` of one processor type."""
 
     futex: int
     membarrier: int
@@ -19,4 +19,4 @@ BY_MACHINE = {
     **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), SyscallNumbers(futex=98, membarrier=283)),
 }
 SYSCALL_NUMBERS = BY_MACHINE.get(platform.machine())
-"""Of this machine; None where they are not known."""
+"""Of this machine; None if they are not known."""

@@ -1,4 +1,4 @@
-"""A group whose members are threads of this process: the reference for groups of processes, and easy to debug."""
+"""A group whose members are threads of this process: the reference for groups of processes, easy to debug."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collectives.transports.inprocess import InProcessGroup
 
 
 class ThreadGroup:
-    """Make one, then in each thread the communicator of its rank."""
+    """Create one; then create the communicator of each rank in that rank's thread."""
 
     def __init__(self, layout: Layout, composition: str = "ip_only", timeout_s: float = 60.0) -> None:
         """Raises CompositionError where the composition does not apply to the layout."""
@@ -39,18 +39,18 @@ class ThreadGroup:
         return ComposedCommunicator(rank, self.schedule, _ThreadTransportFactory(self, rank))
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> InProcessGroup:
-        """What the members of a step's group share."""
+        """The shared state of the members of a step's group."""
         with self._lock:
             new = InProcessGroup(len(ranks), self.timeout_s)
             return self._transports.setdefault((primitive, ranks), new)
 
     def channel(self, direction: tuple[int, int]) -> InProcessGroup:
-        """What the sender and the receiver of a direction share."""
+        """The shared state of a sender and its receiver."""
         with self._lock:
             return self._channels.setdefault(direction, InProcessGroup(2, self.timeout_s))
 
     def group(self, number: int, ranks: tuple[int, ...]) -> ThreadGroup:
-        """What the members of the ``number``-th group that was asked for share: those of one node stay on one."""
+        """The ``number``-th subgroup; members of one node stay on one node in its layout."""
         nodes: dict[int, list[int]] = {}
         for index, rank in enumerate(ranks):
             nodes.setdefault(self.layout.places()[rank][0], []).append(index)
@@ -62,7 +62,7 @@ class ThreadGroup:
 
 
 class _ThreadTransportFactory:
-    """One member's way to the others."""
+    """Connects one member to the others."""
 
     def __init__(self, owner: ThreadGroup, rank: int) -> None:
         self._owner, self._rank = owner, rank

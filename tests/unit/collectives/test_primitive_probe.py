@@ -113,12 +113,12 @@ def test_a_transport_that_cannot_be_opened_is_an_objection():
     def refuse():
         raise OSError("no such device")
 
-    assert probe(refuse, 10.0) == "its trial failed: no such device"
+    assert probe(refuse, 10.0) == "its probe failed: no such device"
 
 
 def test_a_trial_that_hangs_does_not_hang_the_member():
     end = threading.Event()
-    assert probe(lambda: end.wait(60), 0.1) == "its trial did not end within 0.1 s"
+    assert probe(lambda: end.wait(60), 0.1) == "its probe did not end within 0.1 s"
     assert not end.is_set()
     end.set()
 
@@ -147,7 +147,7 @@ def test_members_agree_on_what_works_and_why_the_rest_does_not():
     assert first == second == third
     assert first["rp"] == ProbeResult(supported=True, reason="")
     assert first["net"] == ProbeResult(supported=True, reason="")  # nobody needs it
-    assert first["ip"] == ProbeResult(supported=False, reason="ranks 1: its trial failed: no permission")
+    assert first["ip"] == ProbeResult(supported=False, reason="ranks 1: its probe failed: no permission")
     assert first["device"] == ProbeResult(
         supported=False, reason="ranks 0, 1, 2: no CUDA: these members compute on a CPU"
     )
@@ -184,4 +184,4 @@ def test_members_that_ask_for_different_primitives_are_told():
         return probe_primitives(communicator, ON_CPU, {name: PrimitiveProbe(members=(), open=Right)}, 1.0)
 
     for answer in run_group("inprocess", 2, task):
-        assert "asks for" in str(answer.error)
+        assert " probes " in str(answer.error)
