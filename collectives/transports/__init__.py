@@ -1,1 +1,1 @@
-"""Ways for data to travel: threads of one process, shared memory of one host, Gloo over TCP."""
+"""Transports: threads of one process, shared memory of one host, one GPU's memory, NCCL, Gloo over TCP."""

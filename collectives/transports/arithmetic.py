@@ -1,4 +1,4 @@
-"""What reducing means, element by element: the same for every transport that reduces on the host."""
+"""Elementwise reduction on the host: the reference semantics of all transports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from collectives.transports.base import ReduceOp
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
-"""What can be reduced."""
+"""Reducible dtypes."""
 
 
 def combine(parts: Sequence[Tensor], out: Tensor, op: ReduceOp) -> None:
-    """Reduce parts of one size in their order: ((p0 + p1) + p2) + ... ``out`` is none of them but the first.
+    """Reduce parts of equal size in their order: ((p0 + p1) + p2) + ... ``out`` may alias the first part only.
 
     bfloat16 is summed in float32 and rounded once. A NaN in any part gives NaN, for max too.
     """

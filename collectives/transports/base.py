@@ -1,4 +1,4 @@
-"""What every primitive offers among its own members; the composed communicator runs schedules of these."""
+"""Transport interface: the operations of one primitive among its members. A schedule runs on several transports."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from torch import Tensor
 from collectives.barrier_progress import BarrierProgress
 
 ReduceOp = Literal["sum", "mean", "max"]
-"""How elements are combined. ``mean`` is for floats: the sum, then divided once by the number of members."""
+"""How elements are combined. ``mean`` is for floats: the sum, divided once by the number of members."""
 
 
 class Transport(Protocol):
     """One primitive among one set of members. Every member calls the same operations in the same order.
 
-    Tensors are flat and contiguous. Elements are combined in rank order, each by one member, so results are bitwise
-    equal on all members and from run to run; bfloat16 is accumulated in float32 and rounded once. NaN and infinity
-    travel: a NaN anywhere makes the result NaN, for max too. Operations raise
-    ``collectives.errors.CommunicatorError``; after an error the transport is unusable. Before data moves members compare
-    what they called (``calls.py``): where that differs, the operation fails on all of them, naming both calls.
+    Tensors are flat and contiguous. Each element is combined in rank order by one member, so results are bitwise equal on
+    all members and from run to run. bfloat16 is accumulated in float32 and rounded once. NaN and infinity propagate; NaN
+    for max too. Operations raise ``collectives.errors.CommunicatorError``; after an error the transport is unusable. Members
+    compare their calls before data moves (``calls.py``); if they differ, the operation fails on all, naming both calls.
     """
 
     rank: int
-    """Among this transport's own members."""
+    """Among this transport's members."""
     world_size: int
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
-        """Reduce in place, on every member. ``layout`` as of ``calls.shapes_digest``: members compare it, here and below."""
+        """Reduce in place, on every member. ``layout``: from ``calls.shapes_digest``; members compare it, here and below."""
         ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
@@ -49,11 +48,11 @@ class Transport(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         ...
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory, (numel,), on which operations need no copy in or out. All members ask alike, in the same order.
+        """Zeroed registered memory, (numel,), reduced without copies. All members call it alike, in the same order.
 
         Views that begin at its start and hold the same dtype count as it. Freed when the transport is closed.
         """
@@ -62,27 +61,27 @@ class Transport(Protocol):
     def close(self) -> None:
         """Leave the group: members that wait for this one get an error. Safe to call twice.
 
-        From another thread it interrupts an operation that is running, which raises.
+        From another thread it interrupts a running operation, which raises.
         """
         ...
 
 
 class CompiledOperations(Protocol):
-    """What another compiled program needs, to take part in operations in the middle of its work.
+    """Collectives for a C program: addresses that it calls in the middle of its work.
 
-    It calls ``int run(void *member, const void *operation)``, which returns 0 when the operation is complete. Else the wait
-    is long, or something is wrong: it then leaves the operation to Python and goes on after it.
+    It calls ``int run(void *member, const void *operation)``, which returns 0 when the operation is complete. Otherwise the
+    wait is long or an error occurred: the program then returns the operation to Python, and resumes afterwards.
     """
 
     run: int
-    """These are addresses, valid until the communicator is closed."""
+    """Address of the function; all addresses are valid until the communicator is closed."""
     member: int
     reduce_scatter: int
-    """Of the tensor that was given, its mean."""
+    """Operation: reduce-scatter of the given tensor, by mean."""
     barrier: int
 
     def drive_program(self, program: Callable[[], int | None]) -> None:
-        """Call a program until it returns None, and complete the operations whose addresses it returns; of 0: none.
+        """Call the program until it returns None. It returns the address of an operation to complete, or 0 for none.
 
         Raises:
             CommunicatorError: as of any operation.
@@ -92,27 +91,27 @@ class CompiledOperations(Protocol):
 
 @runtime_checkable
 class SharesMemory(Protocol):
-    """A transport whose members can have memory in common, and operations on it that other programs take part in."""
+    """A transport in shared memory: its members can share buffers, and C programs can call its operations."""
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory (numel,) that all members read and write. All members ask alike, in the same order.
+        """Zeroed memory (numel,) that all members read and write. All members call it alike, in the same order.
 
-        ``close`` lets go of it; it lives on while the caller keeps it.
+        After ``close`` it stays valid while referenced.
 
         Raises:
-            CommunicatorError: there is no memory for it, or a member asked for something else.
+            CommunicatorError: there is no memory for it, or a member made another call.
         """
         ...
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """For a tensor in registered memory. None, for all members, where they have no compiled kernel."""
+        """Operations on a tensor in registered memory; None on all members if they have no compiled kernel."""
         ...
 
 
 @runtime_checkable
 class ExposesBarrierProgress(Protocol):
-    """A transport that can tell at the cost of a few loads who waits for this member."""
+    """A transport that shows, at the cost of a few loads, which members wait for this one."""
 
     def barrier_progress(self) -> BarrierProgress:
-        """Who has come to an operation of all."""
+        """How many operations each member has begun."""
         ...

@@ -1,4 +1,4 @@
-"""What a member came for, in one word of 64 bits: members compare it before data moves, over every transport."""
+"""Encodes a call in a 64-bit word, which members compare before data moves, over every transport."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ CALLS = (
 )
 OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")
 ON_HOST, ON_DEVICE = 0, 255
-"""Where the tensor is; 1 to 254 is the registered buffer of this number."""
+"""Location of the tensor; 1 to 254: number of its registered buffer."""
 
 _MOST_SHAPES = 8
-"""Of a list, in an error."""
+"""Shapes of a list that an error shows."""
 _SHAPES: dict[int, str] = {}
-"""The shapes of this process's lists, by their digests."""
+"""Text of this process's lists of shapes, by digest."""
 
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(_DTYPES)}
 
-# call 4 bits, operator or source 8, type 7, place 8, elements 37 (of a list: the digest of its shapes)
+# Bits, from the highest: call 4, operator or source 8, dtype 7, place 8, number of elements (or digest of shapes) 37.
 _NUMEL_BITS, _PLACE_BITS, _DTYPE_BITS, _DETAIL_BITS = 37, 8, 7, 8
 _PLACE_AT = _NUMEL_BITS
 _DTYPE_AT = _PLACE_AT + _PLACE_BITS
@@ -55,14 +55,14 @@ def encode_call(
     place: int = ON_HOST,
     layout: int = 0,
 ) -> int:
-    """A call as a word.
+    """Encode a call.
 
     Args:
         call: one of CALLS
-        detail: the index of the operator in ``OPS``, or the source of a broadcast
+        detail: index of the operator in ``OPS``, or source of a broadcast
         dtype, numel: of the tensor
-        place: of the tensor
-        layout: from ``shapes_digest``, of the tensors that the tensor is a bucket of
+        place: ON_HOST, ON_DEVICE, or the number of a registered buffer
+        layout: ``shapes_digest`` of the tensors in the bucket; 0 for a single tensor
     """
     if layout:
         call, numel = call + _OF_A_LIST, layout
@@ -76,12 +76,12 @@ def encode_call(
 
 
 def call_name(word: int) -> str:
-    """The operation, e.g. ``all_reduce``."""
+    """Name of the operation, e.g. ``all_reduce``."""
     return CALLS[word >> _CALL_AT].removesuffix(_OF_A_LIST)
 
 
 def shapes_digest(tensors: Sequence[Tensor]) -> int:
-    """A digest of several tensors' shapes, which differs for lists of equal total; 0 for one tensor."""
+    """Digest of several tensors' shapes, which distinguishes lists with equal totals; 0 for one tensor."""
     return _digest(tuple(tuple(tensor.shape) for tensor in tensors)) if len(tensors) > 1 else 0
 
 
@@ -96,7 +96,7 @@ def _digest(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def mismatch_message(rank: int, word: int, other_rank: int, other_word: int) -> str:
-    """Two members came for different calls: what they would exchange means nothing."""
+    """Error text for two members that made different calls."""
     return (
         f"rank {rank} called {describe_call(word)}, and rank {other_rank} {describe_call(other_word)}; "
         "every member must call the same operations in the same order"
@@ -104,17 +104,17 @@ def mismatch_message(rank: int, word: int, other_rank: int, other_word: int) -> 
 
 
 def signature(word: int, number: int) -> Tensor:
-    """What a member tells the others before an operation: its call, and which of its operations that is; (16,) bytes."""
+    """Signature of an operation, which members compare: encoded call and number of the operation; (16,) bytes."""
     return torch.from_numpy(np.array([word, number], dtype=np.uint64)).view(torch.uint8)
 
 
 def find_difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int, str] | None:
-    """The first member whose signature is not this one's, as an index, and what to say; None where all are alike.
+    """Index of the first member with another signature, and the error text; None if all are equal.
 
     Args:
         signatures: of all members, (world_size, 16) bytes
         rank: of this member among them
-        ranks: what errors call them
+        ranks: ranks of the members in the whole group, for the error text
     """
     table = signatures.cpu().contiguous().numpy().view(np.uint64).tolist()
     word, number = table[rank]

@@ -1,15 +1,17 @@
-"""Collectives among GMIs of one GPU without a copy to the host: members read each other's device memory.
+"""The ``device`` primitive: collectives among GMIs of one GPU, which read each other's device memory by CUDA IPC.
 
-Every registered buffer is opened by all members through an interprocess handle (CUDA IPC, which works between MPS clients
-of one GPU). A member reduces its share of the elements over all members' buffers, in rank order, into its own buffer, and
-then copies the other shares out of the others' buffers. Nobody writes into another's memory: a member that is suspended in
-the middle, and given up, cannot change what the others do next.
+All members open every registered buffer through an IPC handle, which works between MPS clients of one GPU. An all-reduce:
 
-Order between processes: each waits for its own stream, then for the others at a barrier on the host. The barrier is that of
-a control transport among the same members (shared memory), which also carries the handles, notices a member's death and
-compares what members called.
+1. Device barrier: each member waits for its own stream, then for the others at a barrier on the host.
+2. Each member reduces its share over all buffers, in rank order, into its own buffer.
+3. Device barrier.
+4. Each member copies the other shares out of the others' buffers; device barrier.
 
-On CPU tensors the same code runs through torch's shared memory, which is how it is tested where there is no GPU.
+No member writes to another's memory: one that was suspended, and given up, cannot corrupt the others when it resumes.
+A control transport in shared memory among the same members provides the barrier, exchanges the handles, detects lost members
+and compares the calls.
+
+The same code runs on CPU tensors through torch's shared memory, for tests without a GPU.
 [unverified on GPU] handles between MPS clients, waiting for the stream, speed.
 """
 
@@ -36,15 +38,15 @@ _MIN_SCRATCH_BYTES = 2**20
 
 
 class DeviceTransport:
-    """One member among those of one GPU; it owns ``control`` and closes it.
+    """Transport of one member on a GPU that all members share; it owns ``control`` and closes it.
 
-    Work that fills a tensor must be on the calling thread's current stream, or done. Results are there on return.
+    Work that fills a tensor must be on the calling thread's current stream, or finished. Results are complete on return.
     """
 
     def __init__(
         self, control: ControlTransport, members: Sequence[Member], device: torch.device, timeout_s: float
     ) -> None:
-        """``members`` met in ``control``, which limits the waits for them; ``timeout_s`` limits those for the device."""
+        """``control`` connects ``members`` and limits the waits for them; ``timeout_s`` limits waits for the device."""
         self.rank = control.rank
         self.world_size = control.world_size
         self._control = control
@@ -97,7 +99,7 @@ class DeviceTransport:
             self._device_barrier()
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         with self._translated("barrier"):
             self._control.barrier()
 
@@ -105,13 +107,13 @@ class DeviceTransport:
         """Zeroed memory, (numel,), that all members of the GPU read and write. Freed when all have closed.
 
         Raises:
-            CommunicatorError: members asked for different sizes, or the device's memory cannot be shared between them.
+            CommunicatorError: members requested different sizes, or cannot share the device's memory.
         """
         number = len(self._registered)
         _check_dtype(dtype)
         with self._translated("buffer"):
             self._check_same_call(calls.encode_call("buffer", 0, dtype, numel))
-            if not numel:  # nothing to share, and no address to be known by
+            if not numel:  # it has no address to register
                 return torch.zeros(0, dtype=dtype, device=self._device)
             registered = DeviceBuffer.share(
                 self._control, number, numel, dtype, self._device, self._synchronize
@@ -121,7 +123,7 @@ class DeviceTransport:
         return own
 
     def close(self) -> None:
-        """Leave, and let go of the others' memory. Safe to call twice."""
+        """Leave, and unmap the others' memory. Safe to call twice."""
         self._broken = self._broken or "this communicator is closed"
         self._control.close()
         self._registered.clear()
@@ -133,7 +135,7 @@ class DeviceTransport:
     def _operation(
         self, call: str, tensor: Tensor, op: ReduceOp = "sum", detail: int = 0, layout: int = 0
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Meet for an operation: every member's contents of its tensor, by rank, all complete."""
+        """Begin an operation: compare the calls; yields every member's tensor, by rank, with complete contents."""
         self._check_arguments(call, tensor, op, detail)
         with self._translated(call):
             registered = self._find(tensor)
@@ -161,19 +163,19 @@ class DeviceTransport:
             raise ValueError(f"{call}: source {detail} is none of the ranks 0 to {self.world_size - 1}")
 
     def _find(self, tensor: Tensor) -> DeviceBuffer | None:
-        """The registered buffer at whose start the tensor lies, if it lies in one."""
+        """The registered buffer that the tensor begins; None if it begins none."""
         found = self._registered.get(tensor.data_ptr())
         if found is None or found.views[0].dtype != tensor.dtype or found.views[0].numel() < tensor.numel():
             return None
         return found
 
     def _through_scratch(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """The tensor copied to memory that the others see, which grows as needed: all members know alike how far."""
+        """Copy the tensor to shared scratch memory, which grows as needed, equally on all members."""
         size = tensor.numel() * tensor.element_size()
         if self._scratch is None or self._scratch.views[0].numel() < size:
-            room = max(_MIN_SCRATCH_BYTES, 1 << (size - 1).bit_length())
+            capacity = max(_MIN_SCRATCH_BYTES, 1 << (size - 1).bit_length())
             self._scratch = DeviceBuffer.share(
-                self._control, _SCRATCH, room, torch.uint8, self._device, self._synchronize
+                self._control, _SCRATCH, capacity, torch.uint8, self._device, self._synchronize
             )
         views = tuple(view[:size].view(tensor.dtype) for view in self._scratch.views)
         views[self.rank].copy_(tensor.detach().view(-1))
@@ -183,7 +185,7 @@ class DeviceTransport:
     def _reduce_share(self, views: Sequence[Tensor], op: ReduceOp) -> None:
         """Reduce this member's share over all views in rank order, into its own view.
 
-        Nobody else reads or writes these elements before the next barrier, so the result may go where a contribution was.
+        No other member reads or writes these elements before the next barrier, so the result may overwrite a contribution.
         """
         begin, end = shares(views[0].numel(), self.world_size)[self.rank]
         parts = [view[begin:end] for view in views]
@@ -197,23 +199,23 @@ class DeviceTransport:
         views[self.rank][begin:end].copy_(total)
 
     def _gather_shares(self, views: Sequence[Tensor], tensor: Tensor | None) -> None:
-        """Once all have reduced their shares, copy them to where the result is asked for; None: nowhere."""
+        """Once all have reduced their shares, copy them to ``tensor``; None: this member gets no result."""
         self._device_barrier()
         if tensor is not None:
             result = tensor.detach().view(-1)
             for view, (begin, end) in zip(views, shares(len(result), self.world_size), strict=True):
                 if view.data_ptr() != result.data_ptr():
                     result[begin:end].copy_(view[begin:end])
-        self._device_barrier()  # before anybody writes anew what the others read
+        self._device_barrier()  # before a member overwrites what others read
 
     def _sum(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Memory for a share's sum, reused."""
+        """Reused memory for a share's sum."""
         if dtype not in self._sums or self._sums[dtype].numel() < numel:
             self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
         return self._sums[dtype][:numel]
 
     def _check_same_call(self, word: int) -> None:
-        """Wait for all members, and make sure that they came for the same."""
+        """Wait for all members, and compare their calls."""
         self._num_operations += 1
         gathered = self._control.all_gather(calls.signature(word, self._num_operations))
         different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
@@ -222,18 +224,18 @@ class DeviceTransport:
             raise MismatchedCallError(calls.call_name(word), self._me, str(other), 0.0, different[1])
 
     def _device_barrier(self) -> None:
-        """Wait until all members' devices have done what came before."""
+        """Wait until all members' streams have finished their earlier work."""
         self._synchronize()
         self._control.barrier()
 
     def _copy_out(self, view: Tensor, tensor: Tensor) -> None:
-        """Copy a result to where it was asked for, unless it is there already."""
+        """Copy a result to the caller's tensor, unless it is there already."""
         if view.data_ptr() != tensor.data_ptr():
             tensor.detach().view(-1).copy_(view)
             self._synchronize()
 
     def _synchronize(self) -> None:
-        """Wait until the device has done what this thread gave it. [unverified on GPU]"""
+        """Wait until the device has finished this thread's work. [unverified on GPU]"""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):
@@ -243,7 +245,7 @@ class DeviceTransport:
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:
-        """Close after an error, so that the others learn of it at once, and raise it as a CommunicatorError."""
+        """Close after an error, so that the others fail at once, and raise it as a CommunicatorError."""
         if self._broken is not None:
             raise CommunicatorError(call, self._me, "nobody", 0.0, self._broken)
         begin = time.monotonic()
@@ -259,7 +261,7 @@ class DeviceTransport:
 
 
 def _nothing() -> None:
-    """Nobody but this process takes part in what is waited for."""
+    """No check: no other process is involved in the wait."""
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

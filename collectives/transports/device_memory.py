@@ -1,7 +1,7 @@
-"""Memory of one device that several processes see: each makes a piece, and opens the others' through torch's handles.
+"""Device memory shared between processes: each allocates a piece, and opens the others' pieces by torch's handles.
 
-On a GPU a handle is one of CUDA IPC, and torch counts in a file of /dev/shm who still uses what it names. On a CPU it is a
-descriptor of anonymous shared memory. [unverified on GPU] that handles open between MPS clients.
+On a GPU a handle is a CUDA IPC handle, and torch counts its users in a file of /dev/shm. On a CPU it is a descriptor of
+anonymous shared memory. [unverified on GPU] that handles open between MPS clients.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collectives.rendezvous import Member
 
 
 class ControlTransport(SupportsAllGather, Protocol):
-    """What members of one device need of a transport on their host: any ``Transport`` offers it."""
+    """The part of a host transport that members of one device need."""
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         ...
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class ControlTransport(SupportsAllGather, Protocol):
 
 @dataclass(frozen=True)
 class DeviceBuffer:
-    """One symmetric buffer: every member's piece of it, by rank, as this process sees them."""
+    """One symmetric buffer: every member's piece by rank, as mapped by this process."""
 
     number: int
     views: tuple[Tensor, ...]
@@ -52,15 +52,15 @@ class DeviceBuffer:
         device: torch.device,
         synchronize: Callable[[], None],
     ) -> DeviceBuffer:
-        """Make this member's zeroed piece and open the others'. All members call it at once.
+        """Allocate this member's zeroed piece and open the others'. All members call it at the same time.
 
         Args:
-            control: among the members, on their host
-            number: what to know the buffer by
+            control: transport among the members, on their host
+            number: identifies the buffer
             numel: elements of each piece
-            dtype: their type
+            dtype: of the elements
             device: of all pieces
-            synchronize: waits until the device has done what this thread gave it
+            synchronize: waits until the device has finished this thread's work
 
         Raises:
             RuntimeError: the memory cannot be shared.
@@ -69,20 +69,20 @@ class DeviceBuffer:
         own = torch.zeros(numel, dtype=dtype, device=device)
         synchronize()
         ranks = range(control.world_size)
-        # A handle for each receiver: torch counts how many have to give the memory back.
+        # One handle per receiver: torch counts the references to the memory.
         handles = [bytes(ForkingPickler.dumps(own)) if rank != control.rank else b"" for rank in ranks]
-        given = [pickle.loads(message) for message in exchange(control, pickle.dumps(handles))]
+        received = [pickle.loads(message) for message in exchange(control, pickle.dumps(handles))]
         views = tuple(
-            own if rank == control.rank else pickle.loads(given[rank][control.rank]) for rank in ranks
+            own if rank == control.rank else pickle.loads(received[rank][control.rank]) for rank in ranks
         )
         if strangers := {str(view.device) for view in views} - {str(device)}:
             raise RuntimeError(f"members' memory is on {', '.join(sorted(strangers))} and not on {device}")
-        control.barrier()  # who hands out a handle stays until it is opened
+        control.barrier()  # the owner of a handle must live until all have opened it
         return cls(number, views)
 
 
 def remove_leftovers(members: Sequence[Member]) -> None:
-    """Remove the files in which killed members' torch counted who uses their memory; nobody else would."""
+    """Remove torch's reference count files of killed members, which nothing else removes."""
     for member in members:
         if _has_ended(member.pid):
             for path in Path("/dev/shm").glob(f"torch_{member.pid}_*"):
@@ -94,11 +94,11 @@ def _has_ended(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except OSError:  # a kernel without such descriptors
+    except OSError:  # a kernel without pidfd
         return False
     try:
-        news = select.poll()
-        news.register(descriptor, select.POLLIN)
-        return bool(news.poll(0))
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
     finally:
         os.close(descriptor)

@@ -1,8 +1,13 @@
-"""Collectives over TCP by torch's Gloo: any members, on any hosts.
+"""Collectives over TCP by torch's Gloo, among any members on any hosts.
 
-Gloo moves the bytes and this module adds: Gloo's own rings sum each element in an order that depends on where it lies,
-and round bfloat16 at every addition. Here every member sends each other member that one's share, reduces its own share in
-rank order, and sends the result to all. These are the bytes of a ring, in an order that is the same for every element.
+Gloo moves the bytes; this module adds. Gloo's own ring sums an element in an order that depends on its position, and rounds
+bfloat16 at every addition. Here an all-reduce is:
+
+1. All-to-all: every member sends each other member that member's share.
+2. Each member reduces its own share in rank order.
+3. Each member broadcasts its share.
+
+This moves as many bytes as a ring, and the order of the sum is the same for every element.
 """
 
 from __future__ import annotations
@@ -29,13 +34,13 @@ from collectives.transports.gloo_mesh import connected_mesh
 
 _LOOPBACK = "127.0.0.1"
 _CHECK_INTERVAL = timedelta(milliseconds=50)
-"""How often a wait looks whether the others are still there."""
+"""Between two checks of the other members during a wait."""
 _LONG_S = 0.5
-"""What takes longer is looked at once more when it is complete."""
+"""After an operation that took longer the members are checked once more."""
 _ATTEMPT_S = 1.0
-"""Torch tries to reach a store until its time limit, and cannot be interrupted."""
+"""Per attempt to reach a store, which torch does not let one interrupt."""
 _GRACE_S = 1.0
-"""Gloo's own time limit comes after ours, which says more."""
+"""Gloo's own time limit exceeds ours by this much, because our error says more."""
 
 
 class GlooStore:
@@ -115,7 +120,7 @@ class GlooStore:
 
 
 class GlooTransport:
-    """A Gloo process group of its own, beside any other in the process: torch's default group stays untouched."""
+    """A separate Gloo process group: torch's default group stays untouched."""
 
     def __init__(
         self,
@@ -127,8 +132,8 @@ class GlooTransport:
     ) -> None:
         """Connect to every other member. ``rank`` counts within ``members``.
 
-        ``check`` is called during waits, with their seconds so far, and after long ones; it may raise CommunicatorError to
-        say that a member is lost, or gave up.
+        ``check(waited_s)`` is called during waits and after long ones; it may raise CommunicatorError if a member is lost
+        or gave up.
 
         Raises:
             CommunicatorError: a member did not connect within ``timeout_s``.
@@ -146,7 +151,7 @@ class GlooTransport:
         self._broken: str | None = None
         self._num_operations = 0
         self._began_s = 0.0
-        """When the operation began that is running, or the last one."""
+        """Start of the current or last operation."""
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=_address(members, rank))]
@@ -164,7 +169,7 @@ class GlooTransport:
             ) from error
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
-        """Reduce in place: each member its share, which it then sends to all."""
+        """Reduce in place: each member reduces its share and broadcasts it."""
         self._check_same_call("all_reduce", tensor, calls.OPS.index(op), layout)
         with self._staged(tensor) as flat:
             self._reduce_share("all_reduce", flat, op)
@@ -177,7 +182,7 @@ class GlooTransport:
             )
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
-        """Reduce in place on rank 0: each member its share, which it then sends there."""
+        """Reduce in place on rank 0: each member reduces its share and sends it there."""
         self._check_same_call("reduce", tensor, calls.OPS.index(op), layout)
         with self._staged(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
@@ -210,25 +215,25 @@ class GlooTransport:
                 self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
     def barrier(self) -> None:
-        """Wait until every member is here: all must have come to compare that they did."""
+        """Wait until every member has arrived: comparing the calls is a barrier."""
         self._check_same_call("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Plain memory: what is reduced is copied anyway."""
+        """Plain memory: operations copy tensors anyway."""
         return torch.zeros(numel, dtype=dtype)
 
     def close(self) -> None:
-        """Drop the connections; a member that still waits for this one gets an error. Safe to call twice."""
+        """Close the connections; a member that still waits for this one gets an error. Safe to call twice."""
         self._broken = self._broken or "this communicator is closed"
         if self._group is not None:
             ending, self._group = _GroupReleaser(self._group), None
-            # Elsewhere: the group's end waits for an operation that was given up, until Gloo's own time limit.
+            # In a thread: the group's destructor waits for an aborted operation, up to Gloo's own time limit.
             threading.Thread(target=ending, name="gloo-ending", daemon=True).start()
 
     def _check_same_call(
         self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0
     ) -> None:
-        """Compare what all members came for, before Gloo sees a size: by itself it ends the process, or mixes them.
+        """Compare all members' calls before Gloo sees a size: with different sizes it ends the process, or mixes data.
 
         Raises:
             CommunicatorError: on all members, if one called something else; the transport is closed then.
@@ -261,7 +266,7 @@ class GlooTransport:
     def _exchange(
         self, operation: str, out: Tensor, out_sizes: list[int], into: Tensor, into_sizes: list[int]
     ) -> None:
-        """Send every member its piece of ``out``, and put what each sends one behind the other ``into``."""
+        """All-to-all: send every member its piece of ``out``; concatenate the received pieces in ``into``."""
         width = out.element_size()
         self._run(
             operation,
@@ -277,7 +282,7 @@ class GlooTransport:
 
     @contextmanager
     def _staged(self, tensor: Tensor) -> Iterator[Tensor]:
-        """A copy on the host, which is copied back if nothing is raised. [unverified on GPU]"""
+        """A copy on the host, copied back unless an error is raised. [unverified on GPU]"""
         size = tensor.numel() * tensor.element_size()
         if self._stage.numel() < size:
             self._stage = torch.empty(max(size, 2 * self._stage.numel()), dtype=torch.uint8)
@@ -286,7 +291,7 @@ class GlooTransport:
         tensor.detach().view(-1).copy_(flat)
 
     def _scratch_like(self, tensor: Tensor, numel: int) -> Tensor:
-        """Memory of the tensor's type that is used again: the steady state allocates nothing."""
+        """Reused memory of the tensor's dtype: the steady state allocates nothing."""
         size = numel * tensor.element_size()
         if self._scratch.numel() < size:
             self._scratch = torch.empty(max(size, 2 * self._scratch.numel()), dtype=torch.uint8)
@@ -309,12 +314,12 @@ class GlooTransport:
                         raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
             passed_s = time.monotonic() - self._began_s
             if passed_s >= _LONG_S:
-                # This process may have been stopped, and the others have given up what it completed.
+                # This process may have been suspended, and the others may have given up the operation that it completed.
                 self._check(passed_s)
         except (RuntimeError, TimeoutError) as error:
             detail = (self._broken or str(error)).splitlines()[0]
             self._broken = f"an earlier {operation} failed: {detail}"
-            # Without its connections, members that wait for this one fail now and not at their own time limit.
+            # Closing the connections makes members that wait for this one fail now, not at their own time limit.
             self.close()
             if isinstance(error, CommunicatorError):
                 raise
@@ -323,12 +328,12 @@ class GlooTransport:
             raise failed from error
 
     def _ended(self, work: dist.Work) -> bool:
-        """Wait a while. Raises RuntimeError when the operation failed, or the transport was closed meanwhile."""
+        """Wait for one interval. Raises RuntimeError if the operation failed, or the transport was closed."""
         try:
             work.wait(_CHECK_INTERVAL)
         except RuntimeError:
             if work.is_completed():
-                work.wait()  # raises if it failed; it may also have ended well just after the interval
+                work.wait()  # raises if it failed; it may have succeeded just after the interval
                 return True
             if self._broken is not None:
                 raise RuntimeError(self._broken) from None
@@ -347,12 +352,12 @@ class _GroupReleaser:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory as flat bytes: Gloo need not know the type."""
+    """The same memory as flat bytes: Gloo need not know the dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def _address(members: Sequence[Member], rank: int) -> str:
-    """Where a member listens: loopback when all members share a host."""
+    """Listening address of a member: loopback if all members share a host."""
     if len({member.host_id for member in members}) == 1:
         return _LOOPBACK
     return members[rank].address

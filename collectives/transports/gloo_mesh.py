@@ -1,9 +1,8 @@
-"""Connects Gloo's members to each other, in a way that a death in the middle of it is noticed.
+"""Connects Gloo's members to each other, and detects the loss of a member meanwhile.
 
-Gloo's own constructor waits for every member's address, and then for its connection, until its time limit; nothing
-interrupts it. Here it waits for addresses through a store that looks after the others, and goes on when all have said
-theirs: what is left, connecting, needs nobody's attention and gets a short time limit. It runs in a thread that can be
-given up: should a member die between its address and its connection, that thread ends at that limit.
+Gloo's constructor waits for every member's address, then for its connection, and cannot be interrupted. Here it runs in a
+thread, and gets the addresses through a store that calls ``check`` while it waits. When all addresses are published, the
+connections get a short time limit: if a member is lost before it connects, the thread ends at that limit.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import torch.distributed as dist
 
 _LOOK_S = 0.02
 _CONNECT_S = 1.0
-"""For each of Gloo's five attempts: five seconds in all, for what takes milliseconds unless a member is gone."""
+"""For each of Gloo's five attempts: five seconds in all. Connecting takes milliseconds unless a member is lost."""
 
 
 def connected_mesh(
     store: dist.Store, rank: int, world_size: int, options: Any, check: Callable[[], None]
 ) -> Any:
-    """Gloo's process group of these members. ``check`` is called meanwhile, in two threads; what it raises ends this.
+    """Gloo's process group of these members. ``check`` is called meanwhile, in two threads; its exceptions end the wait.
 
     Raises:
-        RuntimeError: what Gloo said.
-        Exception: what ``check`` raised.
+        RuntimeError: Gloo failed.
+        Exception: raised by ``check``.
     """
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
     limit: timedelta = options._timeout
@@ -55,7 +54,7 @@ def connected_mesh(
 
 
 class _WatchedStore(dist.Store):
-    """A store in which a wait for the others ends when ``check`` raises."""
+    """A store whose waits end when ``check`` raises."""
 
     def __init__(
         self, store: dist.Store, world_size: int, check: Callable[[], None], limit: timedelta
@@ -65,7 +64,7 @@ class _WatchedStore(dist.Store):
         self._num_set = 0
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key, and wait until all members have set as many.
+        """Set a key, and wait until all members have set as many keys.
 
         Raises:
             RuntimeError: they have not within the limit.
@@ -86,10 +85,10 @@ class _WatchedStore(dist.Store):
         return self._store.check(keys)
 
     def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-        """Wait until all are set. Gloo's limit is that of connecting; others may take longer to come.
+        """Wait until all are set, up to this store's limit: Gloo's limit is for connecting only.
 
         Raises:
-            RuntimeError: they are not within this store's own.
+            RuntimeError: they were not set within the limit.
         """
         self._until(lambda: self._store.check(keys))
 

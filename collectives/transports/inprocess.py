@@ -16,7 +16,7 @@ from collectives.transports.base import ReduceOp
 
 
 class InProcessGroup:
-    """What the members of one group share. Make one, then a transport for each rank in a thread of its own."""
+    """Shared state of the members of one group. Create one, then the transport of each rank in its own thread."""
 
     def __init__(self, world_size: int, timeout_s: float = 60.0) -> None:
         self.world_size = world_size
@@ -24,7 +24,7 @@ class InProcessGroup:
         self.deposits: list[Tensor] = [torch.empty(0)] * world_size
         self.result = torch.empty(0)
         self._present: dict[int, int] = {}
-        """Who has arrived, and for which call."""
+        """Encoded calls of the members that have arrived, by rank."""
         self._mismatch: dict[int, int] | None = None
         self._left: set[int] = set()
         self._arrivals = 0
@@ -35,14 +35,14 @@ class InProcessGroup:
         return InProcessTransport(self, rank)
 
     def arrive(self, word: int, rank: int) -> None:
-        """Wait until every member arrived as often as this one, for the same call.
+        """Wait until every member arrived as often as this one, and compare the calls.
 
         Raises:
-            CommunicatorError: a member left before, came too late, or called something else.
+            CommunicatorError: a member left before, did not arrive in time, or called something else.
         """
         begin = time.monotonic()
         with self._changed:
-            meeting = self._arrivals
+            barrier = self._arrivals
             self._present[rank] = word
             if not self._left and len(self._present) == self.world_size:
                 if len({*self._present.values()}) > 1:
@@ -52,8 +52,8 @@ class InProcessGroup:
                     self._arrivals += 1
                     self._present.clear()
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._arrivals > meeting or self._left, self.timeout_s)
-            if self._arrivals > meeting:
+            self._changed.wait_for(lambda: self._arrivals > barrier or self._left, self.timeout_s)
+            if self._arrivals > barrier:
                 return
             if self._mismatch is not None and self._mismatch.get(rank) == word:
                 other = next(r for r, theirs in sorted(self._mismatch.items()) if theirs != word)
@@ -61,21 +61,21 @@ class InProcessGroup:
                 raise MismatchedCallError(calls.call_name(word), rank, f"rank {other}", 0.0, different)
             absent = sorted({*range(self.world_size)} - self._present.keys())
             gone = sorted(self._left)
-            self._left.add(rank)  # who comes later does not complete what this one gave up
+            self._left.add(rank)  # a late member must not complete the operation that this one gave up
             self._changed.notify_all()
         detail = f"rank {gone[0]} left the group" if gone else "the time limit passed"
         waited_s = time.monotonic() - begin
         raise CommunicatorError(calls.call_name(word), rank, f"ranks {absent}", waited_s, detail)
 
     def leave(self, rank: int) -> None:
-        """Say that a member will not come again."""
+        """Record that a member has left."""
         with self._changed:
             self._left.add(rank)
             self._changed.notify_all()
 
 
 class InProcessTransport:
-    """One member. Where contents are unspecified it writes NaN, so that a schedule that relies on them is found out."""
+    """Transport of one member. It writes NaN to unspecified contents, so that a schedule that relies on them fails."""
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
@@ -122,11 +122,11 @@ class InProcessTransport:
         self._group.arrive(word, self.rank)
 
     def barrier(self) -> None:
-        """Wait until every member is here."""
+        """Wait until every member has arrived."""
         self._group.arrive(calls.encode_call("barrier"), self.rank)
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Plain memory: threads see each other's anyway."""
+        """Plain memory: threads share it anyway."""
         return torch.zeros(numel, dtype=dtype)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class InProcessTransport:
         self._group.leave(self.rank)
 
     def _deposit(self, word: int, tensor: Tensor) -> None:
-        """Show the others a tensor, until the next arrival."""
+        """Let the others read a tensor until the next barrier."""
         self._group.deposits[self.rank] = tensor
         if self.rank == 0:
             self._group.result = torch.empty_like(tensor)

@@ -1,7 +1,7 @@
-"""Rings over NCCL among GMIs on different GPUs (``rp``), and NCCL's own way to several ranks on one GPU.
+"""NCCL rings among GMIs on different GPUs (``rp``), and NCCL's support of several ranks on one GPU.
 
-[unverified on GPU] The class, its environment and its end; what it does with a group is ``ring.py``, which runs on CPUs.
-Behaviour of ``ProcessGroupNCCL`` is as read in PyTorch's source (torch 2.11 to 2.13).
+[unverified on GPU] Start, environment and end; the operations are those of ``ring.py``, which is tested on CPUs.
+The behaviour of ``ProcessGroupNCCL`` is as in PyTorch's source (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from collectives.transports.ring import RingTransport
 Version = tuple[int, int, int]
 
 SHARED_GPU_SINCE: Version = (2, 30, 0)
-"""First NCCL that takes several ranks on one GPU."""
+"""First NCCL that supports several ranks on one GPU."""
 MIG_SINCE: Version = (2, 31, 0)
-"""First NCCL that takes MIG instances as devices beside each other."""
+"""First NCCL that supports MIG instances of one GPU as separate devices."""
 
 _RING = {"NCCL_ALGO": "Ring"}
-"""One algorithm for all sizes, whose order of summation is fixed: NVLS may differ from run to run."""
+"""One algorithm for all sizes, with a fixed order of summation: NVLS may differ from run to run."""
 _SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
-"""All ranks' blocks must be on the GPU at once, beside the training of all: few blocks each, or they wait for ever."""
+"""All ranks' blocks must be resident on the GPU at once, besides their training, or they deadlock: so few blocks each."""
 _OWN_ERROR_HANDLING = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
-"""Without it torch's watchdog thread ends the whole process when an operation fails or takes too long."""
+"""Without it torch's watchdog thread ends the process when an operation fails or times out."""
 
 
 def nccl_version() -> Version | None:
-    """The NCCL that this process would use; None where torch was built without it. [unverified on GPU]"""
+    """Version of NCCL in this process; None if torch was built without it. [unverified on GPU]"""
     if not dist.is_nccl_available():
         return None
     return parse_version(torch.cuda.nccl.version())
 
 
 def parse_version(parts: Sequence[int | str]) -> Version:
-    """The first three numbers of what torch tells: (2, 30, 7) or, for a pre-release, (2, 30, 7, "rc1").
+    """The first three numbers of torch's version tuple: (2, 30, 7) or, for a pre-release, (2, 30, 7, "rc1").
 
     Raises:
-        ValueError: these are not three numbers.
+        ValueError: there are not three numbers.
     """
     numbers = [part for part in parts[:3] if isinstance(part, int)]
     if len(numbers) != 3:
@@ -57,7 +57,7 @@ def parse_version(parts: Sequence[int | str]) -> Version:
 
 
 class NcclTransport(RingTransport):
-    """NCCL among members of which each has a GPU of its own, or several share one. [unverified on GPU]"""
+    """NCCL among members with a GPU each, or that share one. [unverified on GPU]"""
 
     def __init__(
         self,
@@ -70,24 +70,24 @@ class NcclTransport(RingTransport):
         shared_gpu: bool = False,
         check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
-        """Connect to all members through the store that the first hosts, and reduce a first number.
+        """Connect to all members through the first member's store, and all-reduce one number.
 
         ``rank`` counts within ``members``; ``check`` as for ``RingTransport``.
 
-        NCCL reads its variables once in a process: the first transport of a process decides about ``shared_gpu``.
+        NCCL reads its environment once per process: the first transport of a process determines ``shared_gpu``.
 
         Raises:
-            CommunicatorError: NCCL is missing, too old or refuses these members, or one did not come within ``timeout_s``.
+            CommunicatorError: NCCL is missing, too old or rejects these members, or one did not come within ``timeout_s``.
         """
         me = members[rank].rank
         refuse_version(me, nccl_version(), shared_gpu)
         for name, value in {**_RING, **(_SHARED_GPU if shared_gpu else {})}.items():
             os.environ.setdefault(name, value)
-        # A namespace in the store, so that the caller may keep other things there.
+        # A namespace in the store, so that the caller may use other keys.
         names = dist.PrefixStore("nccl", store.store)
 
         def connected() -> Any:
-            """The group after its first operation: only then are its connections made."""
+            """The group after its first operation, which makes the connections."""
             group = _group(names, rank, len(members), timeout_s)
             group.eager_connect_single_device(device)
             group.allreduce(torch.zeros(1, device=device), dist.ReduceOp.SUM).wait()
@@ -95,7 +95,7 @@ class NcclTransport(RingTransport):
 
         begin = time.monotonic()
         try:
-            # In a thread: NCCL waits for members that do not come for ever.
+            # In a thread: NCCL waits forever for members that do not come.
             group = call_with_timeout(timeout_s, connected)
         except (RuntimeError, TimeoutError) as error:
             detail = " ".join(str(error).split())  # NCCL's reason is on the last line
@@ -105,15 +105,15 @@ class NcclTransport(RingTransport):
         super().__init__(group, members, rank, device=device, timeout_s=timeout_s, check=check)
 
     def _leave(self, group: Any) -> None:
-        """Abort: kernels that wait for a lost member end, and nobody is waited for."""
+        """Abort: ends kernels that wait for a lost member, and waits for no other member."""
         group.abort()
 
 
 def refuse_version(rank: int, version: Version | None, shared_gpu: bool) -> None:
-    """Say why this NCCL will not do, before it is asked.
+    """Raise early if this NCCL cannot connect the members.
 
     Raises:
-        CommunicatorError: torch has no NCCL, or one that knows no ranks that share a GPU.
+        CommunicatorError: torch has no NCCL, or one without support for ranks that share a GPU.
     """
     reason = None
     if version is None:
@@ -135,7 +135,7 @@ def _group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> A
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while; other process groups of this process keep their own."""
+    """Set environment variables temporarily: other process groups of this process keep theirs."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,4 +1,4 @@
-"""Collectives of one of torch's process groups, as a Transport: rings over NCCL (``nccl.py``), or over Gloo on a CPU."""
+"""Transport over one of torch's process groups: rings by NCCL (``nccl.py``), or by Gloo on a CPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from collectives.transports.base import ReduceOp
 
 
 class RingTransport:
-    """A process group of its own, beside any other in the process: torch's default group stays untouched.
+    """Operations by a separate process group: torch's default group stays untouched.
 
     Each element is summed in one place and copied to the others, so results are bitwise equal on all members. The order
-    of the sum is the ring's: it is the same from run to run on one machine, but not rank order from 3 members on.
-    bfloat16 travels as float32, and is rounded once. NCCL and Gloo may lose a NaN in a maximum: where one was is
-    reduced beside the values. Operations return when the group has done its part; what follows on a GPU (a mean's division)
-    is ordered on the calling thread's current stream.
+    of the sum is the ring's: the same from run to run on one machine, but not rank order with 3 members or more.
+    bfloat16 is sent as float32 and rounded once. NCCL and Gloo may lose a NaN in a maximum, so a mask of NaNs is reduced
+    too. Operations return when the group has finished; a mean's division on a GPU is queued on the current stream.
     """
 
     def __init__(
@@ -40,10 +39,10 @@ class RingTransport:
         timeout_s: float,
         check: Callable[[float], None],
     ) -> None:
-        """Take a connected ``dist.Backend``, whose tensors live on ``device``. ``rank`` counts within ``members``.
+        """Use a connected ``dist.Backend`` with tensors on ``device``. ``rank`` counts within ``members``.
 
-        ``check`` is called during waits, with their seconds so far; it may raise CommunicatorError to say that a member is
-        lost, which neither NCCL nor a stopped process tells.
+        ``check(waited_s)`` is called during waits; it may raise CommunicatorError if a member is lost, which NCCL does not
+        detect.
         """
         self.rank = rank
         self.world_size = len(members)
@@ -101,22 +100,22 @@ class RingTransport:
             self._run("broadcast", lambda group: [group.broadcast(values, source)])
 
     def barrier(self) -> None:
-        """Wait until every member is here: all must have come to compare that they did."""
+        """Wait until every member has arrived: comparing the calls is a barrier."""
         self._check_same_call("barrier")
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory, (numel,): the group reads and writes any tensor of its device in place."""
+        """Zeroed plain memory, (numel,): the group reads and writes any tensor of its device in place."""
         return torch.zeros(numel, dtype=dtype, device=self._device)
 
     def close(self) -> None:
-        """Leave: members that wait for this one get an error, at the latest at their time limit. Safe to call twice."""
+        """Leave: members that wait for this one get an error, by their time limit at the latest. Safe to call twice."""
         self._broken = self._broken or "this communicator is closed"
         group, self._group = self._group, None
         if group is not None:
             self._leave(group)
 
     def _leave(self, group: Any) -> None:
-        """Drop the connections."""
+        """Close the connections."""
 
     def _reduce(
         self,
@@ -135,7 +134,7 @@ class RingTransport:
         tensor = tensor.detach()
         values = self._widened(tensor)
         if op == "max":
-            nans = torch.isnan(values).to(torch.uint8)
+            nans = torch.isnan(values).to(torch.uint8)  # a maximum may lose NaNs: reduce their mask too
             self._run(
                 operation,
                 lambda group: [
@@ -155,7 +154,7 @@ class RingTransport:
     def _check_same_call(
         self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0
     ) -> None:
-        """Compare what all members came for, before the group sees a size: NCCL and Gloo would mix them, or wait for ever.
+        """Compare all members' calls before the group sees a size: with different ones NCCL and Gloo mix data or hang.
 
         Raises:
             CommunicatorError: on all members, if one called something else; the transport is closed then.
@@ -173,7 +172,7 @@ class RingTransport:
             raise MismatchedCallError(call, self._me, str(self._members[different[0]]), 0.0, different[1])
 
     def _widened(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, or for bfloat16 its values in float32 memory that is reused."""
+        """The tensor itself; for bfloat16 a float32 copy in reused memory."""
         if tensor.dtype != torch.bfloat16:
             return tensor
         if self._wide.numel() < tensor.numel():
@@ -181,7 +180,7 @@ class RingTransport:
         return self._wide[: tensor.numel()].copy_(tensor)
 
     def _run(self, operation: str, start: Callable[[Any], list[dist.Work]]) -> None:
-        """Start an operation and wait for its end within the time limit.
+        """Start an operation and wait for it within the time limit.
 
         Raises:
             CommunicatorError: it failed, took too long, or a member was lost; the transport is closed then.
@@ -194,7 +193,7 @@ class RingTransport:
             for work in start(group):
                 left_s = self._timeout_s - (time.monotonic() - begin)
                 poll_until_done(work.is_completed, left_s, partial(self._check_open, begin))
-                work.wait()  # raises what the work ended with
+                work.wait()  # raises the work's error, if any
         except (RuntimeError, TimeoutError) as error:
             waited_s = time.monotonic() - begin
             detail = self._broken or (str(error).splitlines() or [repr(error)])[0]
