@@ -1,1 +1,1 @@
-"""Measures what compositions of collectives cost, and confronts the cost models with it."""
+"""Benchmark of collectives: measures the cost of compositions, and compares the cost models with it."""

@@ -1,4 +1,4 @@
-"""A benchmark of several layouts, one after another."""
+"""Runs a benchmark of several layouts, one after another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rayagi.benchmark.processes import MemberProcesses
 Start = Callable[[BenchmarkCase], AbstractContextManager[Members]]
 """Starts one ``BenchMember`` per rank of a case, and ends them."""
 BeforeEach = Callable[[int, int, str], None]
-"""Told how many timings are done, of how many, and what is next; raises StoppedError to end the measurement."""
+"""Called with the timings done, their total, and a description of the next; raises StoppedError to end the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,18 +37,18 @@ class BenchmarkRequest:
     sizes: tuple[int, ...]
     """Bytes of float32."""
     repeats: int
-    """How often each composition is timed, in turns with the others."""
+    """How often each composition is timed, interleaved with the others."""
     time_s: float
-    """For all timings together, roughly: what is slow is still run a few times, and starting takes a while too."""
+    """Approximate limit of all timings together; excludes starting. Slow operations still run a few times."""
 
 
 def measure_all(
     request: BenchmarkRequest, start: Start, before_each: BeforeEach
 ) -> tuple[list[LayoutMeasurement], bool]:
-    """Measure all cases. Returns what was measured, and whether that is all of it.
+    """Measure all cases. Returns the measurements, and whether they are complete.
 
     Raises:
-        WrongResultError: a composition did not reduce correctly.
+        WrongResultError: a composition reduced wrongly.
         CommunicatorError, BenchmarkError: a member is lost.
     """
     total = sum(case.num_tasks(request.sizes, request.repeats) for case in request.cases)
@@ -77,12 +77,12 @@ def measure_all(
 
 
 def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) -> BenchmarkCase:
-    """What can be measured of ``wanted`` compositions; all that there are where none is named.
+    """The case of the ``wanted`` compositions that apply to a layout; all that apply if none is named.
 
     Args:
-        layout: where the members are, or are said to be
+        layout: of the members, actual or nominal
         wanted: names of compositions, e.g. ``hybrid(1)``
-        machine: whose GPUs are used, if they are enough for the layout; None: none are
+        machine: its GPUs are used, if there are enough for the layout; None: no GPUs
 
     Raises:
         CompositionError: none of them applies; with the reasons.
@@ -115,7 +115,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
 
 
 def on_this_machine(case: BenchmarkCase) -> AbstractContextManager[Members]:
-    """Start a process for each rank here."""
+    """Start a process for each rank on this machine."""
     places = case.layout.places()
     return MemberProcesses(
         [

@@ -1,14 +1,14 @@
-"""What goes wrong in a measurement."""
+"""Errors of a benchmark."""
 
 from __future__ import annotations
 
 
 class BenchmarkError(RuntimeError):
-    """Nothing can be said about this measurement."""
+    """A measurement failed."""
 
 
 class MemberEndedError(BenchmarkError):
-    """A process that takes part in a measurement ended, or did not answer in time."""
+    """A member's process ended, or did not answer in time."""
 
     def __init__(self, rank: int, asked: str, happened: str) -> None:
         super().__init__(rank, asked, happened)
@@ -19,7 +19,7 @@ class MemberEndedError(BenchmarkError):
 
 
 class WrongResultError(BenchmarkError):
-    """A composition did not reduce correctly: there is no point in timing it."""
+    """A composition reduced wrongly, so it is not timed."""
 
     def __init__(self, composition: str, layout: str, nbytes: int, wrong: str) -> None:
         super().__init__(composition, layout, nbytes, wrong)

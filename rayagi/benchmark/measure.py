@@ -1,4 +1,4 @@
-"""Measures the compositions of one layout, and the steps that they are made of."""
+"""Measures one layout: profiles the steps, checks the compositions, and times them."""
 
 from __future__ import annotations
 
@@ -16,47 +16,45 @@ from collectives.schedule import Primitive
 from rayagi.benchmark.errors import WrongResultError
 
 LATENCY_BYTES = 4096
-"""The profile has this size too: it is all latency."""
+"""Additional size of the profile, dominated by latency."""
 
 
 class Members(Protocol):
-    """One ``BenchMember`` per rank; ``rendezvous`` is what they ``join``."""
+    """One ``BenchMember`` per rank, and the rendezvous that they ``join``."""
 
     rendezvous: Rendezvous
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on all at once; their answers, by rank."""
+        """Call a method on all members in parallel; returns the results, by rank."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkCase:
-    """What to measure on one layout."""
+    """The compositions to measure on one layout."""
 
     layout: Layout
     compositions: tuple[str, ...]
     """Names of those that apply to the layout."""
     skipped: tuple[tuple[str, str], ...]
-    """Names of those that do not, and why not."""
+    """Names of those that do not, with the reason."""
     gpus: tuple[str, ...] = ()
-    """UUID of the GPU of each device; none where devices are labels of processes that share this machine's cores."""
+    """GPU UUID of each device. Empty: devices are nominal, and all processes share this machine's cores."""
 
     @property
     def primitives(self) -> set[Primitive]:
-        """What the compositions need."""
+        """Primitives of the compositions."""
         return set[Primitive]().union(*(compose(name, self.layout).primitives for name in self.compositions))
 
     def num_tasks(self, sizes: Sequence[int], repeats: int) -> int:
-        """How many times something is timed."""
+        """Number of timings."""
         steps = len(steps_to_measure(self.layout, self.primitives))
         return steps * len(profile_sizes(sizes)) + len(self.compositions) * len(sizes) * repeats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompositionTiming:
-    """One composition at one size. Each repeat is the mean seconds of operations one right after another, on the slowest
-    member.
-    """
+    """One composition at one size. Each repeat is the mean seconds of consecutive operations, on the slowest member."""
 
     composition: str
     nbytes: int
@@ -64,7 +62,7 @@ class CompositionTiming:
 
     @property
     def median_s(self) -> float:
-        """Over the repeats."""
+        """Median over the repeats."""
         return statistics.median(self.repeats_s)
 
     @property
@@ -78,16 +76,16 @@ class CompositionTiming:
 
 @dataclass(kw_only=True, slots=True)
 class LayoutMeasurement:
-    """What is known of a layout so far."""
+    """Measurements of a layout so far."""
 
     case: BenchmarkCase
     points: list[ProfilePoint] = field(default_factory=list)
     repeats: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """Seconds by composition and bytes."""
     transports: dict[str, str] = field(default_factory=dict)
-    """By composition: what carries its primitives, as rank 0 sees it."""
+    """By composition: description of rank 0's communicator, with its transports."""
     unavailable: list[tuple[str, str]] = field(default_factory=list)
-    """Compositions that need what does not work here."""
+    """Compositions whose primitives do not work here, with the reason."""
 
     @property
     def measured(self) -> list[CompositionTiming]:
@@ -95,42 +93,42 @@ class LayoutMeasurement:
         return [
             CompositionTiming(composition=name, nbytes=nbytes, repeats_s=tuple(repeats))
             for (name, nbytes), repeats in sorted(self.repeats.items(), key=lambda item: item[0][1])
-            if repeats  # none where a stop or a failure came first
+            if repeats  # empty after an early stop or a failure
         ]
 
 
 class StoppedError(Exception):
-    """The user asked to stop; what was measured stands."""
+    """The user stopped the benchmark; the measurements so far are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingBudget:
-    """How long each timing may take, and what is called before it."""
+    """Time limit of each timing, and the progress callback."""
 
     sizes: tuple[int, ...]
     """Bytes of float32."""
     repeats: int
     slice_s: float
-    """For one timing; something slow is still run a few times."""
+    """For one timing; slow operations still run a few times."""
     before_each: Callable[[str], None]
-    """Told what is timed next; raises StoppedError to end the measurement."""
+    """Called with a description of the next timing; raises StoppedError to end the measurement."""
 
     def seconds(self, timed: Callable[[int], Sequence[float]], known_s: float | None = None) -> float:
-        """Mean seconds on the slowest member, of as many runs as the time allows by what is known of one.
+        """Mean seconds on the slowest member, over as many runs as fit the time limit.
 
-        Where nothing is known, two runs tell.
+        ``known_s`` is an estimate of one run; without it two runs give one.
         """
         one_s = max(timed(2)) if known_s is None else known_s
-        runs = min(RUNS, int(0.8 * self.slice_s / max(one_s, 1e-7)))  # a fifth is for runs that do not count
+        runs = min(RUNS, int(0.8 * self.slice_s / max(one_s, 1e-7)))  # a fifth is for warm-up
         return max(timed(max(runs, 3)))
 
 
 def measure(members: Members, budget: TimingBudget, measurement: LayoutMeasurement) -> None:
-    """Profile the steps of ``measurement.case``, check every composition at every size, and time them in turns.
+    """Profile the steps of ``measurement.case``, check every composition at every size, and time them interleaved.
 
     Raises:
-        StoppedError: from ``budget``; ``measurement`` has what was measured until then.
-        WrongResultError: a composition did not reduce correctly.
+        StoppedError: from ``budget``; ``measurement`` keeps the results so far.
+        WrongResultError: a composition reduced wrongly.
         CommunicatorError, BenchmarkError: a member is lost.
     """
     usable = set.intersection(*members.ask("join", members.rendezvous, max(*budget.sizes, LATENCY_BYTES)))
@@ -148,7 +146,7 @@ def measure(members: Members, budget: TimingBudget, measurement: LayoutMeasureme
             _check(members, name, nbytes, measurement.case.layout)
     for repeat in range(budget.repeats):
         for nbytes in budget.sizes:
-            # Another order each time, so that none always follows the same other one.
+            # Rotate the order in each repeat, so that no composition always follows the same other one.
             first = repeat % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 budget.before_each(f"{measurement.case.layout} {name}")
@@ -183,6 +181,6 @@ def _check(members: Members, name: str, nbytes: int, layout: Layout) -> None:
 
 
 def profile_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Bytes at which steps are timed: at least two, or there would be no line through them."""
+    """Bytes at which steps are timed: at least two sizes, which the fit needs."""
     all_sizes = {LATENCY_BYTES, *sizes}
     return tuple(sorted(all_sizes if len(all_sizes) > 1 else all_sizes | {100 * LATENCY_BYTES}))

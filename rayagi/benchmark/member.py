@@ -1,4 +1,4 @@
-"""One member of a group that measures compositions: what each of its processes does when it is asked."""
+"""Member of a benchmark: connects compositions, checks their results and times them, on request."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _UNIT_ROUNDOFF = 2.0**-24
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A reduction of known numbers.
+    """Result of reducing known numbers.
 
     Attributes:
-        digest: of the bits of the result; equal on all members
-        wrong: how many elements are farther from the float64 sum than float32 sums can be; counted by rank 0
+        digest: of the result's bits; equal on all members
+        wrong: elements that deviate from the float64 sum beyond the error bound of float32 sums; counted by rank 0
     """
 
     digest: str
@@ -43,13 +43,13 @@ class CheckResult:
 
 
 class BenchMember:
-    """Connects compositions and primitives as they are asked for, and times them on registered memory.
+    """Connects compositions and primitives on request, and times them on registered memory.
 
-    Every member is asked the same, in the same order. On a GPU tensors are there. [unverified on GPU]
+    Every member gets the same requests in the same order. With a GPU, tensors are on it. [unverified on GPU]
     """
 
     def __init__(self, rank: int, layout: Layout, gpu: str | None = None, address: str = "127.0.0.1") -> None:
-        """``gpu``: UUID of the one to use; without one, the layout's devices and nodes are only labels of processes."""
+        """``gpu``: UUID of the GPU to use; None: the layout's devices and nodes are nominal."""
         if gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA starts in this process
         torch.set_num_threads(1)
@@ -64,7 +64,7 @@ class BenchMember:
         self._stepped: dict[tuple[Primitive, tuple[int, ...]], tuple[Transport, Tensor]] = {}
 
     def join(self, rendezvous: Rendezvous, most_bytes: int) -> set[Primitive]:
-        """Meet the others; no tensor will be larger than ``most_bytes``. Returns the primitives that work here."""
+        """Rendezvous with the others; tensors have at most ``most_bytes``. Returns the primitives that work here."""
         self._most_elements = most_bytes // 4
         self._failure_detector = FailureDetector(self._me)
         context = GroupContext(
@@ -82,7 +82,7 @@ class BenchMember:
         )
         self._transport_factory = GroupTransportFactory(context, members, self._rank, "")
         if self._device.type == "cpu":
-            return set(PRIMITIVES)  # Gloo and shared memory stand in for what needs GPUs
+            return set(PRIMITIVES)  # Gloo and shared memory replace primitives that need GPUs
         control = self._transport_factory.scoped("control").transport(
             "ip" if len(self._layout.nodes) == 1 else "net", tuple(range(size))
         )
@@ -94,14 +94,14 @@ class BenchMember:
             control.close()
 
     def open(self, composition: str) -> str:
-        """Connect to the others as a composition needs it. Returns what came of it, with the transports of this member."""
+        """Connect a composition. Returns a description of the communicator, with this member's transports."""
         transport_factory = self._transport_factory.scoped(composition)
         communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), transport_factory)
         self._opened[composition] = communicator, self._memory(communicator.buffer)
         return repr(communicator)
 
     def communicator(self, composition: str) -> Communicator:
-        """What ``open`` connected."""
+        """The communicator that ``open`` connected."""
         return self._opened[composition][0]
 
     def check(self, composition: str, nbytes: int) -> CheckResult:
@@ -116,7 +116,7 @@ class BenchMember:
         return CheckResult(digest, self._wrong(found) if self._rank == 0 else 0)
 
     def time(self, composition: str, nbytes: int, runs: int) -> float:
-        """Mean seconds of sums one right after another, as this member sees it."""
+        """Mean seconds of consecutive sums on this member."""
         communicator, memory = self._opened[composition]
         return self._mean_s(partial(communicator.all_reduce, memory[: nbytes // 4]), runs)
 
@@ -133,7 +133,7 @@ class BenchMember:
         return self._mean_s(partial(run_step, step, transport, memory[: nbytes // 4], "sum"), runs)
 
     def end_steps(self) -> None:
-        """Disconnect what steps were timed with."""
+        """Close the transports that steps were timed with."""
         for transport, _ in self._stepped.values():
             transport.close()
         self._stepped.clear()
@@ -148,7 +148,7 @@ class BenchMember:
             self._failure_detector.close()
 
     def _memory(self, registered: Callable[[int, torch.dtype], Tensor]) -> Tensor:
-        """Where the gradients of a trainer would be (``FlatParameters``): registered memory, if it is on the device."""
+        """Memory as for a trainer's gradients (``FlatParameters``): registered memory, if it is on the device."""
         memory = registered(self._most_elements, torch.float32)
         if memory.device.type == self._device.type:
             return memory
@@ -163,7 +163,7 @@ class BenchMember:
         return mean_s(finished, runs=runs, warm_up=min(WARM_UP, 1 + runs // 4))
 
     def _wrong(self, found: Tensor) -> int:
-        """Elements beyond the bound that holds for any order: (world size - 1) u sum |x|, with a little to spare."""
+        """Elements beyond the error bound of sums in any order, (world_size - 1) u sum |x|; here with world_size."""
         total = torch.zeros(found.numel(), dtype=torch.float64)
         magnitude = torch.zeros_like(total)
         for rank in range(self._layout.world_size):
@@ -175,5 +175,5 @@ class BenchMember:
 
 
 def _numbers(rank: int, numel: int) -> Tensor:
-    """What a rank contributes to a check; known to all."""
+    """The contribution of a rank to a check; all members can compute it."""
     return torch.randn(numel, generator=torch.Generator().manual_seed(rank))

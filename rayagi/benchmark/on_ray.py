@@ -1,4 +1,4 @@
-"""Members as Ray actors, so that a benchmark can run between the nodes of a cluster."""
+"""Benchmark members as Ray actors, on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rayagi.coordinator.cluster import connected
 
 
 class RayMember(BenchMember):
-    """A member in an actor: it knows its node's address only there."""
+    """A member in an actor, which uses its node's address."""
 
     def __init__(self, rank: int, layout: Layout) -> None:
         super().__init__(rank, layout, address=ray.util.get_node_ip_address())
         self._rendezvous: RemoteRendezvous | None = None
 
     def join(self, rendezvous: Any, most_bytes: int) -> set[Primitive]:
-        """Meet the others through the handle of a collective actor."""
+        """Rendezvous with the others through the handle of a rendezvous actor."""
         self._rendezvous = RemoteRendezvous(rendezvous)
         return super().join(self._rendezvous, most_bytes)
 
@@ -46,11 +46,11 @@ class _RayMembers:
         self._handles, self.rendezvous = handles, rendezvous
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on all at once; their answers, by rank.
+        """Call a method on all members in parallel; returns the results, by rank.
 
         Raises:
             MemberEndedError: an actor died, or did not answer within ANSWER_LIMIT_S.
-            Exception: what a method raised.
+            Exception: raised by the method.
         """
         refs = [getattr(handle, method).remote(*arguments) for handle in self._handles]
         ray.wait(refs, num_returns=len(refs), timeout=ANSWER_LIMIT_S)
@@ -64,14 +64,14 @@ class _RayMembers:
             except ray.exceptions.RayActorError as error:
                 raise MemberEndedError(rank, method, f"its actor died: {error}") from None
             except ray.exceptions.RayTaskError:
-                continue  # what it raised may follow from the death of another, which says more
+                continue  # the death of another actor may be its cause, and is raised first
         return list(ray.get(refs))
 
 
 def on_cluster(address: str) -> Start:
-    """Start members on the nodes of a cluster: each node of a layout on a Ray node of its own.
+    """Start members on the nodes of a cluster: each node of a layout on a separate Ray node.
 
-    Raises, when it starts:
+    Raises at the start:
         ClusterUnreachableError: the address does not answer.
         BenchmarkError: the cluster has too few nodes.
     """
@@ -85,22 +85,22 @@ def on_cluster(address: str) -> Start:
                     f"layout {case.layout} has {len(case.layout.nodes)} nodes, and the cluster at {address} has "
                     f"{len(nodes)}"
                 )
-            collective = start_rendezvous_actor(case.layout.world_size)
+            rendezvous = start_rendezvous_actor(case.layout.world_size)
             handles = [
                 _start(rank, case.layout, nodes[node])
                 for rank, (node, _) in sorted(case.layout.places().items())
             ]
             try:
-                yield _RayMembers(handles, collective)
+                yield _RayMembers(handles, rendezvous)
             finally:
-                for handle in (*handles, collective):
+                for handle in (*handles, rendezvous):
                     ray.kill(handle)
 
     return start
 
 
 def _start(rank: int, layout: Layout, node_id: str) -> Any:
-    # A benchmark shares its node with whatever reserved cores there, and does not wait for them.
+    # No CPU resources: a benchmark does not wait for cores that others have reserved.
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": strategy}
     return ray.remote(RayMember).options(**options).remote(rank, layout)

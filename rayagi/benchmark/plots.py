@@ -1,4 +1,4 @@
-"""Cost models against measurements, as a figure."""
+"""Plot of cost models against measurements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayagi.benchmark.results import ResultRow
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _TOLERANCE = 0.2
-"""What the planner lets pass (``collectives.planner.TOLERANCE``)."""
+"""The planner's tolerance (``collectives.planner.TOLERANCE``)."""
 
 
 def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
-    """Draw a panel per layout and one of all errors.
+    """Draw a panel per layout, and one panel of all errors.
 
     Raises:
         ValueError: there are no rows.
@@ -62,7 +62,7 @@ def _draw_layout(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) 
 
 
 def _draw_errors(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) -> None:
-    """Measured against projected, with the band that the planner lets pass."""
+    """Measured against projected, with the planner's tolerance band."""
     for row in rows:
         colour, measured_ms = colours[row.composition], 1e3 * row.median_s
         for projected_s, marker, face in ((row.model_s, "o", colour), (row.paper_s, "s", "none")):
@@ -83,7 +83,7 @@ def _draw_errors(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) 
 
 
 def _legend(axis: Any, colours: dict[str, str]) -> list[Any]:
-    """What colours and lines mean; drawn nowhere else."""
+    """Legend entries for colours and lines, as empty plots."""
     entries = [axis.plot([], [], "o", color=colour, label=name)[0] for name, colour in colours.items()]
     black = {"color": "#000000", "markersize": 4}
     entries.append(axis.plot([], [], "-o", label="alpha-beta model", linewidth=1, **black)[0])
@@ -94,5 +94,5 @@ def _legend(axis: Any, colours: dict[str, str]) -> list[Any]:
 
 
 def _values(seconds: Sequence[float | None]) -> np.ndarray:
-    """As float64, NaN where a model says nothing."""
+    """As float64; NaN for None."""
     return np.array([np.nan if value is None else value for value in seconds])

@@ -1,4 +1,4 @@
-"""Objects in processes of this machine, which are asked all at the same time; no Ray."""
+"""Benchmark members in processes of this machine, without Ray: parallel method calls on one object per process."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from collectives.rendezvous import Rendezvous
 from rayagi.benchmark.errors import MemberEndedError
 
 ANSWER_LIMIT_S = 300.0
-"""For one answer, however much was asked for. Generous: it ends what would hang for ever."""
+"""For one answer, whatever the request. Generous: it only ends calls that hang."""
 _END_LIMIT_S = 5.0
 
 
 class Closable(Protocol):
-    """What lives in a process."""
+    """The object in a process."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """What was asked raised."""
+    """The request raised an error."""
 
     error: Exception
 
 
 class _RendezvousManager(BaseManager):
-    """Hosts the collective in a process of its own."""
+    """Hosts the rendezvous in a separate process."""
 
 
 _RendezvousManager.register("RendezvousActor", RendezvousActor)
 
 
 class MemberProcesses:
-    """One object per process, and a place where they can meet. What is started here is ended here."""
+    """One object per process, and their rendezvous. ``close`` ends all processes."""
 
     def __init__(self, makers: Sequence[Callable[[], Closable]]) -> None:
-        """Start; ``makers`` (picklable) make the objects in their processes.
+        """Start the processes; ``makers`` (picklable) create the objects in them.
 
         Raises:
-            Exception: what a maker raised.
+            Exception: raised by a maker.
         """
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
@@ -76,11 +76,11 @@ class MemberProcesses:
             self._undo = undo.pop_all()
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on all objects at once; their answers, by rank.
+        """Call a method on all objects in parallel; returns the results, by rank.
 
         Raises:
             MemberEndedError: a process ended, or did not answer within ANSWER_LIMIT_S.
-            Exception: what a method raised.
+            Exception: raised by the method.
         """
         request = pickle.dumps((method, arguments))
         for rank, pipe in enumerate(self._pipes):
@@ -102,7 +102,7 @@ class MemberProcesses:
     def _answers(self, asked: str) -> list[Any]:
         deadline = time.monotonic() + ANSWER_LIMIT_S
         answers = [self._answer(rank, asked, deadline) for rank in range(len(self._pipes))]
-        # A process that ended is the cause of what the others then raise.
+        # A process that ended is the cause of the others' errors: raise that first.
         errors = [answer.error for answer in answers if isinstance(answer, _Failed)]
         for error in sorted(errors, key=lambda error: not isinstance(error, MemberEndedError)):
             raise error
@@ -121,7 +121,7 @@ class MemberProcesses:
 
     def _end(self) -> None:
         for pipe in self._pipes:
-            pipe.close()  # whoever is idle ends by itself
+            pipe.close()  # idle processes end by themselves
         deadline = time.monotonic() + _END_LIMIT_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -138,8 +138,8 @@ class MemberProcesses:
 
 
 def _serve(maker: Callable[[], Closable], pipe: Connection) -> None:
-    """Answer until the pipe is closed, as it is when the parent ends, however it ends."""
-    # Ctrl-C goes to every process of a terminal; the parent decides what follows.
+    """Serve requests until the pipe is closed, which also happens when the parent ends in any way."""
+    # Ctrl-C goes to every process of a terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         made = maker()

@@ -1,4 +1,4 @@
-"""Measurements beside what the cost models say of them: rows, a table, JSON."""
+"""Benchmark results: measured and projected costs as rows, table and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMea
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultRow:
-    """One composition on one layout at one size; models say None where an interrupted profile does not tell."""
+    """One composition on one layout at one size. A model's cost is None if an interrupted profile lacks it."""
 
     layout: str
     nbytes: int
@@ -30,7 +30,7 @@ class ResultRow:
     paper_s: float | None
     """GMI-DRL's projection from its unit costs (§3.2.1), without the broadcast back."""
     model_s: float | None
-    """The alpha-beta model's."""
+    """Projection of the alpha-beta model."""
     repeats_s: tuple[float, ...]
 
     @property
@@ -45,13 +45,13 @@ class ResultRow:
 
 
 def profile_of(measurements: Sequence[LayoutMeasurement], machine: str) -> Profile:
-    """All steps that were timed, on whatever layout."""
+    """Profile of all timed steps, of all layouts."""
     points = tuple(point for measurement in measurements for point in measurement.points)
     return Profile(machine=machine, points=points)
 
 
 def fitted(profile: Profile) -> AlphaBetaModel | None:
-    """The model of what was timed at two sizes or more; None where nothing was."""
+    """The model fitted to operations that were timed at two sizes or more; None if there are none."""
     sizes: dict[tuple[str, str], set[int]] = {}
     for point in profile.points:
         sizes.setdefault((point.shape.primitive, point.shape.op), set()).add(point.nbytes)
@@ -60,7 +60,7 @@ def fitted(profile: Profile) -> AlphaBetaModel | None:
 
 
 def rows_of(measurements: Sequence[LayoutMeasurement], model: AlphaBetaModel | None) -> list[ResultRow]:
-    """Every composition that was measured, with what the models say."""
+    """Every measured composition, with the models' projections."""
     return [
         _row(measurement, measured, model)
         for measurement in measurements
@@ -121,7 +121,7 @@ _HEAD = (
 
 
 def table(measurements: Sequence[LayoutMeasurement], rows: Sequence[ResultRow], cores: int) -> str:
-    """Plain text: milliseconds and errors by layout, size and composition; the fastest of each size is starred."""
+    """Plain text: milliseconds and errors by layout, size and composition; a star marks the fastest of each size."""
     parts = []
     for measurement in measurements:
         layout = str(measurement.case.layout)
@@ -143,13 +143,13 @@ def table(measurements: Sequence[LayoutMeasurement], rows: Sequence[ResultRow], 
 
 
 def where(case: BenchmarkCase, cores: int) -> str:
-    """What the layout's devices are here."""
+    """Description of the layout's devices on this machine."""
     size = case.layout.world_size
     if case.gpus:
         return f"{size} processes on {len(case.gpus)} GPUs; milliseconds"
     return (
-        f"{size} processes on {cores} cores, without GPUs: devices and nodes are labels, Gloo stands in for rings over "
-        "devices and shared memory for reductions on a device; milliseconds"
+        f"{size} processes on {cores} cores, without GPUs: devices and nodes are nominal, Gloo replaces rings over devices, "
+        "and shared memory replaces reductions on a device; milliseconds"
     )
 
 
@@ -170,7 +170,7 @@ def _cells(row: ResultRow, others: Sequence[ResultRow]) -> tuple[str, ...]:
 
 
 def _verdicts(rows: Sequence[ResultRow]) -> list[str]:
-    """For each size: whether the choice by the model is the fastest, and else what it loses."""
+    """For each size: whether the model's choice is the fastest; if not, by how much it is slower."""
     lines = []
     for nbytes, group in groupby(rows, key=lambda row: row.nbytes):
         known = list(group)

@@ -1,4 +1,4 @@
-"""``rayagi comm bench``: measures compositions of collectives here, and confronts the cost models with it."""
+"""``rayagi comm bench``: measures compositions of collectives on this machine, and compares the cost models with it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from rayagi.run.quantities import bytes_text, duration_text
 from rayagi.run.versions import collect_versions, cpu_model
 
 MOST_PER_CORE = 8
-"""Processes per core beyond which little but the scheduler would be measured."""
+"""Processes per core beyond which a benchmark measures mostly the scheduler."""
 _PLAIN_EVERY_S = 5.0
-"""Least time between two lines of progress where the output is no terminal."""
+"""Minimum time between two lines of progress if the output is not a terminal."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write; returns the exit code.
+    """Measure, print and write the results; returns the exit code.
 
     Raises:
-        UsageError, LayoutError, CompositionError: what was asked cannot be measured here.
-        WrongResultError: a composition did not reduce correctly.
+        UsageError, LayoutError, CompositionError: the request cannot be measured here.
+        WrongResultError: a composition reduced wrongly.
         CommunicatorError, BenchmarkError: a member is lost.
         DiskError: the results cannot be written.
     """
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         start = on_cluster(arguments.ray)
     folder = arguments.out or Path("runs") / f"comm-{datetime.now():%Y%m%d-%H%M%S}"
     profile_at = arguments.profile_out or folder / "profile.json"
-    for path in (folder, profile_at.parent):  # before a minute is spent
+    for path in (folder, profile_at.parent):  # fail before measuring
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
     try:
@@ -70,15 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
             _report(found, folder, profile_at, machine)
     finally:
         with suppress(OSError):
-            folder.rmdir()  # where nothing came of it, it is empty
+            folder.rmdir()  # only if it is empty
     if not stopped_by:
         return 0
-    complain(f"rayagi: stopped early by {stopped_by}; what was measured until then is kept")
+    complain(f"rayagi: stopped early by {stopped_by}; the measurements so far are kept")
     return INTERRUPTED
 
 
 def _request(arguments: argparse.Namespace, machine: Machine) -> BenchmarkRequest:
-    """What to measure, or why not."""
+    """Validate the arguments."""
     for name in arguments.compositions:
         if not is_composition_name(name):
             raise CompositionError(
@@ -102,7 +102,7 @@ def _request(arguments: argparse.Namespace, machine: Machine) -> BenchmarkReques
 
 
 def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool) -> None:
-    """UsageError for a layout of one, and for what this machine has too few cores or too little memory for."""
+    """UsageError for a layout of one GMI, or one that needs more cores or memory than this machine has."""
     layout, size = case.layout, case.layout.world_size
     if size == 1:
         raise UsageError(f"layout {layout}: a single GMI has nothing to reduce")
@@ -111,8 +111,8 @@ def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool)
     most = MOST_PER_CORE * machine.num_cores
     if size > most and not case.gpus:
         raise UsageError(
-            f"layout {layout}: {size} processes on {machine.num_cores} cores would measure little but the scheduler; "
-            f"at most {most} are sensible here. `rayagi comm plan --layout {layout}` projects it without starting any"
+            f"layout {layout}: {size} processes on {machine.num_cores} cores would measure mostly the scheduler; use at "
+            f"most {most} here. `rayagi comm plan --layout {layout}` projects the cost without starting any"
         )
     needed = size * nbytes * (len(case.compositions) + 1)
     available = sum(node.memory_total_bytes for node in machine.nodes) // 2
@@ -125,7 +125,7 @@ def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool)
 
 
 def _measured(request: BenchmarkRequest, start: Start) -> tuple[list[LayoutMeasurement], str]:
-    """What was measured, and what ended it early; empty where nothing did."""
+    """The measurements, and the reason of an early end; empty if they are complete."""
     interrupt = Interrupt(lambda: complain("\nrayagi: ending; Ctrl-C once more quits at once"))
     with interrupt, _progress(request) as shown:
 
@@ -140,11 +140,11 @@ def _measured(request: BenchmarkRequest, start: Start) -> tuple[list[LayoutMeasu
 
 @contextmanager
 def _progress(request: BenchmarkRequest) -> Iterator[BeforeEach]:
-    """A bar on a terminal, a line now and then elsewhere; on standard error, so that the table can be piped."""
+    """A progress bar on a terminal, else a line every few seconds; on standard error, so that the table can be piped."""
     say(
         f"timing {', '.join(str(case.layout) for case in request.cases)} with "
         f"{', '.join(f'{nbytes:,}' for nbytes in request.sizes)} bytes for about {duration_text(request.time_s)}, "
-        "after processes have started and every composition was checked against a float64 sum"
+        "after processes have started and every composition is checked against a float64 sum"
     )
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -178,7 +178,7 @@ def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, 
     with disk_errors(profile_at):
         profile.save(profile_at)
     if rows:
-        # Imported here: drawing is not needed before the end, and takes its time to load.
+        # Imported here: matplotlib loads slowly, and is needed only at the end.
         from rayagi.benchmark.plots import save_plot
 
         header = {"origin": collect_versions(), "model": model.origin if model else None}
@@ -188,6 +188,6 @@ def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, 
             save_plot(rows, written[2])
     layout = found[-1].case.layout
     say(
-        f"\nalpha-beta: {model.origin if model else 'too little'}\nwritten: {', '.join(map(str, written))}\n"
+        f"\nalpha-beta: {model.origin if model else 'too few measurements'}\nwritten: {', '.join(map(str, written))}\n"
         f"Next:\n  rayagi comm plan --layout '{layout}' --profile {profile_at}"
     )

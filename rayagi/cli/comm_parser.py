@@ -1,4 +1,4 @@
-"""What ``rayagi comm`` takes, and the help that teaches it."""
+"""Arguments and help of ``rayagi comm``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ examples:
   rayagi comm bench --layouts 2x1x2 --ray HOST:6379  two nodes of a Ray cluster
   rayagi comm bench --profile-out machine.json       then: rayagi comm plan --layout 4x3 --profile machine.json
 
-A process is started for each GMI. Each step that compositions are made of is timed at every size: this is the profile, to
-which the alpha-beta model is fitted and from which the paper's projection takes its unit costs. Then every
-composition that applies is checked against a float64 sum, and timed: all of them in turns, several times. A time is the
-mean of sums one right after another on the slowest member; shown are the median and the 10th and 90th percentile
-over the repeats, and how far they are from what both models project: (measured - projected) / projected.
+One process is started per GMI. First each step of the compositions is timed at every size. These times are the profile:
+the alpha-beta model is fitted to it, and the paper's projection takes its unit costs from it. Then every composition
+that applies is checked against a float64 sum, and timed several times, interleaved with the others. A time is the mean of
+consecutive sums on the slowest member. The table shows the median, the 10th and the 90th percentile over the repeats, and
+the relative error of both models: (measured - projected) / projected.
 
-Where the machine has as many GPUs as the layout has devices, each member uses its device's. Else, and in a cluster,
-devices are only labels, and other primitives stand in: the table says so.
+If the machine has as many GPUs as the layout has devices, each member uses the GPU of its device. Otherwise, and on a
+cluster, devices are nominal and other primitives replace those of GPUs; the table says so.
 
-Ctrl-C ends it early and keeps what was measured.
+Ctrl-C ends the benchmark early and keeps the measurements so far.
 """
 
 
 def add_comm(commands: Any) -> None:
-    """Add ``rayagi comm`` and what is under it."""
+    """Add ``rayagi comm`` and its subcommands."""
     text = "how GMIs exchange gradients"
     parser = commands.add_parser("comm", help=text, description=f"{text[0].upper()}{text[1:]}.")
     commands_of_comm = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -44,7 +44,10 @@ def _add_comm_plan(commands: Any) -> None:
         "  rayagi comm plan --layout 4x3 --profile machine.json\n"
     )
     parser = add_command(
-        commands, "plan", "show how a layout would reduce its gradients, at what cost, and why", examples
+        commands,
+        "plan",
+        "show how a layout would reduce its gradients, the projected cost, and why",
+        examples,
     )
     parser.set_defaults(command="comm plan")
     parser.add_argument(
@@ -63,7 +66,7 @@ def _add_comm_plan(commands: Any) -> None:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="what operations cost on the machine in question, measured (JSON); default: nominal rates of a DGX A100",
+        help="measured costs of operations on the target machine (JSON); default: nominal rates of a DGX A100",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, in seconds and bytes")
 
@@ -72,7 +75,7 @@ def _add_comm_bench(commands: Any) -> None:
     parser = add_command(
         commands,
         "bench",
-        "measure what compositions of collectives cost here, beside what the cost models say",
+        "measure the cost of compositions of collectives here, and compare the cost models with it",
         _BENCH_EXAMPLES,
     )
     parser.set_defaults(command="comm bench")
@@ -112,12 +115,12 @@ def _add_comm_bench(commands: Any) -> None:
         type=count_argument,
         default=7,
         metavar="N",
-        help="times that each composition is timed, in turns with the others (default 7)",
+        help="number of timings of each composition, interleaved with the others (default 7)",
     )
     how.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="measure between nodes of this Ray cluster, one for each of the layout",
+        help="measure between nodes of this Ray cluster, one per node of the layout",
     )
     where = parser.add_argument_group("where it goes")
     where.add_argument(
@@ -130,5 +133,5 @@ def _add_comm_bench(commands: Any) -> None:
         "--profile-out",
         type=Path,
         metavar="FILE",
-        help="what `rayagi comm plan --profile` reads (default FOLDER/profile.json)",
+        help="profile for `rayagi comm plan --profile` (default FOLDER/profile.json)",
     )

@@ -1,4 +1,4 @@
-"""``rayagi comm plan``: which composition of collectives a layout would use, what each should cost, and why."""
+"""``rayagi comm plan``: shows the composition that a layout would use, the projected costs, and the reason."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collectives.planner import plan_composition
 from collectives.profile import Profile
 
 DEFAULT_BYTES = 440_000
-"""Ant's float32 gradients in the preprint's Table 7, where the user named no size."""
+"""Default size: Ant's float32 gradients in the preprint's Table 7."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code.
 
     Raises:
-        LayoutError, ProfileError, CompositionError, UnknownEnvironmentError: what was given cannot be planned for.
+        LayoutError, ProfileError, CompositionError, UnknownEnvironmentError: invalid arguments.
     """
     layout = Layout.parse(arguments.layout)
     model = (

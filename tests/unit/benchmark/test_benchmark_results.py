@@ -119,7 +119,7 @@ def test_results_say_what_is_fastest_what_is_labelled_and_what_was_left_out():
     found = measured()
     rows = rows_of([found], fitted(profile_of([found], "a perfect machine")))
     text = table([found], rows, cores=2)
-    assert "4 processes on 2 cores, without GPUs: devices and nodes are labels" in text
+    assert "4 processes on 2 cores, without GPUs: devices and nodes are nominal" in text
     assert text.count("\n*  ") == 2
     assert "1,000 bytes: the model chooses ip_only, the fastest" in text
     assert "device_rp: no, device does not work here" in text
