@@ -122,5 +122,10 @@ def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys, tmp
 def test_help_teaches_what_is_measured(capsys):
     assert run_cli("bench", "--help") == 0
     text = capsys.readouterr().out
-    for said in ("--profile-out", "Ctrl-C ends it early", "(measured - projected) / projected", "labels"):
+    for said in (
+        "--profile-out",
+        "Ctrl-C ends the benchmark early",
+        "(measured - projected) / projected",
+        "nominal",
+    ):
         assert said in text

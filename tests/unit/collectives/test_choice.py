@@ -32,7 +32,7 @@ def on_all_members(layout, task):
             members = gather_members(
                 collective, failure_detector, world_size=world_size, generation=0, timeout_s=20
             )
-            meeting = GroupContext(
+            context = GroupContext(
                 rendezvous=collective,
                 generation=0,
                 timeout_s=20,
@@ -41,7 +41,7 @@ def on_all_members(layout, task):
                 device=CPU,
                 failure_detector=failure_detector,
             )
-            transport_factory = GroupTransportFactory(meeting, members, rank, "")
+            transport_factory = GroupTransportFactory(context, members, rank, "")
             control = transport_factory.scoped("control").transport("ip", tuple(range(world_size)))
             found[rank] = task(transport_factory, rank, control)
             control.barrier()
@@ -58,7 +58,7 @@ def on_all_members(layout, task):
 LAYOUT = Layout.parse("2x2")
 
 
-def test_what_works_is_found_by_trying_it():
+def test_working_primitives_are_found_by_probing():
     found = on_all_members(
         LAYOUT,
         lambda transport_factory, rank, control: choice.supported_primitives(
@@ -104,7 +104,7 @@ def test_without_a_gpu_there_is_nothing_to_choose():
         assert chosen("auto", places) == choice.ScheduleChoice(compose("ip_only", Layout.parse(text)), reason)
 
 
-def test_what_was_asked_for_is_run_or_refused():
+def test_a_requested_composition_is_run_or_refused():
     places = [("a", "GPU-0"), ("a", "GPU-1"), ("a", "GPU-0"), ("a", "GPU-1")]
     assert chosen("rp_only", places).schedule.layout.mpl == [[0, 2], [1, 3]]
     with pytest.raises(CompositionError, match="no such composition"):
@@ -153,7 +153,7 @@ FEW_POINTS = Profile(machine="made up", points=MEASURED.points[:2]).to_json().en
     "content",
     [b"", b"{}", b"\xff\xfe", b'{"format": 7, "machine": "", "points": []}', b"[1]", NO_POINTS, FEW_POINTS],
 )
-def test_a_kept_profile_that_cannot_be_read_is_measured_anew(profiles, content, caplog):
+def test_an_unreadable_cached_profile_is_measured_again(profiles, content, caplog):
     profiles_of_all()
     (kept,) = profiles.iterdir()
     kept.write_bytes(content)
@@ -163,18 +163,18 @@ def test_a_kept_profile_that_cannot_be_read_is_measured_anew(profiles, content, 
     assert profiles_of_all()[1] == []
 
 
-def test_where_profiles_cannot_be_kept_members_go_on(profiles, caplog):
+def test_members_continue_if_profiles_cannot_be_saved(profiles, caplog):
     profiles.parent.mkdir(parents=True)
     profiles.write_text("a file, where a folder should be")
     assert profiles_of_all() == ([MEASURED] * 4, [0, 1, 2, 3])
     assert "cannot be saved" in caplog.text
 
 
-def test_what_was_kept_is_planned_by(profiles):
+def test_a_cached_profile_is_used_for_the_plan(profiles):
     def member(transport_factory, rank, control):
         return choice.plan_cheapest(
             transport_factory, LAYOUT, rank, control, CPU, {"ip", "rp", "net"}, runs=2
         )
 
     first, second = on_all_members(LAYOUT, member), on_all_members(LAYOUT, member)
-    assert first[0].model == second[0].model  # timed anew, no two measurements agree
+    assert first[0].model == second[0].model  # no second measurement would give equal times

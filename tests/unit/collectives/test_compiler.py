@@ -38,7 +38,7 @@ def test_a_program_that_does_not_compile_is_reported_with_its_line(empty_cache):
     assert not list((empty_cache / "cache" / "rayagi" / "kernels").iterdir())
 
 
-def test_a_missing_compiler_is_named_with_the_way_out(monkeypatch, empty_cache):
+def test_a_missing_compiler_is_named_with_a_hint(monkeypatch, empty_cache):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(CompilerError, match=r"no C compiler .looked for no-such-compiler.*set CC"):
         compiler.load("")
@@ -71,7 +71,7 @@ def test_a_kernel_is_compiled_once(logging_compiler):
     assert len(compiler_calls(logging_compiler[0])) == 1
 
 
-def test_another_version_of_the_compiler_compiles_anew(logging_compiler):
+def test_another_version_of_the_compiler_compiles_again(logging_compiler):
     log, version = logging_compiler
     compiler.load(ONE)
     version.write_text("2")

@@ -171,7 +171,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.mark.parametrize("composition", ["ip_only", "rp_only", "har"])
-def test_nan_and_infinity_travel(composition):
+def test_nan_and_infinity_propagate(composition):
     rows = torch.tensor([[NAN, INF, INF, 1.0], [0.0, -INF, INF, 2.0], [1.0, 0.0, 0.0, -INF], [1, 1, 1, 1]])
 
     def task(communicator):
@@ -185,7 +185,7 @@ def test_nan_and_infinity_travel(composition):
         assert torch.equal(answer.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
 
 
-def test_a_list_of_tensors_travels_in_one_bucket_that_is_used_again():
+def test_a_list_of_tensors_is_reduced_in_one_reused_bucket():
     shapes = ((3, 4), (), (0,), (17,))
 
     def task(communicator):
@@ -202,7 +202,7 @@ def test_a_list_of_tensors_travels_in_one_bucket_that_is_used_again():
     assert run_threads(ThreadGroup.on_one_device(3), task) == [expected] * 3
 
 
-def test_views_of_a_buffer_are_one_bucket_where_they_are():
+def test_views_of_a_buffer_are_reduced_in_place_as_one_bucket():
     buffer = torch.zeros(100)
     parts = views(buffer, [torch.empty(3, 4), torch.empty(()), torch.empty(17)])
     assert [tuple(part.shape) for part in parts] == [(3, 4), (), (17,)]
@@ -247,7 +247,7 @@ def test_operations_run_in_the_order_of_their_calls():
     assert run_threads(ThreadGroup.on_one_device(3), task) == [[27.0] * 3] * 3
 
 
-def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after():
+def test_an_asynchronous_error_is_raised_by_wait_and_by_later_operations():
     group = ThreadGroup.on_one_device(2, timeout_s=0.2)
     communicator = group.communicator(0)
     first, second = (communicator.all_reduce_async(torch.ones(3)) for _ in range(2))
@@ -264,7 +264,7 @@ def test_what_failed_beside_the_caller_is_raised_by_wait_and_by_everything_after
     communicator.close()
 
 
-def test_close_interrupts_what_runs_and_gives_up_what_waits():
+def test_close_interrupts_the_running_operation_and_fails_waiting_ones():
     group = ThreadGroup.on_one_device(2, timeout_s=200.0)
     communicator = group.communicator(0)
     handles = [communicator.all_reduce_async(torch.ones(3)) for _ in range(3)]
@@ -350,7 +350,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_no_operation_can_take_is_refused_before_anything_travels(message):
+def test_invalid_arguments_are_refused_before_data_moves(message):
     communicator = ThreadGroup.on_one_device(2).communicator(0)
     with pytest.raises(ValueError) as caught:
         WRONG[message](communicator)

@@ -199,7 +199,7 @@ def test_what_algorithm_1_selects_applies(layout):
 @pytest.mark.parametrize(
     ("layout", "chosen"), [("1x3", "mpr"), ("2x2", "mrr"), ("2x3", "har"), ("1+2", "har")]
 )
-def test_what_algorithm_1_selects_can_be_asked_for(layout, chosen):
+def test_what_algorithm_1_selects_can_be_requested(layout, chosen):
     found = compose("preprint", Layout.parse(layout))
     assert found == compose(chosen, Layout.parse(layout))
     assert is_composition_name("preprint")
@@ -234,7 +234,7 @@ def test_hosts_are_the_outer_level():
     ]
 
 
-def test_hosts_of_one_gmi_meet_directly():
+def test_hosts_of_one_gmi_reduce_directly():
     assert steps(ip_only(Layout.parse("3x1x1"))) == [("all_reduce", "net", ((0, 1, 2),))]
 
 

@@ -29,11 +29,11 @@ from collectives.transports.shm import Segment
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):
     """Each member in a thread of its own; communicators, or what was raised instead."""
-    meeting = RendezvousActor(len(members))
+    rendezvous = RendezvousActor(len(members))
 
     def connected(me):
         return connect(
-            meeting,
+            rendezvous,
             me,
             world_size=len(members),
             timeout_s=timeout_s,
@@ -78,7 +78,7 @@ def test_one_member_needs_no_rendezvous():
     assert communicator.all_gather(tensor).tolist() == [[0.0, 1.0, 2.0]]
 
 
-def test_members_of_different_versions_are_told_both():
+def test_members_of_different_versions_get_an_error_with_both():
     for error in connect_all([this_member(0), replace(this_member(1), protocol=PROTOCOL + 6)], "auto"):
         assert isinstance(error, RendezvousError)
         assert f"has version {PROTOCOL} of rayagi's protocol" in str(error)
@@ -128,7 +128,7 @@ def test_members_of_two_users_use_gloo(others):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_shared_memory_of_two_users_is_refused_on_all_members_with_the_way_out():
+def test_shared_memory_of_two_users_is_refused_on_all_members_with_a_hint():
     for failed in run_group("shm", 3, mean_and_description, who=[this_member, this_member, as_nobody]):
         text = str(failed.error)
         assert re.search(
@@ -168,7 +168,7 @@ def test_a_composition_that_does_not_apply_is_refused_with_the_layout():
         assert str(error) == "hybrid(1) on 1x2: a ring needs at least two devices in a host"
 
 
-def test_groups_of_processes_that_meet_anew_have_names_of_their_own():
+def test_groups_of_a_new_rendezvous_have_separate_names():
     found = connect_all([this_member(rank) for rank in range(3)], "auto")
     groups = in_threads(*(lambda c=c: (c.group([0, 2]), c.group([2, 1])) for c in found))
     assert [[group is not None for group in pair] for pair in groups] == [
@@ -208,7 +208,7 @@ def test_a_connection_that_fails_leaves_no_thread():
     assert watching_threads() <= before
 
 
-def test_shared_memory_across_hosts_is_refused_with_the_way_out():
+def test_shared_memory_across_hosts_is_refused_with_a_hint():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "shm")
     for error in found:
         assert isinstance(error, CommunicatorError)
@@ -221,19 +221,19 @@ def test_a_missing_member_is_named_with_those_that_came():
 
 
 def test_rank_0_that_publishes_nothing_is_named():
-    meeting = RendezvousActor(2)
-    meeting.register(0, this_member(0))
+    rendezvous = RendezvousActor(2)
+    rendezvous.register(0, this_member(0))
     with pytest.raises(RendezvousError, match=r"rank 0 .* published no endpoint 'ip 0 1' within 0.1 s"):
-        connect(meeting, this_member(1), world_size=2, timeout_s=0.1)
+        connect(rendezvous, this_member(1), world_size=2, timeout_s=0.1)
 
 
 def test_a_rank_that_is_taken_is_refused():
-    meeting = RendezvousActor(2)
-    meeting.register(0, this_member(1))
-    meeting.register(0, this_member(1))  # the same member may repeat itself
+    rendezvous = RendezvousActor(2)
+    rendezvous.register(0, this_member(1))
+    rendezvous.register(0, this_member(1))  # the same member may repeat itself
     with pytest.raises(RendezvousError, match="already taken by rank 1"):
-        meeting.register(0, replace(this_member(1), pid=1))
-    meeting.register(1, replace(this_member(1), pid=1))  # the next generation is free
+        rendezvous.register(0, replace(this_member(1), pid=1))
+    rendezvous.register(1, replace(this_member(1), pid=1))  # the next generation is free
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
@@ -243,22 +243,22 @@ def test_a_rank_out_of_range_is_refused(rank):
 
 
 def test_an_endpoint_is_published_once_per_key_and_generation():
-    meeting = RendezvousActor(2)
-    assert meeting.endpoint(0, "all") is None
-    meeting.publish(0, "all", "a:1")
-    assert meeting.endpoint(0, "all") == "a:1"
+    rendezvous = RendezvousActor(2)
+    assert rendezvous.endpoint(0, "all") is None
+    rendezvous.publish(0, "all", "a:1")
+    assert rendezvous.endpoint(0, "all") == "a:1"
     with pytest.raises(RendezvousError, match="is a:1 already"):
-        meeting.publish(0, "all", "b:2")
-    meeting.publish(0, "node 1", "b:2")
-    meeting.publish(1, "all", "c:3")
-    assert (meeting.endpoint(0, "node 1"), meeting.endpoint(1, "all")) == ("b:2", "c:3")
+        rendezvous.publish(0, "all", "b:2")
+    rendezvous.publish(0, "node 1", "b:2")
+    rendezvous.publish(1, "all", "c:3")
+    assert (rendezvous.endpoint(0, "node 1"), rendezvous.endpoint(1, "all")) == ("b:2", "c:3")
 
 
 def test_members_are_listed_by_rank():
-    meeting = RendezvousActor(3)
-    meeting.register(0, this_member(2))
-    assert [member.rank for member in meeting.register(0, this_member(0)).present] == [0, 2]
-    assert [member.rank for member in meeting.register(5, this_member(1)).present] == [1]
+    rendezvous = RendezvousActor(3)
+    rendezvous.register(0, this_member(2))
+    assert [member.rank for member in rendezvous.register(0, this_member(0)).present] == [0, 2]
+    assert [member.rank for member in rendezvous.register(5, this_member(1)).present] == [1]
 
 
 def test_processes_of_one_host_agree_on_its_identity():
@@ -304,7 +304,7 @@ def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long()
     )
 
 
-def test_of_those_that_gloo_waits_for_only_who_did_not_come_is_named():
+def test_of_the_members_that_gloo_waits_for_only_the_missing_one_is_named():
     """Of four members one does not come; another gives up first, which the others see as broken connections."""
     members = [this_member(rank) for rank in range(4)]
     communicators = connect_all(members, "gloo", timeout_s=10.0)
@@ -367,14 +367,14 @@ def num_memfds():
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("maps", [False, True], ids=["never maps", "maps and never arrives"])
-def test_a_meeting_that_fails_leaves_no_memory_open(rank, maps):
+def test_a_failed_connect_leaves_no_memory_open(rank, maps):
     """Of two members one meets and goes no further, or a step: the other's memory is closed when it gives up."""
-    meeting, before = RendezvousActor(2), num_memfds()
+    rendezvous, before = RendezvousActor(2), num_memfds()
 
     def wires_of(me, failure_detector):
-        members = gather_members(meeting, failure_detector, world_size=2, generation=0, timeout_s=10)
+        members = gather_members(rendezvous, failure_detector, world_size=2, generation=0, timeout_s=10)
         settings = GroupContext(
-            rendezvous=meeting,
+            rendezvous=rendezvous,
             generation=0,
             timeout_s=0.5,
             transport="shm",

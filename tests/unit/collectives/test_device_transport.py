@@ -110,7 +110,7 @@ def keep_the_pace(communicator, done):
     return wrong
 
 
-def test_no_member_reads_what_another_already_writes_anew():
+def test_no_member_overwrites_what_another_still_reads():
     # max over (x, x + 1, x + 2) is x + 2: after turn t everyone has 1 + 2 (t + 1).
     assert run_group("shm", 3, keep_the_pace) == [[], [], []]
 
@@ -134,7 +134,7 @@ def protect(tensor):
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.PROT_READ) == 0
 
 
-def test_nobody_writes_into_anothers_memory():
+def test_no_member_writes_to_anothers_memory():
     """Else a member that is suspended, and given up, would do so when it goes on."""
     assert run_group("shm", 3, write_only_what_is_ones_own) == [0.0, 0.0, 0.0]
 
@@ -155,7 +155,7 @@ def call_differently(communicator, done):
     return None
 
 
-def test_members_that_call_different_operations_are_told_both():
+def test_members_that_call_different_operations_get_an_error_with_both():
     first, second = (
         "all_reduce(sum) of 10 float32 in buffer 1",
         "broadcast(source=1) of 7 float64 on a device",

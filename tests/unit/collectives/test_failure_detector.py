@@ -1,4 +1,4 @@
-"""Liveness with real processes, and with members that pretend to be of another host so that TCP is used."""
+"""Failure detector with real processes, and with members that claim another host, so that TCP is used."""
 
 import ctypes
 import gc
@@ -94,17 +94,17 @@ def live_in_a_namespace(pipe):
 
 
 class Losses:
-    """What a watcher was told, and a wait for it."""
+    """Losses that a failure detector reported, and a wait for them."""
 
     def __init__(self):
-        self.told, self._arrived = [], threading.Semaphore(0)
+        self.reported, self._arrived = [], threading.Semaphore(0)
 
     def __call__(self, members):
-        self.told.extend(members)
+        self.reported.extend(members)
         self._arrived.release()
 
     def wait(self):
-        assert self._arrived.acquire(timeout=LIMIT_S), f"nothing was noticed within {LIMIT_S} s"
+        assert self._arrived.acquire(timeout=LIMIT_S), f"nothing was detected within {LIMIT_S} s"
 
 
 def descriptors():
@@ -143,7 +143,7 @@ def other_network():
         process.join()
 
 
-def test_a_host_that_falls_silent_is_noticed(other_network):
+def test_a_silent_host_is_detected(other_network):
     pipe, pid = other_network
     losses = Losses()
     pipe.send("10.213.77.2")
@@ -158,7 +158,7 @@ def test_a_host_that_falls_silent_is_noticed(other_network):
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
-def test_the_end_of_a_process_is_noticed_and_told(host):
+def test_the_end_of_a_process_is_detected_and_reported(host):
     losses = Losses()
     with Other(1, host) as other, FailureDetector(member(0), losses) as failure_detector:
         failure_detector.watch([failure_detector.me, other.member])
@@ -166,7 +166,7 @@ def test_the_end_of_a_process_is_noticed_and_told(host):
         assert failure_detector.lost() == ()
         other.kill()
         losses.wait()
-        assert losses.told == [other.member]
+        assert losses.reported == [other.member]
         assert failure_detector.lost() == (other.member,)
         with pytest.raises(MemberLostError) as caught:
             failure_detector.check("all_reduce", "step 2 of 3", 0.25)
@@ -179,7 +179,7 @@ def test_the_end_of_a_process_is_noticed_and_told(host):
 
 
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
-def test_a_member_that_was_gone_before_is_lost_at_once(host):
+def test_a_member_that_had_ended_before_is_lost_at_once(host):
     with Other(1, host) as other:
         other.kill()
         with FailureDetector(member(0)) as failure_detector:
@@ -208,10 +208,10 @@ def test_a_member_that_leaves_in_order_is_not_lost(host):
         assert leaver.ask("close") == "closed"
         dier.kill()
         losses.wait()
-        assert losses.told == [dier.member]
+        assert losses.reported == [dier.member]
 
 
-def test_a_forked_child_does_not_stand_for_its_parent():
+def test_a_forked_child_keeps_no_connection_of_its_parent():
     losses = Losses()
     with Other(1, "another") as other, FailureDetector(member(0), losses) as failure_detector:
         other.pipe.send([])
@@ -221,7 +221,7 @@ def test_a_forked_child_does_not_stand_for_its_parent():
         try:
             other.process.kill()
             losses.wait()
-            assert losses.told == [other.member]
+            assert losses.reported == [other.member]
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -269,7 +269,7 @@ def test_a_child_forked_while_a_connection_is_accepted_does_not_keep_it():
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_first_member_of_another_host_tells_of_the_others_there():
+def test_the_first_member_of_another_host_sends_death_notices():
     losses = Losses()
     with (
         Other(1, "another") as first,
@@ -281,11 +281,11 @@ def test_the_first_member_of_another_host_tells_of_the_others_there():
         failure_detector.watch(everyone)
         second.kill()
         losses.wait()
-        assert losses.told == [second.member]
+        assert losses.reported == [second.member]
         assert first.ask("who?") == (second.member,)
 
 
-def test_who_connects_after_a_loss_hears_of_it():
+def test_a_new_subscriber_gets_earlier_death_notices():
     losses = Losses()
     with (
         Other(1, "another") as first,
@@ -296,10 +296,10 @@ def test_who_connects_after_a_loss_hears_of_it():
         first.ask([first.member, second.member])
         failure_detector.watch([first.member, second.member])
         losses.wait()
-        assert losses.told == [second.member]
+        assert losses.reported == [second.member]
 
 
-def test_who_connects_after_a_loss_hears_of_it_even_from_a_member_that_has_left_since():
+def test_a_new_subscriber_gets_death_notices_of_a_member_that_has_left():
     """That member may have left the very generation in which others are still about to connect to it."""
     losses = Losses()
     with (
@@ -313,21 +313,21 @@ def test_who_connects_after_a_loss_hears_of_it_even_from_a_member_that_has_left_
         assert first.ask("leave") == "closed"
         failure_detector.watch([first.member, second.member])
         losses.wait()
-        assert losses.told == [second.member]
+        assert losses.reported == [second.member]
 
 
-@pytest.mark.parametrize(("remembered_s", "told"), [(60.0, (7, 8)), (0.0, (8,))])
-def test_what_was_withdrawn_is_remembered_for_a_while(monkeypatch, remembered_s, told):
+@pytest.mark.parametrize(("remembered_s", "expected"), [(60.0, (7, 8)), (0.0, (8,))])
+def test_withdrawn_death_notices_expire_after_a_while(monkeypatch, remembered_s, expected):
     monkeypatch.setattr("collectives.failure_detector_server._REMEMBERED_S", remembered_s)
-    entrance, owner, other = FailureDetectorServer("127.0.0.1"), object(), object()
-    entrance.announce(owner, 7)
-    entrance.withdraw(owner)
-    entrance.announce(other, 8)
-    with socket.create_connection(("127.0.0.1", entrance.port)) as subscriber:
+    server, owner, other = FailureDetectorServer("127.0.0.1"), object(), object()
+    server.announce(owner, 7)
+    server.withdraw(owner)
+    server.announce(other, 8)
+    with socket.create_connection(("127.0.0.1", server.port)) as subscriber:
         subscriber.settimeout(LIMIT_S)
         with subscriber.makefile("rb") as heard_file:
-            heard = heard_file.read(len(told) * DEATH_NOTICE.size)
-    assert sorted(pid for (pid,) in DEATH_NOTICE.iter_unpack(heard)) == list(told)
+            heard = heard_file.read(len(expected) * DEATH_NOTICE.size)
+    assert sorted(pid for (pid,) in DEATH_NOTICE.iter_unpack(heard)) == list(expected)
 
 
 def test_a_stopped_process_is_not_lost():
@@ -337,13 +337,13 @@ def test_a_stopped_process_is_not_lost():
         os.kill(busy.member.pid, signal.SIGSTOP)
         dier.kill()
         losses.wait()
-        assert losses.told == [dier.member]
+        assert losses.reported == [dier.member]
 
 
 def test_closing_leaves_no_thread_and_no_descriptor():
     with ExitStack() as stack:
         others = [stack.enter_context(Other(rank, host)) for rank, host in ((1, None), (2, "x"), (3, "y"))]
-        FailureDetector(member(0)).close()  # the door stays open
+        FailureDetector(member(0)).close()  # the server stays open
         before, threads = descriptors(), threading.active_count()
         for _ in range(3):
             failure_detector = FailureDetector(member(0))
@@ -354,7 +354,7 @@ def test_closing_leaves_no_thread_and_no_descriptor():
         assert threading.active_count() == threads
 
 
-def test_it_may_be_closed_by_who_is_told_of_a_loss():
+def test_on_lost_may_close_the_failure_detector():
     closed = threading.Event()
 
     def close(_):
@@ -386,8 +386,8 @@ def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
     assert not failure_detector._thread.is_alive()
 
 
-def test_who_is_watched_after_closing_leaves_nothing_behind():
-    """Whoever is told of a loss while it connects to others may close in between."""
+def test_watching_after_closing_leaks_nothing():
+    """``on_lost`` may close the detector while it connects to other hosts."""
     with Other(1) as near, Other(2, "another") as far:
         FailureDetector(member(0)).close()
         before = descriptors()

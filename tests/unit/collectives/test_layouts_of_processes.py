@@ -175,7 +175,7 @@ def test_a_caller_computes_while_its_reduction_waits_for_the_others(transport):
     assert second == [1.5]
 
 
-def see_who_waits(communicator, done):
+def see_waiting_ranks(communicator, done):
     """Rank 0 comes last to a barrier; the others say who waits for them when it has come."""
     if communicator.rank > 0:
         assert done.wait(30)
@@ -194,9 +194,9 @@ def see_who_waits(communicator, done):
 
 
 @pytest.mark.parametrize("composition", ["ip_only", "rp_only"])
-def test_who_comes_last_sees_who_waits(composition):
-    seen = run_group("auto", 4, see_who_waits, composition=composition, layout="2x2")
-    assert seen == [((), (1, 2, 3), (), ()), (), (), ()]
+def test_the_last_member_sees_which_members_wait(composition):
+    waiting = run_group("auto", 4, see_waiting_ranks, composition=composition, layout="2x2")
+    assert waiting == [((), (1, 2, 3), (), ()), (), (), ()]
 
 
 def who_waits(communicator, done):
@@ -204,7 +204,7 @@ def who_waits(communicator, done):
     return communicator.barrier_progress()
 
 
-def test_over_a_network_nobody_is_seen_waiting():
+def test_over_a_network_there_is_no_barrier_progress():
     assert run_group("gloo", 2, who_waits) == [None, None]
 
 

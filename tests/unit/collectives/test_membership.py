@@ -84,7 +84,7 @@ def test_without_a_newcomer_survivors_keep_their_order_and_ranks_become_dense():
     assert (following.generation, pids(following)) == (1, [2, 3])
 
 
-def test_the_longest_told_wait_for_a_newcomer_counts():
+def test_the_longest_requested_wait_for_a_newcomer_counts():
     collective = RendezvousActor(3)
     membership = first_generation(collective, A, B, C)
     collective.request_join(join_request(C, membership, lost=(A,), replacement_wait_s=0.0))
@@ -115,7 +115,7 @@ def test_a_survivor_that_does_not_come_in_time_is_left_out_and_comes_back_as_a_n
     assert pids(collective.request_join(join_request(A, following))) == [1, 2]
 
 
-def test_a_candidate_that_dies_or_withdraws_is_left_out():
+def test_an_applicant_that_dies_or_withdraws_is_left_out():
     collective = RendezvousActor(4)
     membership = first_generation(collective, A, B, C, D)
     collective.request_join(join_request(B, membership, lost=(D,), replacement_wait_s=0.0))
@@ -125,7 +125,7 @@ def test_a_candidate_that_dies_or_withdraws_is_left_out():
     assert pids(collective.request_join(join_request(A, membership, replacement_wait_s=0.0))) == [1, 3]
 
 
-def test_newcomers_alone_form_a_group_only_when_it_is_full_and_nobody_is_left_of_the_last():
+def test_newcomers_alone_form_only_a_full_group_without_survivors():
     collective = RendezvousActor(2)
     membership = first_generation(collective, A, B)
     for member in (D, E):
@@ -144,7 +144,7 @@ def test_a_restarted_actor_learns_the_generation_from_the_first_who_call():
     assert (following.generation, pids(following)) == (6, [1, 2, 4])
 
 
-def test_a_generation_that_only_one_heard_of_before_the_restart_is_told_by_that_one():
+def test_a_restarted_actor_learns_a_generation_from_one_member_that_knows_it():
     membership = MembershipView(generation=5, members=(A, B, C))
     formed = MembershipView(generation=6, members=(A, B))
     collective = RendezvousActor(3)
@@ -156,7 +156,7 @@ def test_a_generation_that_only_one_heard_of_before_the_restart_is_told_by_that_
     assert collective.request_join(join_request(B, membership, lost=(C,), replacement_wait_s=0.0)) == formed
 
 
-def test_a_generation_that_lost_someone_before_all_heard_of_it_is_not_told_any_more():
+def test_a_generation_that_lost_a_member_is_not_answered_any_more():
     collective = RendezvousActor(3)
     membership = first_generation(collective, A, B, C)
     collective.request_join(join_request(B, membership, replacement_wait_s=0.0, lost=(C,)))
@@ -167,7 +167,7 @@ def test_a_generation_that_lost_someone_before_all_heard_of_it_is_not_told_any_m
     assert (again.generation, pids(again)) == (2, [1, 2, 4])
 
 
-def test_the_meeting_of_a_formed_generation_expects_its_members_and_refuses_others():
+def test_a_formed_generation_expects_its_members_and_refuses_others():
     collective = RendezvousActor(2)
     first_generation(collective, A, B)
     status = collective.register(0, replace(A, port=77))
@@ -190,7 +190,7 @@ def test_a_generation_is_over_when_the_next_was_formed():
     assert collective.endpoint(1, "all") is None
 
 
-def test_who_comes_to_a_meeting_learns_who_was_lost_in_it():
+def test_a_late_member_learns_which_members_are_lost():
     collective = RendezvousActor(3)
     collective.register(0, A)
     collective.register(0, B)
@@ -200,7 +200,7 @@ def test_who_comes_to_a_meeting_learns_who_was_lost_in_it():
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_whatever_dies_and_restarts_survivors_agree_on_one_roster_in_their_old_order(data):
+def test_survivors_agree_on_one_membership_in_their_old_order(data):
     world_size = data.draw(st.integers(1, 6), label="world_size")
     members = tuple(process(pid, rank) for rank, pid in enumerate(range(10, 10 + world_size)))
     membership = MembershipView(generation=3, members=members)
@@ -291,13 +291,13 @@ def die_in_the_meeting(rendezvous, rank, event):
     return caught.value.operation, 1 in [member.rank for member in caught.value.lost]
 
 
-def test_a_death_inside_the_meeting_ends_it_for_all_who_are_and_come_there():
+def test_a_death_during_the_rendezvous_ends_it_for_present_and_late_members():
     # Rank 3 never comes: without news the others would wait for an hour.
     answers = run_processes(3, die_in_the_meeting, world_size=4)
     assert answers == [("meeting", True), None, ("meeting", True)]
 
 
-def test_a_group_that_does_not_form_says_who_was_awaited_and_withdraws():
+def test_a_group_that_does_not_form_names_the_expected_members_and_withdraws():
     collective = RendezvousActor(3)
     collective.request_join(join_request(process(os.getppid(), rank=1)))
     with pytest.raises(
@@ -379,6 +379,6 @@ def connect_by_gloo(rendezvous, rank):
         hear_of_it_after_connections_broke,
     ],
 )
-def test_a_death_after_the_meeting_and_before_all_are_connected_is_noticed(task):
+def test_a_death_between_rendezvous_and_connection_is_detected(task):
     answers = run_processes(3, task, world_size=3)
     assert answers == [True, None, True]

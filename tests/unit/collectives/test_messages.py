@@ -176,7 +176,7 @@ def test_a_sender_that_leaves_ends_the_wait():
     assert "recv from rank 1 on rank 0 failed" in str(failed.error)
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_travels():
+def test_invalid_messages_are_refused_before_data_moves():
     def task(communicator):
         if communicator.rank == 0:
             with pytest.raises(ValueError, match="to=2: give a rank from 0 to 1, not 0"):

@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Call, str, Call, str]] = {
 }
 
 
-def told(call: Call, communicator: Communicator) -> str:
+def error_text(call: Call, communicator: Communicator) -> str:
     try:
         call(communicator)
     except CommunicatorError as error:
@@ -91,7 +91,7 @@ def told(call: Call, communicator: Communicator) -> str:
 def call_differently(communicator: Communicator, done: Any, *, name: str) -> tuple[str, float]:
     first, _, other, _ = CASES[name]
     begin = time.monotonic()
-    text = told(first if communicator.rank == 0 else other, communicator)
+    text = error_text(first if communicator.rank == 0 else other, communicator)
     return text, time.monotonic() - begin
 
 
@@ -108,7 +108,7 @@ def test_both_calls_are_named_on_all_members(transport, name):
 def lists_of_equal_total(communicator: Communicator, done: Any) -> tuple[str, list[float]]:
     sizes = (3, 4) if communicator.rank == 0 else (4, 3)
     tensors = [torch.full((size,), float(communicator.rank)) for size in sizes]
-    text = told(lambda c: c.all_reduce(tensors), communicator)
+    text = error_text(lambda c: c.all_reduce(tensors), communicator)
     return text, torch.cat(tensors).tolist()
 
 
@@ -123,7 +123,7 @@ def test_lists_of_other_shapes_and_equal_total_are_not_mixed(transport):
 def adjacent_lists(communicator: Communicator, done: Any) -> str:
     buffer = communicator.buffer(7, torch.float32)
     split = 3 if communicator.rank == 0 else 4
-    return told(lambda c: c.all_reduce([buffer[:split], buffer[split:]]), communicator)
+    return error_text(lambda c: c.all_reduce([buffer[:split], buffer[split:]]), communicator)
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
@@ -134,11 +134,11 @@ def test_so_are_lists_that_are_views_of_one_buffer(transport):
 
 def one_differs(communicator: Communicator, done: Any) -> str:
     communicator.all_reduce(floats(5))
-    return told(lambda c: c.all_reduce(floats(30 if c.rank == 3 else 40)), communicator)
+    return error_text(lambda c: c.all_reduce(floats(30 if c.rank == 3 else 40)), communicator)
 
 
 @pytest.mark.parametrize(("layout", "composition"), [("2x1x2", "auto"), ("2+2", "har")])
-def test_members_of_other_groups_of_a_schedule_are_told_both_calls_too(layout, composition):
+def test_members_of_other_groups_of_a_schedule_get_both_calls_too(layout, composition):
     """Two nodes or devices of two: only ranks 2 and 3 reduce beside each other."""
     for text in run_group("auto", 4, one_differs, layout=layout, composition=composition):
         assert "of 30 float32" in text
@@ -146,7 +146,7 @@ def test_members_of_other_groups_of_a_schedule_are_told_both_calls_too(layout, c
 
 
 def other_groups(communicator: Communicator, done: Any) -> str:
-    return told(lambda c: c.group([0, 1] if c.rank < 2 else [0, 2]), communicator)
+    return error_text(lambda c: c.group([0, 1] if c.rank < 2 else [0, 2]), communicator)
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])

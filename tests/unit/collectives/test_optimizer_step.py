@@ -140,7 +140,7 @@ def python_operations(transport, gradients):
 
 @pytest.mark.parametrize("operations_of", [compiled_operations, python_operations])
 @pytest.mark.parametrize(("world_size", "size"), [(2, 17), (2, 9000), (3, 50_000)])
-def test_shares_of_one_copy_make_the_steps_of_one_trainer(world_size, size, operations_of):
+def test_a_sharded_optimizer_makes_the_steps_of_one_trainer(world_size, size, operations_of):
     alone, expected = Vector(size, seed=9), []
     optimizer_step = alone.optimizer_step(most=0.5)
     for number in range(3):
@@ -194,13 +194,13 @@ def step_compiled(transport, gradients, vector):
     )
 
 
-def test_who_does_something_else_is_told():
+def test_a_mismatched_call_is_an_error():
     errors = errors_of(step_compiled, lambda transport, gradients, vector: transport.all_reduce(gradients))
     assert all(isinstance(error, CommunicatorError) for error in errors)
     assert any("every member must call the same operations" in str(error) for error in errors)
 
 
-def test_who_leaves_is_named():
+def test_a_member_that_leaves_is_named():
     error, _ = errors_of(step_compiled, lambda transport, gradients, vector: transport.close())
     assert "rank 1" in str(error)
     assert "left the group" in str(error)

@@ -39,7 +39,7 @@ def latencies(**by_primitive):
 # ---- the model
 
 
-def test_a_line_is_latency_plus_bytes_over_own_and_shared_bandwidth():
+def test_a_cost_is_latency_plus_bytes_over_own_and_shared_bandwidth():
     line = CostCoefficients(alpha=1.0, alpha_member=0.1, beta=2.0, beta_shared=0.5)
     # Through memory 1 + 0.4 of latency and 2 + 6 for each of 10 bytes.
     assert line.seconds(StepShape("ip", "all_reduce", 4, 3), 10) == pytest.approx(81.4)
@@ -52,7 +52,7 @@ coefficients = st.tuples(*[st.one_of(st.just(0.0), st.floats(0.1, 10))] * 4).fil
 
 @settings(deadline=None)
 @given(coefficients, st.sampled_from(["ip", "rp", "device", "net"]))
-def test_a_fit_finds_the_line_that_made_the_points(factors, primitive):
+def test_a_fit_recovers_the_coefficients_of_the_points(factors, primitive):
     line = CostCoefficients(
         *(factor * unit for factor, unit in zip(factors, (1e-5, 1e-6, 1e-10, 1e-11), strict=True))
     )
@@ -94,7 +94,7 @@ def test_a_model_says_what_it_does_not_know():
         )
 
 
-def test_unit_costs_are_those_measured_at_this_size_else_the_lines():
+def test_unit_costs_are_measured_at_this_size_or_fitted():
     shape = StepShape("ip", "all_reduce", 2, 1)
     points = (
         ProfilePoint(shape, 1_000, 1.0),
@@ -383,5 +383,5 @@ def test_no_noise_makes_it_oscillate(layout, noise):
 
 @pytest.mark.parametrize("measured_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_measurement_is_a_time(measured_s):
-    with pytest.raises(ValueError, match="not what an operation can cost"):
+    with pytest.raises(ValueError, match="positive and finite"):
         plan_composition(Layout.parse("2x2"), 4, NOMINAL_MODEL).record_measurement(measured_s)

@@ -63,7 +63,7 @@ def test_what_rules_a_primitive_out_is_known_beforehand(primitive, group, reason
     assert reason in found
 
 
-def test_facts_survive_the_way_to_another_member():
+def test_capabilities_survive_serialization():
     for capabilities in (ON_CPU, ON_GPU):
         assert ProcessCapabilities.from_json(capabilities.to_json()) == capabilities
 
@@ -116,7 +116,7 @@ def test_a_transport_that_cannot_be_opened_is_an_objection():
     assert probe(refuse, 10.0) == "its probe failed: no such device"
 
 
-def test_a_trial_that_hangs_does_not_hang_the_member():
+def test_a_probe_that_hangs_does_not_hang_the_member():
     end = threading.Event()
     assert probe(lambda: end.wait(60), 0.1) == "its probe did not end within 0.1 s"
     assert not end.is_set()
@@ -161,7 +161,7 @@ class Right(Wrong):
         pass
 
 
-def test_groups_of_one_primitive_are_tried_side_by_side():
+def test_groups_of_one_primitive_are_probed_in_parallel():
     """Two GPUs of two GMIs: device within each. It fails in the second group, so it is offered to none."""
 
     def task(communicator, done):
@@ -178,7 +178,7 @@ def test_groups_of_one_primitive_are_tried_side_by_side():
         )
 
 
-def test_members_that_ask_for_different_primitives_are_told():
+def test_members_that_probe_different_primitives_get_an_error():
     def task(communicator, done):
         name = "ip" if communicator.rank == 0 else "rp"
         return probe_primitives(communicator, ON_CPU, {name: PrimitiveProbe(members=(), open=Right)}, 1.0)

@@ -28,7 +28,7 @@ def end(process):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_process_that_ends_is_told_for_as_long_as_it_is_watched(child):
+def test_an_ended_process_is_reported_while_it_is_watched(child):
     processes = ProcessWatcher([os.getpid(), child.pid])
     assert processes.ended() == set()
     end(child)

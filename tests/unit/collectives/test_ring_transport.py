@@ -119,7 +119,7 @@ def test_bfloat16_is_rounded_once():
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nan_and_infinity_travel_from_any_member(op, dtype):
+def test_nan_and_infinity_propagate_from_any_member(op, dtype):
     def task(communicator, done):
         tensor = torch.ones(4, dtype=dtype)
         tensor[communicator.rank] = torch.nan
@@ -199,15 +199,15 @@ def test_the_mean_of_integers_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("version_tuple", "version"),
     [((2, 29, 7), (2, 29, 7)), ((2, 30, 3, "rc1"), (2, 30, 3)), ((2, 30), None), ((), None)],
 )
-def test_versions_are_three_numbers(told, version):
+def test_versions_are_three_numbers(version_tuple, version):
     if version is None:
         with pytest.raises(ValueError, match="three numbers"):
-            parse_version(told)
+            parse_version(version_tuple)
     else:
-        assert parse_version(told) == version
+        assert parse_version(version_tuple) == version
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_versions_are_three_numbers(told, version):
         ((2, 30, 0), True, None),
     ],
 )
-def test_an_nccl_that_will_not_do_is_refused_with_the_reason(version, shared_gpu, reason):
+def test_an_unsuitable_nccl_is_refused_with_the_reason(version, shared_gpu, reason):
     if reason is None:
         refuse_version(0, version, shared_gpu)
     else:
@@ -237,18 +237,18 @@ def test_without_nccl_a_transport_says_so_at_once():
         NcclTransport(store, members, 0, device=torch.device("cuda", 0), timeout_s=1.0)
 
 
-def test_variables_are_put_back(monkeypatch):
+def test_environment_variables_are_restored(monkeypatch):
     monkeypatch.setenv("RAYAGI_TEST_SET", "before")
     monkeypatch.delenv("RAYAGI_TEST_UNSET", raising=False)
-    seen = []
+    values = []
 
     def fail():
         with _environment({"RAYAGI_TEST_SET": "1", "RAYAGI_TEST_UNSET": "2"}):
-            seen.extend((os.environ["RAYAGI_TEST_SET"], os.environ["RAYAGI_TEST_UNSET"]))
+            values.extend((os.environ["RAYAGI_TEST_SET"], os.environ["RAYAGI_TEST_UNSET"]))
             raise OSError("inside")
 
     with pytest.raises(OSError, match="inside"):
         fail()
-    assert seen == ["1", "2"]
+    assert values == ["1", "2"]
     assert os.environ["RAYAGI_TEST_SET"] == "before"
     assert "RAYAGI_TEST_UNSET" not in os.environ

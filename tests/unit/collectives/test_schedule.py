@@ -113,7 +113,7 @@ def test_the_reference_rounds_bfloat16_once_per_step():
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
-def test_nan_travels(op):
+def test_nan_propagates(op):
     tensors = [torch.tensor([value, math.inf]) for value in (1.0, math.nan, 2.0, math.inf)]
     execute(schedule(IN_DEVICES, ACROSS, BACK), tensors, op)
     assert all(math.isnan(tensor[0]) and tensor[1] == math.inf for tensor in tensors)

@@ -96,12 +96,12 @@ def words_here():
     return type(module.shared_words(memoryview(bytearray(8)).cast("Q")))
 
 
-def test_arm_takes_the_compiled_way(on_arm):
+def test_arm_uses_compiled_atomics(on_arm):
     assert words_here() is AtomicWords
     assert is_supported()
 
 
-def test_arm_without_a_compiler_takes_the_other_and_says_so(on_arm, monkeypatch, caplog):
+def test_arm_without_a_compiler_uses_membarrier_and_logs_it(on_arm, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert words_here() is FencedWords
     assert is_supported()

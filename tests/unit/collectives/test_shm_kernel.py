@@ -97,7 +97,7 @@ def test_chunks_that_anyone_claims_give_what_the_definition_says(case):
     close(transports)
 
 
-def test_who_comes_last_works_for_those_that_sleep():
+def test_the_last_member_to_arrive_works_for_sleeping_members():
     # Rank 1 sleeps until rank 0 comes; then 64 MiB are there to be reduced, and each of both claims some.
     numel = 2**24
     transports = group(2, timeout_s=LIMIT_S)
@@ -127,7 +127,7 @@ def test_an_absent_member_is_named_with_the_time_limit():
 
 
 @pytest.mark.parametrize("given_up", [0.1, 20.0], ids=["both give up", "one follows the other"])
-def test_who_stopped_inside_a_chunk_is_named_by_all(given_up):
+def test_a_member_suspended_within_a_chunk_is_named_by_all(given_up):
     """Rank 2 has come to a reduction and claimed a chunk, and nothing more is heard of it."""
     transports = group(3)
     buffers = [None] * 3
@@ -211,7 +211,7 @@ def which_way(transport):
 
 
 @pytest.mark.parametrize(("without_compiler", "compiled"), [((), True), ((1,), False), ((0, 1, 2), False)])
-def test_all_members_go_the_same_way(without_compiler, compiled):
+def test_all_members_use_the_kernel_or_none(without_compiler, compiled):
     assert run_members(3, which_way, without_compiler=without_compiler) == [(compiled, 3.0)] * 3
 
 

@@ -39,7 +39,7 @@ def test_out_may_be_the_first_part():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_nan_and_infinity_travel(dtype, world_size):
+def test_nan_and_infinity_propagate(dtype, world_size):
     nan, inf = float("nan"), float("inf")
     first = torch.tensor([nan, 1.0, inf, -inf, inf], dtype=dtype)
     second = torch.tensor([1.0, nan, 1.0, 1.0, -inf], dtype=dtype)

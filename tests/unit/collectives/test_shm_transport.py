@@ -260,18 +260,18 @@ def write_a_third(transport):
     transport.barrier()
     memory.chunk(3)[transport.rank].fill_(transport.rank + 1)
     transport.barrier()
-    seen = memory.clone()
+    written = memory.clone()
     transport.barrier()
     transport.all_reduce(memory[transport.rank :][:5])  # any other tensor: 1s
     transport.close()
-    return begins_at_zero, seen, memory.clone()
+    return begins_at_zero, written, memory.clone()
 
 
-def test_what_is_common_is_one_memory():
+def test_common_memory_is_shared():
     expected = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(10_000)
-    for begins_at_zero, seen, after in run_members(3, write_a_third):
+    for begins_at_zero, written, after in run_members(3, write_a_third):
         assert begins_at_zero
-        assert torch.equal(seen, expected)
+        assert torch.equal(written, expected)
         assert after[5000:].equal(expected[5000:])  # it lives while the caller keeps it
 
 
@@ -283,7 +283,7 @@ def ask_for_different_memory(transport):
     return None
 
 
-def test_members_that_want_different_memory_in_common_are_told():
+def test_members_that_request_different_common_memory_get_an_error():
     for answer in run_members(2, ask_for_different_memory):
         assert "common of 10 float32" in answer
         assert "common of 20 float32" in answer
@@ -301,7 +301,7 @@ def call_differently(transport):
 
 
 @pytest.mark.parametrize("without_compiler", [(), (0,)], ids=["compiled", "python"])
-def test_members_that_disagree_where_the_tensor_is_are_told_both_calls(without_compiler):
+def test_members_that_disagree_on_the_tensors_place_get_both_calls(without_compiler):
     answers = run_members(2, call_differently, without_compiler=without_compiler)
     for rank, (text, left) in enumerate(answers):
         calls = ["all_reduce(sum) of 40000 float32 in buffer 1", "all_reduce(sum) of 40000 float32"]

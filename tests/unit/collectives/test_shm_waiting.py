@@ -58,7 +58,7 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
     segment.close()
 
 
-def test_who_leaves_wakes_those_that_wait_for_it(monkeypatch):
+def test_a_leaving_member_wakes_those_that_wait_for_it(monkeypatch):
     monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(2)
     asleep = 1 * waiting.STRIDE + waiting.ASLEEP
@@ -101,7 +101,7 @@ def test_an_absent_member_is_named_with_the_time_limit():
     segment.close()
 
 
-def test_who_gave_up_first_is_not_taken_for_the_one_that_did_not_come():
+def test_a_member_that_timed_out_first_is_not_named_as_the_missing_one():
     segment, made = barriers(3)
     made[0]._timeout_s = 0.1
     first, second = in_threads([lambda: made[0].arrive(BARRIER), lambda: made[1].arrive(BARRIER)])
@@ -113,7 +113,7 @@ def test_who_gave_up_first_is_not_taken_for_the_one_that_did_not_come():
     segment.close()
 
 
-def test_who_leaves_for_reasons_of_its_own_is_named_itself():
+def test_a_member_that_leaves_on_its_own_is_named():
     segment, made = barriers(3)
     made[0].leave()
     (error,) = in_threads([lambda: made[1].arrive(BARRIER)])

@@ -165,7 +165,9 @@ def write_parameters_and_moments(communicator, done):
         ("gloo", "auto", "1x2", False),
     ],
 )
-def test_trainers_that_meet_in_memory_alone_have_one_copy(transport, composition, layout, sharded_optimizer):
+def test_trainers_that_share_memory_only_shard_the_optimizer(
+    transport, composition, layout, sharded_optimizer
+):
     task = write_parameters_and_moments
     first, second = run_group(transport, 2, task, composition=composition, layout=layout)
     assert first == (5.0, 6.0)
@@ -188,7 +190,7 @@ def two_iterations_and_three(communicator, done):
     return whole, again.training.learner.flat.parameters.clone()
 
 
-def test_one_copy_goes_on_from_a_saved_state():
+def test_a_sharded_optimizer_resumes_from_a_saved_state():
     for whole, again in run_group("shm", 2, two_iterations_and_three):
         assert torch.equal(whole, again)
 

@@ -94,7 +94,7 @@ def test_what_was_measured_before_training_is_expected_and_not_compared_with():
     assert group.running == "ip_only"
 
 
-def test_who_comes_early_waits_and_does_not_count():
+def test_the_wait_of_an_early_member_does_not_count():
     # This member waits a second for the last, which finds that the reduction itself costs what was expected.
     plan = plan_composition(Layout.parse("3x2"), 400, costs(ip=4 * MS, rp=1 * MS))
     group = Group(plan, lambda name: 1.0, others=lambda name: torch.full((TIMED_REDUCTIONS,), 3.1 * MS))
@@ -170,7 +170,7 @@ def test_members_change_their_schedule_at_one_reduction_and_sums_stay_right(monk
     )
 
 
-def test_a_schedule_stays_once_its_shared_memory_was_given_out():
+def test_a_schedule_stays_once_its_shared_memory_is_in_use():
     def member(transport_factory, rank, control):
         plan = plan_composition(LAYOUT, 4_000, costs(ip=1 * MS, rp=4 * MS), {"ip", "rp"})
         now = iter(range(10**6))

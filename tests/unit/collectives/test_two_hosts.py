@@ -133,7 +133,7 @@ class CutTheCable:
         assert poll(lambda: len(list(self.folder.glob(f"* {where}"))) == 4 or None, 30.0)
 
 
-def test_a_host_that_falls_silent_is_lost_long_before_the_time_limit(hosts, tmp_path):
+def test_a_silent_host_is_lost_long_before_the_time_limit(hosts, tmp_path):
     for rank, error in enumerate(on_two_hosts(CutTheCable(tmp_path), timeout_s=60.0)):
         assert isinstance(error, MemberLostError), error
         assert error.waited_s < 30
