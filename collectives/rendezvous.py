@@ -188,9 +188,9 @@ def gather_members(
         waited_s, step = time.monotonic() - begin, f"generation {generation}"
         if failure_detector.lost():
             rendezvous.report(generation, failure_detector.lost())
-        failure_detector.check("meeting", step, waited_s)
+        failure_detector.check("rendezvous", step, waited_s)
         if status.lost:
-            raise MemberLostError("meeting", failure_detector.me.rank, status.lost, waited_s, step)
+            raise MemberLostError("rendezvous", failure_detector.me.rank, status.lost, waited_s, step)
         return None
 
     members = poll(all_present, timeout_s)

@@ -13,7 +13,7 @@
 enum { NUMEL = 20000, MOST = 8 };
 static const int64_t SLEEP_NS = 50000000;
 
-/* Memory as Segment lays it out: a header, the members' words, two staging halves, one registered buffer. */
+/* Memory as in Segment: header, members' slots, two staging buffers, one registered buffer. */
 static struct {
     struct header header;
     struct member_slot slots[MOST];
@@ -42,7 +42,7 @@ static float sum(int round, int i) {
     return total;
 }
 
-/* -- operations of all kinds, by turns: nobody sees what is not there yet, or what was there before -- */
+/* -- operations of all kinds, by turns: no member reads data that is not published yet, or stale data -- */
 
 static void *operate(void *given) {
     const int rank = (int)(intptr_t)given;
@@ -73,7 +73,7 @@ static void *operate(void *given) {
     return 0;
 }
 
-/* -- one gives up while the other comes: both complete the operation, or neither -- */
+/* -- one member aborts while the other arrives: both complete the operation, or neither -- */
 
 static pthread_barrier_t both;
 static int completed[2];
@@ -89,7 +89,7 @@ static void *give_up_or_come(void *given) {
         o.pieces = (char *)shared.buffers;
         o.piece_bytes = NUMEL * sizeof(float);
         int state;
-        if (rank == 0) { /* looks for OFFER_NS, and gives up */
+        if (rank == 0) { /* polls for OFFER_NS, then aborts */
             state = run(&m, &o);
             if (state == TRY_AGAIN) state = abort_operation(&m) ? ABORTED : run(&m, &o);
         } else {
@@ -112,7 +112,7 @@ static struct {
     _Alignas(LINE) uint64_t data[16];
 } words;
 
-/* Message passing: who sees the word sees what was written before it. */
+/* Message passing: a reader that sees the word sees the data that was written before it. */
 static void *pass_messages(void *given) {
     for (uint64_t round = 1; round <= (uint64_t)rounds; round++) {
         if (!given) {
@@ -128,22 +128,22 @@ static void *pass_messages(void *given) {
     return 0;
 }
 
-/* Store buffering: of two that store and then look at the other's word, one sees it (a sleeper, and who wakes it). */
-static uint64_t seen[2];
+/* Store buffering: of two threads that store a word and then load the other's, one sees it (a sleeper and its waker). */
+static uint64_t loaded[2];
 
-static void *store_and_look(void *given) {
+static void *store_and_load(void *given) {
     const int rank = (int)(intptr_t)given;
     for (int round = 1; round <= rounds; round++) {
         pthread_barrier_wait(&both);
         rayagi_store(&words.stored[rank], round);
-        seen[rank] = rayagi_load(&words.stored[1 - rank]);
+        loaded[rank] = rayagi_load(&words.stored[1 - rank]);
         pthread_barrier_wait(&both);
-        if (rank == 0) expect(seen[0] == (uint64_t)round || seen[1] == (uint64_t)round, "both missed", rank, round);
+        if (rank == 0) expect(loaded[0] == (uint64_t)round || loaded[1] == (uint64_t)round, "both missed", rank, round);
     }
     return 0;
 }
 
-#ifndef __SANITIZE_THREAD__ /* it reads while another writes, by design, and throws away what it read */
+#ifndef __SANITIZE_THREAD__ /* a seqlock: readers race with the writer by design, and discard what they read */
 static struct {
     _Alignas(LINE) _Atomic uint64_t published;
     _Alignas(LINE) _Atomic uint64_t held[3][8];
@@ -183,7 +183,7 @@ int main(int count, char **arguments) {
     in_threads(size, operate);
     in_threads(2, give_up_or_come);
     in_threads(2, pass_messages);
-    in_threads(2, store_and_look);
+    in_threads(2, store_and_load);
 #ifndef __SANITIZE_THREAD__
     in_threads(2, publish_or_read);
 #endif

@@ -35,7 +35,7 @@ class Failed:
 
 
 class _RendezvousManager(BaseManager):
-    """Hosts the collective in a process of its own."""
+    """Hosts the rendezvous in a separate process."""
 
 
 _RendezvousManager.register("RendezvousActor", RendezvousActor)
@@ -51,10 +51,10 @@ def run_group(
     layout: str | None = None,
     who: Sequence[Callable[[int], Member]] | None = None,
 ) -> list[Any]:
-    """What each rank's task returned, ``Failed`` where it raised, None where its process was killed.
+    """The result of each rank's task; ``Failed`` if it raised, None if its process was killed.
 
-    With a layout, members say that they are on its nodes and devices, whatever host they run on; ``who`` decides
-    for each rank, in its process, what member it is.
+    With a layout, members claim its nodes and devices, whatever host they run on; ``who`` makes the ``Member`` of each
+    rank, in its process.
     """
     where = Layout.parse(layout) if layout is not None else Layout.from_counts([[world_size]])
     if transport == "inprocess":

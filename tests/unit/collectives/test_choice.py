@@ -1,4 +1,4 @@
-"""Choosing a schedule where there are several: members that say that they have devices, on this host's CPUs."""
+"""Choice of the schedule among several: members that claim to have devices, on this host's CPUs."""
 
 import threading
 from dataclasses import replace

@@ -68,7 +68,7 @@ layouts = st.lists(
 
 
 def check(layout: Layout, composition: str, size: int, dtype: torch.dtype, op: str) -> None:
-    """Against float64, against the schedule carried out plainly, and all ranks against each other."""
+    """Compare with float64, with the reference execution of the schedule, and all ranks with each other."""
 
     def task(communicator):
         tensor = values(communicator.rank, size, dtype)

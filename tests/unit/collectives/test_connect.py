@@ -103,7 +103,7 @@ def test_members_of_one_host_share_memory():
 
 
 def as_nobody(rank):
-    """A member whose process another user owns: it may not open others' memory."""
+    """A member whose process belongs to another user: it may not open others' memory."""
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
@@ -195,7 +195,7 @@ def test_two_groups_of_one_process_do_not_disturb_each_other():
 
 
 def watching_threads():
-    """Those that watch whether members are alive, of groups that other tests left open too."""
+    """Threads of failure detectors, including those of groups that other tests left open."""
     return {thread for thread in threading.enumerate() if re.fullmatch(r"liveness-\d+", thread.name)}
 
 
@@ -305,7 +305,7 @@ def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long()
 
 
 def test_of_the_members_that_gloo_waits_for_only_the_missing_one_is_named():
-    """Of four members one does not come; another gives up first, which the others see as broken connections."""
+    """One of four members does not come. Another times out first, which the others see as broken connections."""
     members = [this_member(rank) for rank in range(4)]
     communicators = connect_all(members, "gloo", timeout_s=10.0)
     communicators[0]._group_transport._timeout_s = 0.3
@@ -368,7 +368,7 @@ def num_memfds():
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("maps", [False, True], ids=["never maps", "maps and never arrives"])
 def test_a_failed_connect_leaves_no_memory_open(rank, maps):
-    """Of two members one meets and goes no further, or a step: the other's memory is closed when it gives up."""
+    """One of two members registers and goes no further, or one step: the other's memory is closed when it times out."""
     rendezvous, before = RendezvousActor(2), num_memfds()
 
     def wires_of(me, failure_detector):

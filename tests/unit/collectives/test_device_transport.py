@@ -135,7 +135,7 @@ def protect(tensor):
 
 
 def test_no_member_writes_to_anothers_memory():
-    """Else a member that is suspended, and given up, would do so when it goes on."""
+    """Otherwise a suspended member that was given up would do so when it resumes."""
     assert run_group("shm", 3, write_only_what_is_ones_own) == [0.0, 0.0, 0.0]
 
 

@@ -26,7 +26,7 @@ from collectives.rendezvous import this_member
 from tests.unit.forkserver import context
 
 LIMIT_S = 2.0
-"""The promise: noticed within this time."""
+"""A loss must be detected within this time."""
 
 CLONE_NEWNET = 0x40000000
 CABLE = f"rayagi{os.getpid()}"
@@ -38,7 +38,7 @@ def member(rank, host=None):
 
 
 def live(pipe, rank, host):
-    """A member's process: says who it is, hears who the others are, and waits to be ended."""
+    """A member's process: sends its ``Member``, receives the others, and waits to be ended."""
     with FailureDetector(member(rank, host)) as failure_detector:
         pipe.send(failure_detector.me)
         failure_detector.watch(pipe.recv())
@@ -121,7 +121,7 @@ def ip(*arguments, inside=None):
 
 @pytest.fixture
 def other_network():
-    """A process behind a virtual cable: its pipe and process id; the cable is gone afterwards."""
+    """A process behind a virtual ethernet pair: its pipe and process id; the pair is removed afterwards."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nsenter")):
         pytest.skip("needs root, ip and nsenter to lay a cable between two network namespaces")
     pipe, theirs = context.Pipe()
@@ -231,7 +231,7 @@ def fork_while_accepting(pipe):
     accepting, forked = threading.Event(), threading.Event()
 
     class Slow:
-        """A listener that is slow to hand over who came."""
+        """A listener whose ``accept`` is slow."""
 
         fileno, close = here._listener.fileno, here._listener.close
 
@@ -300,7 +300,7 @@ def test_a_new_subscriber_gets_earlier_death_notices():
 
 
 def test_a_new_subscriber_gets_death_notices_of_a_member_that_has_left():
-    """That member may have left the very generation in which others are still about to connect to it."""
+    """A member may leave a generation while others of it are still connecting to its server."""
     losses = Losses()
     with (
         Other(1, "another") as first,

@@ -1,4 +1,4 @@
-"""Compositions over real transports, each member in a process: against the schedule carried out plainly."""
+"""Compositions over real transports, each member in a process: compared with the reference execution."""
 
 from functools import lru_cache, reduce
 
@@ -33,7 +33,7 @@ def values(rank, size, dtype):
 
 
 def all_reduce_in_every_way(communicator, done):
-    """By call: the result, and whether other ways came to the same bits."""
+    """By call: the result, and whether other calls gave the same bits."""
     found = {}
     buffers = {dtype: communicator.buffer(SIZES[-1], dtype) for dtype in DTYPES}
     for size, dtype, op in CALLS:
@@ -76,7 +76,7 @@ def reduced(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_every_rank_has_the_bits_of_the_schedule_carried_out_plainly(case):
+def test_every_rank_has_the_bits_of_the_reference_execution(case):
     answers = reduced(case)
     schedule = compose(case[2], Layout.parse(case[1]))
     for size, dtype, op in CALLS:
@@ -176,7 +176,7 @@ def test_a_caller_computes_while_its_reduction_waits_for_the_others(transport):
 
 
 def see_waiting_ranks(communicator, done):
-    """Rank 0 comes last to a barrier; the others say who waits for them when it has come."""
+    """Rank 0 arrives last at a barrier; each member returns the waiting ranks that it sees."""
     if communicator.rank > 0:
         assert done.wait(30)
         communicator.barrier()

@@ -50,7 +50,7 @@ FOR_ARM = ("aarch64-linux-gnu-gcc", "-O3", "-static")
     ],
 )
 @pytest.mark.parametrize("members", [2, 3])
-def test_what_is_published_is_there(tmp_path, compiler, emulator, rounds, members):
+def test_published_data_is_visible(tmp_path, compiler, emulator, rounds, members):
     litmus = compiled(tmp_path, SOURCES / "transports" / "shm" / "kernel.c", *compiler)
     done = run(*emulator, litmus, str(members), str(rounds))
     assert (done.returncode, done.stdout, done.stderr[-2000:]) == (0, "0 wrong\n", "")

@@ -1,4 +1,4 @@
-"""How generations form: by hand, for random histories with an actor that restarts, and with real processes."""
+"""Forming generations: by hand, for random histories with an actor that restarts, and with real processes."""
 
 import os
 import threading
@@ -206,7 +206,7 @@ def test_survivors_agree_on_one_membership_in_their_old_order(data):
     membership = MembershipView(generation=3, members=members)
     survivors = data.draw(st.lists(st.sampled_from(members), min_size=1, unique=True), label="survivors")
     dead = tuple(member for member in members if member not in survivors)
-    # So many that they alone fill a group would form one where a restarted actor hears of no other.
+    # If newcomers alone fill a group, a restarted actor that knows of no survivors would form one of them.
     most = min(3, world_size - 1)
     newcomers = [process(pid, pid % 3) for pid in range(data.draw(st.integers(0, most), label="newcomers"))]
     asking = [join_request(member, membership, dead, replacement_wait_s=0.0) for member in survivors]
@@ -280,7 +280,7 @@ def test_survivors_and_a_replacement_reduce_in_the_next_generation():
     assert replacement == [(1, 1), [6.0]]
 
 
-def die_in_the_meeting(rendezvous, rank, event):
+def die_during_rendezvous(rendezvous, rank, event):
     if rank == 1:
         rendezvous.register(0, this_member(1))
         event.set()
@@ -292,9 +292,9 @@ def die_in_the_meeting(rendezvous, rank, event):
 
 
 def test_a_death_during_the_rendezvous_ends_it_for_present_and_late_members():
-    # Rank 3 never comes: without news the others would wait for an hour.
-    answers = run_processes(3, die_in_the_meeting, world_size=4)
-    assert answers == [("meeting", True), None, ("meeting", True)]
+    # Rank 3 never comes: without the report of a loss the others would wait for an hour.
+    answers = run_processes(3, die_during_rendezvous, world_size=4)
+    assert answers == [("rendezvous", True), None, ("rendezvous", True)]
 
 
 def test_a_group_that_does_not_form_names_the_expected_members_and_withdraws():
@@ -324,7 +324,7 @@ def die_after_it_has_an_address(rendezvous, rank, event):
 
 
 def die_when_all_have_addresses(rendezvous, rank, event):
-    """A constructor that waits for the dead one's connection is given up, and ends long before the time limit."""
+    """A constructor that waits for a dead member's connection is abandoned, and ends long before the time limit."""
     if rank == 1:
         said = gloo_mesh._WatchedStore.set
         gloo_mesh._WatchedStore.set = lambda *arguments: (said(*arguments), die())
@@ -337,7 +337,7 @@ def die_when_all_have_addresses(rendezvous, rank, event):
 
 
 def hear_of_it_after_connections_broke(rendezvous, rank, event):
-    """What the kernel tells of an ended process may come after what it tells of its connections."""
+    """The kernel may close an ended process's connections before its pidfd becomes readable."""
     asked = threading.Event()
     hear, with_root_cause = FailureDetector._handle, GroupContext.with_root_cause
     FailureDetector._handle = lambda *arguments: (asked.wait(60), hear(*arguments))
@@ -346,7 +346,7 @@ def hear_of_it_after_connections_broke(rendezvous, rank, event):
 
 
 def come_late_to_an_operation(rendezvous, rank, event):
-    """By more than all attempts to connect may take together."""
+    """Rank 1 is late by more than all attempts to connect may take together."""
     gloo_mesh._CONNECT_S = 0.2
     with connect(rendezvous, this_member(rank), world_size=2, timeout_s=60, transport="gloo") as communicator:
         if rank == 1:
@@ -359,7 +359,7 @@ def test_the_time_limit_of_connecting_is_not_that_of_operations():
 
 
 def connect_by_gloo(rendezvous, rank):
-    """Where the dead one was connected to in its last moment, the first operation finds out."""
+    """If the dead member was still connected to, the first operation detects the loss."""
     with (
         pytest.raises(MemberLostError) as caught,
         connect(

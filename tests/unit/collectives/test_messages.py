@@ -1,4 +1,4 @@
-"""Messages between two members: by threads, by processes over shared memory and Gloo, and when one side is gone."""
+"""Point-to-point messages: by threads, by processes over shared memory and Gloo, and when one side is lost."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from collectives.solo import SoloCommunicator
 from collectives.threads import ThreadGroup
 
 WAYS = [("auto", None), ("gloo", None), ("auto", "1|1|1")]
-"""Shared memory; Gloo on one host; Gloo between members that say that they are on hosts of their own."""
+"""Shared memory; Gloo on one host; Gloo between members that claim different hosts."""
 
 
 def bits(tensor):
@@ -64,7 +64,7 @@ def test_closing_waits_for_all_messages_together_no_longer_than_the_limit(monkey
 
 
 def around(communicator, _):
-    """Everyone sends to the next before it listens to the one before, twice, with a reduction between."""
+    """Every member sends to the next before it receives from the previous one, twice, with a reduction between."""
     rank, size = communicator.rank, communicator.world_size
     following, previous = (rank + 1) % size, (rank - 1) % size
     large = torch.arange(400_000, dtype=torch.float64) + rank  # several pieces of staging memory

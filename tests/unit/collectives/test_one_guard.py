@@ -1,4 +1,4 @@
-"""Every operation of a communicator says who is lost, and leaves it marked as broken: all go through one guard."""
+"""Every operation of a communicator names the lost member and marks the communicator broken: all share one guard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPERATIONS: dict[str, Callable[[Communicator], Any]] = {
     "group": lambda c: c.group([0, 1]),
 }
 LOCAL = {"barrier_progress", "compiled", "close"}
-"""They wait for nobody. ``compiled`` gives a program whose operations are guarded."""
+"""They wait for no other member. ``compiled`` returns operations that are guarded."""
 OF_SHARED_MEMORY = {"buffer", "common"}
 """Elsewhere they are local, too."""
 

@@ -1,4 +1,4 @@
-"""Steps in a compiled program: those of torch's clipping and Adam, alone, share by share, and in the middle of waiting."""
+"""Compiled optimizer step, compared with torch's clipping and Adam: alone, sharded, and with long waits."""
 
 import math
 import threading
@@ -106,7 +106,7 @@ def test_a_gradient_of_nan_is_not_hidden():
 
 
 def stepped_by_all(world_size, size, most, operations_of):
-    """Of one copy after three steps by the members of a group: its vector, and each member's norms."""
+    """State of a sharded optimizer after three steps of a group: its vector, and each member's norms."""
     whole = Vector(size, seed=9)
     whole.share_sums = torch.zeros((world_size, SHARE_STRIDE), dtype=torch.float64)
     transports, norms = group(world_size), [[] for _ in range(world_size)]
@@ -172,7 +172,7 @@ def test_a_long_wait_is_completed_by_python():
 
 
 def errors_of(first, second):
-    """What a group of two says where each member does something else."""
+    """Errors of a group of two whose members call different operations."""
     transports = group(2, timeout_s=LIMIT_S)
     vector = Vector(1000)
     vector.share_sums = torch.zeros((2, SHARE_STRIDE), dtype=torch.float64)

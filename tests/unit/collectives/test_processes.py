@@ -1,4 +1,4 @@
-"""Ends of processes, by descriptors: of a child that ends, and of an id that stands for another process later."""
+"""Process watcher: a child that ends, and a process id that is reused."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Shared words on processors that reorder accesses: both ways, on this one, under all that is built on them."""
+"""Shared words on processors that reorder accesses: both access methods, on this one, under all that uses them."""
 
 import platform
 
@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture(params=[AtomicWords, FencedWords])
 def ordered(request, monkeypatch):
-    """As on such a processor, with a compiler or without."""
+    """As on such a processor, with or without a compiler."""
     made = atomic_words() if request.param is AtomicWords else fenced_words()
     if made is None:
         pytest.skip("NOT TESTED: this system forbids membarrier")

@@ -106,7 +106,7 @@ def test_a_member_that_died_before_it_came_is_named_and_nothing_is_kept():
 
 
 def test_a_member_that_left_because_of_a_loss_on_another_host_is_not_waited_for():
-    """It lives, and has not been here to say goodbye: only the whole group's watch knows why it does not come."""
+    """It is alive, and stored no goodbye here: only the whole group's failure detector knows why it does not come."""
     members = [this_member(0), replace(this_member(1), pid=os.getppid())]
     elsewhere = replace(this_member(2), host_id="another")
     lost = threading.Event()

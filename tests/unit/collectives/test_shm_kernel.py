@@ -1,4 +1,4 @@
-"""The compiled kernel among threads, whose calls meet in one process, against the definition and against Python's way."""
+"""The compiled kernel among threads of one process, compared with the definition and with the Python reference."""
 
 import logging
 import os
@@ -128,7 +128,7 @@ def test_an_absent_member_is_named_with_the_time_limit():
 
 @pytest.mark.parametrize("given_up", [0.1, 20.0], ids=["both give up", "one follows the other"])
 def test_a_member_suspended_within_a_chunk_is_named_by_all(given_up):
-    """Rank 2 has come to a reduction and claimed a chunk, and nothing more is heard of it."""
+    """Rank 2 arrives at a reduction, claims a chunk, and stops."""
     transports = group(3)
     buffers = [None] * 3
 
@@ -142,7 +142,7 @@ def test_a_member_suspended_within_a_chunk_is_named_by_all(given_up):
     claimed = stopped + 2 * CACHE_LINE_BYTES // WORD_BYTES + (transports[2]._kernel._state.reductions + 1 & 1)
 
     def stop_inside():
-        # After the others have come: it says that it has, too, with what they came for, and claims a chunk of its share.
+        # After the others have arrived: it publishes the same call and its arrival, and claims a chunk of its share.
         while min(words[waiting.ARRIVALS], words[waiting.STRIDE + waiting.ARRIVALS]) < arrivals:
             os.sched_yield()
         words[stopped + waiting.CALL + (arrivals & 1)] = words[waiting.CALL + (arrivals & 1)]

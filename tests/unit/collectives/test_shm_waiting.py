@@ -1,4 +1,4 @@
-"""Barriers among threads: a futex does not care whether those that sleep on it share a process."""
+"""Barriers among threads: futexes work alike within and between processes."""
 
 import threading
 
@@ -41,7 +41,7 @@ def in_threads(tasks):
 
 
 def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
-    # Nobody looks twice before sleeping, and a sleep that nobody ends outlasts the test.
+    # No member polls twice before it sleeps, and a sleep that no member ends outlasts the test.
     monkeypatch.setattr(waiting, "_SPINS", 0)
     monkeypatch.setattr(waiting, "_OFFER_S", 0.0)
     monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)

@@ -1,4 +1,4 @@
-"""A member that is suspended, given up, and goes on. ``experiments.collectives.suspension`` runs the long version."""
+"""A member that is suspended, given up, and resumed. ``experiments.collectives.suspension`` runs the long version."""
 
 import threading
 
@@ -36,7 +36,7 @@ def test_the_same_over_gloo():
 
 @pytest.mark.parametrize("kind", ["broadcast", "all_reduce", "reduce", "reduce_scatter"])
 def test_what_gloo_completes_after_it_was_given_up_reaches_no_tensor(kind):
-    """Rank 1 stops between comparing calls and moving data; rank 0 gives up, and rank 1 goes on."""
+    """Rank 1 is suspended between comparing calls and moving data; rank 0 times out, then rank 1 resumes."""
     store = GlooStore.host([this_member(0)], 10.0)
     members = [this_member(rank) for rank in range(2)]
     made = [None, None]
@@ -118,7 +118,7 @@ def test_memory_that_cannot_be_made_private_is_named(monkeypatch, caplog):
 @pytest.mark.parametrize("kind", ["barrier", "alone", "together"])
 @pytest.mark.parametrize("gives_up_first", [True, False])
 def test_an_operation_is_completed_by_all_or_by_none(gives_up_first, kind):
-    """Rank 0 has come and waits; then it gives up, and rank 1 comes; or the other way around."""
+    """Rank 0 has arrived and waits; then it aborts, and rank 1 arrives; or in the other order."""
     transports = group(2)
     kernels = [transport._kernel for transport in transports]
     tensors = [torch.ones(20_000) for _ in transports]

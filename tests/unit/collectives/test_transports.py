@@ -1,4 +1,4 @@
-"""Every transport against float64 sums made here, with members in processes of their own."""
+"""Every transport, compared with float64 sums, with each member in a separate process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Choosing again while a group trains: what its reductions cost decides, on all members alike."""
+"""Schedule tuner: the measured cost of reductions changes the choice during training, on all members alike."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Members in two network namespaces, joined by a cable: the nearest to two hosts that one machine offers."""
+"""Members in two network namespaces, joined by a virtual ethernet pair: the closest to two hosts on one machine."""
 
 import ctypes
 import os
@@ -47,7 +47,7 @@ def hosts():
 
 
 def enter(rank, host, name):
-    """Move this process, which has one thread yet, to a host, and say who it is there."""
+    """Move this process, which has one thread so far, to a host's namespace; returns its ``Member`` there."""
     with open(f"/run/netns/{name}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
@@ -112,7 +112,7 @@ def test_a_member_that_is_killed_on_one_host_is_named_on_both(hosts):
 
 @dataclass(frozen=True)
 class CutTheCable:
-    """Rank 2 does; each returns its error. Nobody ends before all have one: an end would be a loss, too."""
+    """Rank 2 is killed; each returns its error. No member ends before all have one: that would be a loss, too."""
 
     folder: Path
 
