@@ -113,7 +113,7 @@ class RemoteRendezvous(_RendezvousActorClient, Rendezvous):
         super().__init__(handle, "rendezvous")
 
     def register(self, generation: int, member: Member) -> RendezvousStatus:
-        """Register a member; return who else is present."""
+        """Register a member; returns the current status."""
         status: RendezvousStatus = self._ask(generation, "register", generation, member)
         self._remember(generation, "register", "", generation, member)
         return status

@@ -9,7 +9,7 @@ from collectives.system_calls import SYSCALL_NUMBERS
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
-_NAP_S = 1e-3
+_SLEEP_S = 1e-3
 """Sleep on a processor whose system call numbers are not known."""
 
 
@@ -37,7 +37,7 @@ def sleep(address: int, expected: int, limit_s: float) -> None:
         limit_s: not negative
     """
     if SYSCALL_NUMBERS is None:
-        time.sleep(min(limit_s, _NAP_S))
+        time.sleep(min(limit_s, _SLEEP_S))
         return
     limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
     _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAIT, expected & 0xFFFFFFFF, limit)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_LOOKS = 200
+_POLLS = 200
 _FIRST_PAUSE_S = 20e-6
 _LAST_PAUSE_S = 500e-6
 
@@ -50,7 +50,7 @@ def poll_until_done(is_done: Callable[[], bool], limit_s: float, check: Callable
         TimeoutError: not done within ``limit_s``.
     """
     begin = time.monotonic()
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS):
         if is_done():
             return
     pause_s = _FIRST_PAUSE_S

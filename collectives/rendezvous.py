@@ -102,7 +102,7 @@ class Rendezvous(Protocol):
     """
 
     def register(self, generation: int, member: Member) -> RendezvousStatus:
-        """Register a member; return who else is present.
+        """Register a member; returns the current status.
 
         Raises:
             RendezvousError: its rank is taken or out of range, or the generation is over.

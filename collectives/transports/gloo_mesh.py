@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _CONNECT_S = 1.0
 """For each of Gloo's five attempts: five seconds in all. Connecting takes milliseconds unless a member is lost."""
 
@@ -44,7 +44,7 @@ def connected_mesh(
     thread = threading.Thread(target=make, name="gloo-connecting", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(_LOOK_S)
+        thread.join(_POLL_S)
         if thread.is_alive():
             check()
     if isinstance(made[0], Exception):
@@ -98,4 +98,4 @@ class _WatchedStore(dist.Store):
             self._check()
             if time.monotonic() - begin >= limit_s:
                 raise RuntimeError(f"no address of a member within {limit_s:.1f} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)

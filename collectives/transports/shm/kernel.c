@@ -46,16 +46,16 @@ struct member_slot {
     _Alignas(4 * LINE) _Atomic uint64_t arrivals;
     uint64_t calls[2];       /* encoded call, at arrivals & 1: a fast member's next call overwrites no current one */
     uint64_t waiting_py;     /* 1 + the member whose counter it sleeps on; 0: awake */
-    _Atomic uint32_t sleeps; /* futex word: FOR_*. The owner sets it; who wakes it, or leaves, clears it */
+    _Atomic uint32_t sleeps; /* futex word: FOR_*. The owner sets it; a waker, or a member that leaves, clears it */
     _Alignas(LINE) _Atomic uint64_t goodbye; /* 0 until it leaves; for waiting.py, first operation not completed */
     uint64_t kernel_py;                      /* fingerprint of this source, written before the first barrier */
     _Atomic uint64_t departures;             /* last operation that it returned from; relaxed, a hint for let_others_go() */
-    uint64_t blamed_py;                      /* 1 + the member it waited for in vain; 0: none */
+    uint64_t blamed_py;                      /* 1 + the member because of which it left; 0: none */
     /* Chunks of its share that members have claimed, at reductions & 1. Any member increments it, the owner resets it.
        Relaxed: only the uniqueness of the index matters; `arrivals` published the data before it. */
     _Alignas(LINE) _Atomic uint64_t claimed[2];
     /* Chunks of its share that are reduced. Any member adds, the owner resets it. Sequentially consistent: the addition
-       publishes the written elements, all_finished() acquires them. */
+       publishes the written elements, all_finished() acquires them, and it pairs with `sleeps`. */
     _Alignas(LINE) _Atomic uint64_t finished[2];
     _Atomic uint64_t worked; /* last operation whose chunks it has left; tells which member is suspended within a chunk */
 };
@@ -259,10 +259,10 @@ static void help(const struct member *m, const struct operation *o, int rank) {
 }
 
 /* -- waiting -- */
-/* A wait polls FIRST_LOOKS times, then yields its core between polls for OFFER_NS, then sleeps on a futex. A yield costs
+/* A wait polls SPIN_POLLS times, then yields its core between polls for YIELD_NS, then sleeps on a futex. A yield costs
    1 us per poll if the core is not contended; a futex wake-up costs some 30 us on a virtual machine, hence the yielding.
-   NAP_NS limits the sleep if a member has left. */
-enum { FIRST_LOOKS = 100, OFFER_NS = 200000, NAP_NS = 1000000 };
+   SHORT_SLEEP_NS limits the sleep if a member has left. */
+enum { SPIN_POLLS = 100, YIELD_NS = 200000, SHORT_SLEEP_NS = 1000000 };
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -316,12 +316,12 @@ static int any_left(const struct member *m) {
 /* Wait for an event: poll, then poll and yield, then sleep once. Returns whether the event has happened. */
 static int await(const struct member *m, const struct operation *o, int what) {
     /* 1. Poll. With fewer cores than members polling keeps others from running: once is enough. */
-    for (int look = 0; look < (m->oversubscribed ? 1 : FIRST_LOOKS); look++) {
+    for (int poll = 0; poll < (m->oversubscribed ? 1 : SPIN_POLLS); poll++) {
         if (is_over(m, o, what)) return 1;
         PAUSE();
     }
     /* 2. Yield between polls. */
-    for (int64_t begin = now_ns(); now_ns() - begin < OFFER_NS;) {
+    for (int64_t begin = now_ns(); now_ns() - begin < YIELD_NS;) {
         sched_yield();
         if (is_over(m, o, what)) return 1;
     }
@@ -330,7 +330,7 @@ static int await(const struct member *m, const struct operation *o, int what) {
     uint32_t until = o->kind == TWO_SHOT && m->oversubscribed ? FOR_RESULT : what;
     atomic_store(word, until); /* before the loads below: pairs with a waker's store to arrivals or finished */
     /* A member that leaves stores goodbye, then clears this word: any_left() sees it, or FUTEX_WAIT returns at once. */
-    int64_t limit_ns = any_left(m) && m->limit_ns > NAP_NS ? NAP_NS : m->limit_ns;
+    int64_t limit_ns = any_left(m) && m->limit_ns > SHORT_SLEEP_NS ? SHORT_SLEEP_NS : m->limit_ns;
     struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
     if (!is_over(m, o, what)) syscall(SYS_futex, word, FUTEX_WAIT, until, &limit, 0, 0);
     atomic_store(word, FOR_NOTHING);
@@ -365,8 +365,8 @@ static int all_called(const struct member *m, uint64_t call) {
     return 1;
 }
 
-/* One barrier in all: each receiving member reduces every staged input into its own tensor. A staging buffer is refilled two
-   operations later, when all members have passed the barrier in between and so have read it. */
+/* One barrier in all: each receiving member reduces every staged input into its own tensor. Staging buffers alternate: one is
+   refilled only after a later barrier, which members pass when they have read it. */
 static void reduce_one_shot(const struct member *m, const struct operation *o) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < m->size; r++) parts[r] = o->pieces + r * o->piece_bytes;

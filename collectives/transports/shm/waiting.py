@@ -32,7 +32,7 @@ complete. BLAMED: 1 + the member because of which it left; 0: none."""
 
 _SPINS = 10
 """Polls of a counter before the first yield."""
-_OFFER_S = 200e-6
+_YIELD_S = 200e-6
 """How long to yield the core between polls before sleeping. A yield costs 1 us per poll on an uncontended core. A futex
 wake-up costs sleeper and waker some 30 us each on a virtual machine, and delays the next barrier too."""
 _SLEEP_S = 0.05
@@ -123,7 +123,7 @@ class Barrier:
             if words[other] >= count:
                 return
         begin = time.monotonic()
-        while time.monotonic() - begin < _OFFER_S:
+        while time.monotonic() - begin < _YIELD_S:
             os.sched_yield()
             if words[other] >= count:
                 return

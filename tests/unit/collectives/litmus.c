@@ -89,11 +89,11 @@ static void *give_up_or_come(void *given) {
         o.pieces = (char *)shared.buffers;
         o.piece_bytes = NUMEL * sizeof(float);
         int state;
-        if (rank == 0) { /* polls for OFFER_NS, then aborts */
+        if (rank == 0) { /* polls for YIELD_NS, then aborts */
             state = run(&m, &o);
             if (state == TRY_AGAIN) state = abort_operation(&m) ? ABORTED : run(&m, &o);
         } else {
-            for (int64_t begin = now_ns(); now_ns() - begin < OFFER_NS - 20000 + round % 64 * 1000;) {}
+            for (int64_t begin = now_ns(); now_ns() - begin < YIELD_NS - 20000 + round % 64 * 1000;) {}
             while ((state = run(&m, &o)) == TRY_AGAIN) {}
         }
         completed[rank] = state == COMPLETE;

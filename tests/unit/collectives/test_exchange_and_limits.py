@@ -43,9 +43,9 @@ def test_a_call_that_hangs_does_not_hang_the_caller():
 
 
 def test_completion_is_awaited_until_it_is_there():
-    looks = iter([False] * 300 + [True])
-    poll_until_done(lambda: next(looks), 60.0, lambda: None)
-    assert next(looks, None) is None
+    answers = iter([False] * 300 + [True])
+    poll_until_done(lambda: next(answers), 60.0, lambda: None)
+    assert next(answers, None) is None
 
 
 def test_what_never_completes_ends_at_the_limit():

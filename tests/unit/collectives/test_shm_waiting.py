@@ -43,7 +43,7 @@ def in_threads(tasks):
 def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
     # No member polls twice before it sleeps, and a sleep that no member ends outlasts the test.
     monkeypatch.setattr(waiting, "_SPINS", 0)
-    monkeypatch.setattr(waiting, "_OFFER_S", 0.0)
+    monkeypatch.setattr(waiting, "_YIELD_S", 0.0)
     monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(3)
     progress = [0] * 3
