@@ -365,8 +365,8 @@ static int all_called(const struct member *m, uint64_t call) {
     return 1;
 }
 
-/* One barrier in all: each receiving member reduces every staged input into its own tensor. Staging buffers alternate: one is
-   refilled only after a later barrier, which members pass when they have read it. */
+/* One barrier in all: each receiving member reduces every staged input into its own tensor. Staging buffers alternate: one
+   is refilled only after a later barrier, which members pass when they have read it. */
 static void reduce_one_shot(const struct member *m, const struct operation *o) {
     char *parts[MOST_MEMBERS];
     for (int r = 0; r < m->size; r++) parts[r] = o->pieces + r * o->piece_bytes;
