@@ -267,6 +267,8 @@ def table(rounds: list[Round]) -> str:
             p90 = times[min(len(times) - 1, int(0.9 * len(times)))]
             median = statistics.median(times)
             lines.append(f"{point:10}{len(kills):8}{len(times):8}{median:11.1f}{p90:9.1f}{times[-1]:9.1f}")
+        elif kills:  # another member's death had been reported first
+            lines.append(f"{point:10}{len(kills):8}{0:8}{'-':>11}{'-':>9}{'-':>9}")
     for name, seconds in (
         ("after the last death", [one.recovery_s for one in rounds]),
         ("after the last member came", [one.forming_s for one in rounds]),

@@ -112,7 +112,7 @@ class TrainingMember(BenchMember):
 
     def parameters(self, composition: str) -> float:
         """A number that is equal on all members exactly if they still hold equal parameters: their sum."""
-        flat = self._programs[composition].training.learner.flat.parameters
+        flat = self._programs[composition].learner.updater.flat.parameters
         return float(flat.detach().double().sum())
 
     def end_programs(self) -> None:

@@ -16,7 +16,7 @@ from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learners import make_learner
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
@@ -62,7 +62,7 @@ def iteration_of(case: Case, spec: RunSpec, env: MaskedTaskVecEnv) -> Callable[[
         fill = device.collect if case.mode == "captured" else _one_by_one(device)
     if not case.update:
         return fill
-    training = make_training(
+    training = make_learner(
         spec,
         policy,
         captured=case.mode == "captured",

@@ -99,11 +99,11 @@ class Alone:
     def _collect(self) -> None:
         program = self._program
         program.simulator.collect_rollout(
-            program.rollout, program.training.policy.tensors(), next(self._numbers)
+            program.rollout, program.learner.policy.tensors(), next(self._numbers)
         )
 
     def _update(self) -> None:
-        batch, _ = self._program.training.prepare(self._program.rollout)
+        batch, _ = self._program.learner.prepare(self._program.rollout)
         orders = minibatch_orders(
             seed=0,
             first_env_index=0,
@@ -113,7 +113,7 @@ class Alone:
             num_epochs=4,
             num_minibatches=4,
         )
-        self._program.training.learner.update(batch, orders, 0, 0)
+        self._program.learner.updater.update(batch, orders, 0, 0)
 
 
 def measure_on(core: int, seconds: float) -> dict[str, float]:

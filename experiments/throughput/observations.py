@@ -24,7 +24,7 @@ from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from rayagi.algorithms.on_policy import OnPolicyBatch
-from rayagi.algorithms.ppo.learner import PPOLearner
+from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.policy import NetworkPolicy, new_policy
 from rayagi.native.acting import compiled_acting
@@ -67,7 +67,7 @@ class Course:
         spec = run_spec(1, 1)
         network = NetworkSpec(hidden=spec.network.hidden, activation=activation)
         self._policy = new_policy(replace(spec, network=network), INFO, torch.device("cpu"))
-        self._learner = PPOLearner(self._policy.model, spec.learning, SoloCommunicator())
+        self._learner = PPOUpdater(self._policy.model, spec.learning, SoloCommunicator())
         self._start = self._learner.state_dict()
         self._orders = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1)).view(-1, MINIBATCH)
 

@@ -86,9 +86,9 @@ class AlgorithmDefinition:
     """What its settings are called in config files and ``--set``."""
     templates: tuple[Template, ...]
     """Which templates it trains on; its usual one first."""
-    training: str
-    """``module:Class`` of the RolloutTraining that learns from its rollouts, imported where a trainer is."""
-    captured_training: str | None = None
+    learner: str
+    """``module:Class`` of the RolloutLearner that learns from its rollouts, imported where a trainer is."""
+    captured_learner: str | None = None
     """The same for rollouts that never leave a GPU, where one launch makes the whole update."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the training class that tell algorithms apart which share one."""

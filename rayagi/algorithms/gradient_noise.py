@@ -22,7 +22,7 @@ from torch import Tensor
 from collectives.communicator import Communicator
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOLearner
+from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.models.networks import ActorCritic
 
 GROUPS = 8
@@ -93,7 +93,7 @@ def useful_steps_per_s(noise: NoiseScale, num_envs: int, steps_per_s: float) -> 
     return steps_per_s / (1 + num_envs / noise.num_envs)
 
 
-class GradientNoiseLearner(PPOLearner):
+class GradientNoiseLearner(PPOUpdater):
     """A learner that, before each update, also compares the policy gradients of groups of environments."""
 
     def __init__(self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:

@@ -6,26 +6,26 @@ import importlib
 from typing import Any
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.algorithms.rollout_training import RolloutTraining
+from rayagi.algorithms.rollout_learner import RolloutLearner
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy
 
 
-def make_training(
+def make_learner(
     spec: RunSpec, policy: NetworkPolicy, *, captured: bool = False, **whose: Any
-) -> RolloutTraining[Any]:
+) -> RolloutLearner[Any]:
     """The learner of a run's algorithm.
 
     Args:
         spec: the run
         policy: acts where agent and trainer share a GMI; its model learns
         captured: whether rollouts are those of DeviceRollouts, on the policy's GPU, and the trainer is alone
-        whose: ``communicator, num_envs, first_env_index, total_envs``, as RolloutTraining takes them
+        whose: ``communicator, num_envs, first_env_index, total_envs``, as RolloutLearner takes them
     """
     definition = DEFINITIONS[spec.algorithm]
-    place = definition.captured_training if captured and definition.captured_training else definition.training
+    place = definition.captured_learner if captured and definition.captured_learner else definition.learner
     module, _, name = place.partition(":")
-    training: type[RolloutTraining[Any]] = getattr(importlib.import_module(module), name)
+    training: type[RolloutLearner[Any]] = getattr(importlib.import_module(module), name)
     return training(
         policy=policy,
         spec=spec.learning,

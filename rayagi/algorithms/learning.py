@@ -15,7 +15,7 @@ from actors.trainer import Trainer
 from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
-from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learners import make_learner
 from rayagi.algorithms.publishing import ParameterPublisher
 from rayagi.algorithms.trajectories import channel_plan, rollout_of
 from rayagi.config.spec import RunSpec
@@ -43,7 +43,7 @@ class LearnerProgram:
         sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
         sample.close()
         policy = new_policy(spec, sample.info, context.device)
-        self.training = make_training(
+        self.learner = make_learner(
             spec,
             policy,
             communicator=gradients,
@@ -51,7 +51,7 @@ class LearnerProgram:
             first_env_index=dataflow.first_env(dataflow.served_simulators(number).start),
             total_envs=dataflow.total_rows,
         )
-        self.trainer = Trainer(self.training)
+        self.trainer = Trainer(self.learner)
         self._plan = channel_plan(sample.info, spec.learning.rollout_length)
         self.batcher = self._open_channels()
         self._own = [dataflow.producer_of(collector) for collector in dataflow.served_simulators(number)]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from actors.rollout import Rollout
-from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
+from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
 from rayagi.algorithms.returns import explained_variance, gae
-from rayagi.algorithms.rollout_training import RolloutTraining
+from rayagi.algorithms.rollout_learner import RolloutLearner
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class OnPolicyBatch:
         return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
 
 
-class OnPolicyLearner(GradientLearner[SpecT]):
+class OnPolicyUpdater(GradientUpdater[SpecT]):
     """What steps the networks on a batch."""
 
     @abstractmethod
@@ -62,14 +62,14 @@ class OnPolicyLearner(GradientLearner[SpecT]):
         """
 
 
-class OnPolicyTraining(RolloutTraining[SpecT]):
+class OnPolicyLearner(RolloutLearner[SpecT]):
     """Implements actors.trainer.Learner for algorithms that learn from what the present policy collected."""
 
-    learner: OnPolicyLearner[SpecT]
+    updater: OnPolicyUpdater[SpecT]
 
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
         batch, fit = self.prepare(rollout)
-        metrics = self.learner.update(batch, orders, number, self.env_steps)
+        metrics = self.updater.update(batch, orders, number, self.env_steps)
         return {**metrics, "explained_variance": float(fit)}
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from actors.simulator import Simulator
 from actors.trainer import Trainer
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
-from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learners import make_learner
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
 from rayagi.models.policy import new_policy
@@ -75,7 +75,7 @@ class DpOnlyProgram:
             self._shares_idle_cores = share_idle_cores(env, context)
             self.simulator = Simulator(env)
             self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
-        self.training = make_training(
+        self.learner = make_learner(
             spec,
             policy,
             captured=self._device_rollouts is not None and context.communicator.world_size == 1,
@@ -84,7 +84,7 @@ class DpOnlyProgram:
             first_env_index=self.first_env_index,
             total_envs=sum(counts),
         )
-        self.trainer = Trainer(self.training)
+        self.trainer = Trainer(self.learner)
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
@@ -135,9 +135,9 @@ class DpOnlyProgram:
             return self._device_rollouts.collect(iteration)
         if isinstance(self.simulator.env, RolloutEnv) and self.context.device.type == "cpu":
             started = time.perf_counter()
-            self.simulator.collect_rollout(self.rollout, self.training.policy.tensors(), iteration)
+            self.simulator.collect_rollout(self.rollout, self.learner.policy.tensors(), iteration)
             return CollectTimes(simulate_s=time.perf_counter() - started)
-        noise = self.training.policy.noise(
+        noise = self.learner.policy.noise(
             self.rollout.num_steps,
             self.rollout.num_envs,
             seed=self.spec.seed,
@@ -157,7 +157,7 @@ class DpOnlyProgram:
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: environments and running episodes."""
-        local = {"simulator": self.simulator.state_dict(), "training": self.training.local_state()}
+        local = {"simulator": self.simulator.state_dict(), "training": self.learner.local_state()}
         return {"shared": self.trainer.shared_state(), "local": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

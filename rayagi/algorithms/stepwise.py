@@ -22,7 +22,7 @@ from actors.stepping import RemoteSimulators
 from actors.trainer import Trainer
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
-from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learners import make_learner
 from rayagi.algorithms.learning import LearnerProgram
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
@@ -136,7 +136,7 @@ class AgentTrainerProgram:
         policy = new_policy(spec, info, context.device)
         self.agent = Agent(policy)
         self._first_env_index = assignment.first_env_index_of(context.identity.index)
-        self.training = make_training(
+        self.learner = make_learner(
             spec,
             policy,
             communicator=trainers,
@@ -144,7 +144,7 @@ class AgentTrainerProgram:
             first_env_index=self._first_env_index,
             total_envs=sum(assignment.envs),
         )
-        self.trainer = Trainer(self.training)
+        self.trainer = Trainer(self.learner)
         self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
 
     def iterate(self) -> IterationResult:
@@ -157,7 +157,7 @@ class AgentTrainerProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         with close_on_error(self.simulators):
-            noise = self.training.policy.noise(
+            noise = self.learner.policy.noise(
                 self.rollout.num_steps,
                 self.rollout.num_envs,
                 seed=self.spec.seed,
@@ -189,7 +189,7 @@ class AgentTrainerProgram:
         """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""
         return {
             "shared": self.trainer.shared_state(),
-            "local": {"training": self.training.local_state()},
+            "local": {"training": self.learner.local_state()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

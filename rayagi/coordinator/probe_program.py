@@ -15,7 +15,7 @@ from actors.gmi import GmiContext
 from actors.host_memory import peak_bytes, reset_peak
 from actors.protocols import EnvFactory, IterationResult
 from actors.rollout import Rollout, StepRow
-from rayagi.algorithms.ppo.learner import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 
@@ -79,8 +79,8 @@ class ProbeProgram(DpOnlyProgram):
         result = super().iterate()
         if self._parts > 1 and self._whole is None:
             self._whole = _repeated(self.rollout, self._parts)
-            assert isinstance(self.training, PPOTraining)  # parts_of cuts no other's iterations
-            self.training.prepare(self._whole)
+            assert isinstance(self.learner, PPOLearner)  # parts_of cuts no other's iterations
+            self.learner.prepare(self._whole)
             result.metrics.update(self._memory())
         return result
 

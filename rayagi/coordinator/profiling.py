@@ -51,10 +51,10 @@ class NoiseProgram(DpOnlyProgram):
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         super().__init__(spec, make_env, context)
-        policy = self.training.policy
+        policy = self.learner.policy
         assert isinstance(spec.learning, PPOSpec)  # only PPO is searched
         self.metered = GradientNoiseLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
-        self.training.learner = self.metered
+        self.learner.updater = self.metered
 
     def state_dict(self) -> StateDict:
         """The measurements, in place of a state."""

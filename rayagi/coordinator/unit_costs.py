@@ -31,7 +31,7 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.simulator import Simulator
 from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.on_policy import OnPolicyBatch
-from rayagi.algorithms.ppo.learner import PPOTraining
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
 from rayagi.models.networks import ActorCritic
@@ -161,8 +161,8 @@ class CostProgram:
     def _measure(self) -> CostReadings:
         program, spec = self._program, self._spec.learning
         steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
-        simulator, training = program.simulator, program.training
-        assert isinstance(training, PPOTraining), "unit costs are measured with PPO"
+        simulator, training = program.simulator, program.learner
+        assert isinstance(training, PPOLearner), "unit costs are measured with PPO"
         collect(simulator, program.agent, program.rollout, torch.randn_like(program.rollout.outputs))
         obs, actions = simulator.obs, program.rollout.actions.cpu()
         simulate = self._timed(lambda: [simulator.step(each) for each in actions])
@@ -172,8 +172,8 @@ class CostProgram:
         batch, _ = training.prepare(program.rollout)
         own, shared = self._orders(num_envs), self._orders(SHARED * num_envs)
         larger = _repeated(batch, steps)
-        train_own = self._timed(lambda: training.learner.update(batch, own, 1, 0))
-        train_shared = self._timed(lambda: training.learner.update(larger, shared, 1, 0))
+        train_own = self._timed(lambda: training.updater.update(batch, own, 1, 0))
+        train_shared = self._timed(lambda: training.updater.update(larger, shared, 1, 0))
         train = self._timed(lambda: program.trainer.update(program.rollout))
         step = simulator.step(actions[0])
         reward_and_flags = (step.rewards, step.terminated, step.truncated)  # W
@@ -190,7 +190,7 @@ class CostProgram:
                 "state_bytes": step.obs.nbytes / num_envs,
                 "action_bytes": actions[0].nbytes / num_envs,
                 "reward_bytes": sum(each.nbytes for each in reward_and_flags) / num_envs,
-                "model_bytes": float(training.learner.flat.parameters.nbytes),
+                "model_bytes": float(training.updater.flat.parameters.nbytes),
             },
             num_steps=spec.rollout_length,
             num_envs=num_envs,

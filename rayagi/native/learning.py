@@ -13,7 +13,7 @@ from rayagi.native.headers import numbers, shared
 LEARNING = Kernel(
     name="learning",
     module=__name__,
-    reference="rayagi.algorithms.ppo.learner:PPOLearner.minibatch_step",
+    reference="rayagi.algorithms.ppo.learner:PPOUpdater.minibatch_step",
     without="learners compute gradients with torch",
 )
 LANES = 32

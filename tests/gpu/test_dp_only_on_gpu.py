@@ -48,8 +48,8 @@ def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
         assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-4), name
     gpu_weights, cpu_weights = (
-        on_gpu.training.learner.flat.parameters,
-        on_cpu.training.learner.flat.parameters,
+        on_gpu.learner.updater.flat.parameters,
+        on_cpu.learner.updater.flat.parameters,
     )
     assert torch.allclose(gpu_weights.cpu(), cpu_weights, atol=1e-4)
 

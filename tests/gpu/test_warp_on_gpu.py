@@ -15,7 +15,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.captured import CapturedPPOTraining
+from rayagi.algorithms.ppo.captured import CapturedPPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
@@ -112,17 +112,17 @@ def program(spec=SPEC):
 
 def test_a_program_takes_the_captured_path_and_learns():
     learner = program()
-    assert isinstance(learner.training, CapturedPPOTraining)
-    before = learner.training.learner.flat.parameters.detach().clone()
+    assert isinstance(learner.learner, CapturedPPOLearner)
+    before = learner.learner.updater.flat.parameters.detach().clone()
     results = [learner.iterate() for _ in range(3)]
     assert all(result.metrics["env_steps"] == ENVS * STEPS for result in results)
-    assert not torch.equal(before, learner.training.learner.flat.parameters)
+    assert not torch.equal(before, learner.learner.updater.flat.parameters)
     assert all(result.metrics["grad_norm"] > 0 for result in results)
 
 
 def test_a_captured_update_is_the_uncaptured_one():
     captured, plain = program(), program()
-    plain.training._replay = plain.training.run
+    plain.learner._replay = plain.learner.run
     for _ in range(3):
         found, expected = captured.iterate().metrics, plain.iterate().metrics
         for name in ("policy_loss", "value_loss", "grad_norm"):

@@ -11,11 +11,11 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms.device_noise import minibatch_orders
 from rayagi.algorithms.graphs import Replay
-from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOTraining
+from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOUpdater
 
 
-class CapturedPPOTraining(PPOTraining):
-    """As PPOTraining, for a trainer that is alone and rollouts of ``DeviceRollouts``, always the same one.
+class CapturedPPOLearner(PPOLearner):
+    """As PPOLearner, for a trainer that is alone and rollouts of ``DeviceRollouts``, always the same one.
 
     Orders of minibatches are drawn on the device. Rewards' and advantages' statistics stay there; observations' move between
     rollouts, as everywhere. On a CPU the same steps run one by one, which is for tests. [unverified on GPU]
@@ -35,11 +35,11 @@ class CapturedPPOTraining(PPOTraining):
         self._rollout: Rollout | None = None
         self._replay = Replay(self.run, device, save=self._copy, undo=self._put_back)
 
-    def _make_learner(self, total_env_steps: int | None, weight: float) -> PPOLearner:
-        learner = super()._make_learner(total_env_steps, weight)
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> PPOUpdater:
+        updater = super()._make_updater(total_env_steps, weight)
         if self.policy.device.type == "cuda":
-            learner.optimiser.make_capturable()
-        return learner
+            updater.optimiser.make_capturable()
+        return updater
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
         at = torch.full((), iteration, dtype=torch.int64, device=self.policy.device)
@@ -53,9 +53,9 @@ class CapturedPPOTraining(PPOTraining):
             self._rollout, self._order = rollout, orders.clone()
         assert rollout is self._rollout
         self._order.copy_(orders)
-        self.learner.begin_update(self.env_steps)
+        self.updater.begin_update(self.env_steps)
         self._replay()
-        metrics = self.learner.end_update(
+        metrics = self.updater.end_update(
             MEASURED,
             self._measured.unbind(0),
             last_epoch=orders.shape[1],
@@ -70,11 +70,11 @@ class CapturedPPOTraining(PPOTraining):
         batch, fit = self.prepare(self._rollout)
         self._fit.copy_(fit)
         for row, order in zip(self._measured, self._order.flatten(0, 1), strict=True):
-            row.copy_(self.learner.minibatch_step(batch, order))
+            row.copy_(self.updater.minibatch_step(batch, order))
 
     def _held(self) -> list[Tensor]:
         """What ``run`` changes and begins from."""
-        held: list[Tensor] = [self.learner.flat.parameters, *self.learner.optimiser.tensors().values()]
+        held: list[Tensor] = [self.updater.flat.parameters, *self.updater.optimiser.tensors().values()]
         if self.reward_scaler is not None:
             moments = self.reward_scaler.moments
             held += [self.reward_scaler.running, moments.count, moments.mean, moments.m2]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
+from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.models.heads import GaussianHead
 from rayagi.native.ppo import CompiledUpdate, Trained
@@ -17,7 +17,7 @@ MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 """What a step measures, in its order."""
 
 
-class PPOLearner(OnPolicyLearner[PPOSpec]):
+class PPOUpdater(OnPolicyUpdater[PPOSpec]):
     """Clipped surrogate and value loss, step by step: on a CPU in a compiled program, where there is a compiler."""
 
     def __init__(self, *given: Any, **whose: Any) -> None:
@@ -88,13 +88,13 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
         )
 
 
-class PPOTraining(OnPolicyTraining[PPOSpec]):
+class PPOLearner(OnPolicyLearner[PPOSpec]):
     """Implements actors.trainer.Learner for PPO."""
 
-    learner: PPOLearner
+    updater: PPOUpdater
 
-    def _make_learner(self, total_env_steps: int | None, weight: float) -> PPOLearner:
-        return PPOLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> PPOUpdater:
+        return PPOUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
 
 def _linear(network: nn.Sequential) -> list[tuple[Tensor, Tensor]]:

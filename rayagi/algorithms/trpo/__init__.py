@@ -53,7 +53,7 @@ TRPO = AlgorithmDefinition(
     settings=TRPOSpec,
     section="trpo",
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
-    training="rayagi.algorithms.trpo.training:TRPOTraining",
+    learner="rayagi.algorithms.trpo.learner:TRPOLearner",
     preset={"lr_schedule": "constant", "learning_rate": 1e-3},
     metrics=(
         LearningMetric(

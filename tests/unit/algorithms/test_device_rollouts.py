@@ -15,9 +15,9 @@ from actors.rollout import Rollout
 from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
-from rayagi.algorithms.learners import make_training
+from rayagi.algorithms.learners import make_learner
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.captured import CapturedPPOTraining
+from rayagi.algorithms.ppo.captured import CapturedPPOLearner
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.policy import new_policy
 
@@ -124,16 +124,16 @@ def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
         if not trainings:
             for captured in (True, False):
                 policy = new_policy(SPEC, simulator.info, torch.device("cpu"))
-                trainings[captured] = make_training(SPEC, policy, captured=captured, **whose)
+                trainings[captured] = make_learner(SPEC, policy, captured=captured, **whose)
             on_device, plain = trainings[True], trainings[False]
-            assert isinstance(on_device, CapturedPPOTraining)
+            assert isinstance(on_device, CapturedPPOLearner)
             plain._orders = on_device._orders
             iteration = 0
         found, expected = on_device.learn(device.rollout, iteration), plain.learn(rollout, iteration)
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
         iteration += 1
     assert torch.allclose(
-        on_device.learner.flat.parameters, plain.learner.flat.parameters, rtol=1e-5, atol=1e-6
+        on_device.updater.flat.parameters, plain.updater.flat.parameters, rtol=1e-5, atol=1e-6
     )
     assert on_device.reward_scaler.moments.mean == pytest.approx(float(plain.reward_scaler.moments.mean))
     state = on_device.shared_state()
@@ -148,12 +148,12 @@ def test_what_is_captured_waits_for_nothing(warp_env):
     from no_waiting import NoWaiting
 
     ((device, _, _),) = both_rollouts(warp_env, 1)
-    training = make_training(
+    training = make_learner(
         SPEC, device.policy, captured=True,
         communicator=SoloCommunicator(), num_envs=ENVS, first_env_index=0, total_envs=ENVS,
     )  # fmt: skip
     training.learn(device.rollout, 0)
-    training.learner.optimiser.step = lambda: None
+    training.updater.optimiser.step = lambda: None
     with NoWaiting():
         device.run()
         training.run()

@@ -100,17 +100,17 @@ def test_measuring_does_not_change_what_is_learnt():
     ]
     plain, metered = programs
     learner = GradientNoiseLearner(
-        metered.training.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2
+        metered.learner.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2
     )
-    metered.training.learner = learner
+    metered.learner.updater = learner
     for _ in range(3):
         plain.iterate()
         metered.iterate()
     assert len(learner.pairs) == 3
     assert all(pair.small > pair.big > 0 for pair in learner.pairs)
-    assert torch.equal(plain.training.learner.flat.parameters, learner.flat.parameters)
+    assert torch.equal(plain.learner.updater.flat.parameters, learner.flat.parameters)
     # The mean of the groups' gradients is the gradient of the minibatch: groups are of one size.
-    batch, _ = metered.training.prepare(metered.rollout)
+    batch, _ = metered.learner.prepare(metered.rollout)
     order = torch.arange(4 * GROUPS * 2)
     _, big = learner._norms(batch, order)
     assert big == pytest.approx(float(learner._policy_gradient(batch, order).square().sum()), rel=1e-4)

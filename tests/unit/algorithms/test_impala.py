@@ -38,7 +38,7 @@ def spec(algorithm, **settings):
 
 
 def weights(program):
-    return program.training.learner.flat.parameters.detach().clone()
+    return program.learner.updater.flat.parameters.detach().clone()
 
 
 @pytest.mark.parametrize("algorithm", ["impala", "a3c"])
@@ -83,9 +83,9 @@ def test_a_resumed_run_continues_to_the_last_bit():
 def elsewhere(program, log_probs=None):
     """The program's rollout as a collector in another GMI sends it: without what only an agent in this one knows."""
     own = program.rollout
-    head = program.training.policy.model.head
+    head = program.learner.policy.model.head
     done = own.terminated | own.truncated
-    running, _ = discounted_returns(own.rewards, done, torch.zeros(own.num_envs), program.training.spec.gamma)
+    running, _ = discounted_returns(own.rewards, done, torch.zeros(own.num_envs), program.learner.spec.gamma)
     sent = {each.name: getattr(own, each.name) for each in fields(Rollout)}
     sent["obs"], sent["outputs"] = torch.full_like(own.obs, torch.nan), torch.empty(0)
     sent["log_probs"] = head.log_prob(own.outputs, own.actions).detach() if log_probs is None else log_probs
@@ -110,13 +110,13 @@ def collected(settings):
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "a3c"])
 def test_a_rollout_from_elsewhere_is_learned_from_as_ones_own(algorithm):
     here, there = collected(spec(algorithm, **{**ONE_PASS, "num_epochs": 2}))
-    expected = here.training.learn(here.rollout, 0)
-    found = there.training.learn(elsewhere(there), 0)
+    expected = here.learner.learn(here.rollout, 0)
+    found = there.learner.learn(elsewhere(there), 0)
     assert torch.allclose(weights(here), weights(there), rtol=0, atol=1e-6)
     assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=1e-5)
     for one, other in (
-        (here.training.reward_scaler.moments, there.training.reward_scaler.moments),
-        (here.training.policy.normaliser.moments, there.training.policy.normaliser.moments),
+        (here.learner.reward_scaler.moments, there.learner.reward_scaler.moments),
+        (here.learner.policy.normaliser.moments, there.learner.policy.normaliser.moments),
     ):
         assert torch.equal(one.count, other.count)
         assert torch.allclose(one.mean, other.mean)
@@ -134,7 +134,7 @@ PLAIN = {
 def test_the_gradient_on_another_policys_experience_is_the_papers(clip_ratio):
     """Espeholt et al. 2018, §4.2: rho grad log pi (r + gamma v' - V), (v - V) grad V, grad entropy."""
     program, _ = collected(spec("impala", **{**PLAIN, "clip_ratio": clip_ratio}))
-    training, own = program.training, program.rollout
+    training, own = program.learner, program.rollout
     model, shape = training.policy.model, own.rewards.shape
     noise = 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
     mine = model.head.log_prob(own.outputs, own.actions).detach()
@@ -164,7 +164,7 @@ def test_the_gradient_on_another_policys_experience_is_the_papers(clip_ratio):
     expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     metrics = training.learn(sent, 0)
-    gradients = training.learner.flat.gradients[: expected.numel()]
+    gradients = training.updater.flat.gradients[: expected.numel()]
     # With a clip too: at the parameters before the update nothing is clipped yet, and the gradient is the same.
     assert torch.allclose(gradients, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert metrics["importance_ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)
@@ -176,15 +176,15 @@ def test_a3c_does_not_ask_which_policy_acted_and_impala_does():
     changed = {}
     for algorithm in ("a3c", "impala"):
         one, other = collected(spec(algorithm, **ONE_PASS))
-        one.training.learn(elsewhere(one), 0)
-        other.training.learn(elsewhere(other, torch.full(one.rollout.rewards.shape, -1.0)), 0)
+        one.learner.learn(elsewhere(one), 0)
+        other.learner.learn(elsewhere(other, torch.full(one.rollout.rewards.shape, -1.0)), 0)
         changed[algorithm] = not torch.equal(weights(one), weights(other))
     assert changed == {"a3c": False, "impala": True}
 
 
 def test_every_epoch_estimates_anew():
     program, _ = collected(spec("impala", **{**ONE_PASS, "num_epochs": 3}))
-    training, seen = program.training, []
+    training, seen = program.learner, []
     estimate = training.estimate
     training.estimate = lambda *args, first: seen.append(estimate(*args, first=first)) or seen[-1]
     training.learn(elsewhere(program), 0)
@@ -198,7 +198,7 @@ def test_what_diverges_is_not_kept():
     sent = elsewhere(program)
     sent.log_probs[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"policy_loss became NaN .* \(IMPALA update\)"):
-        program.training.learn(sent, 0)
+        program.learner.learn(sent, 0)
 
 
 def test_the_number_of_environments_may_change_from_rollout_to_rollout():
@@ -207,8 +207,8 @@ def test_the_number_of_environments_may_change_from_rollout_to_rollout():
     wide = build(replace(spec("impala", **ONE_PASS), gmi=GmiSpec(num_envs=6)))
     wide.trainer.update = lambda rollout: {"sync_s": 0.0}
     wide.iterate()
-    program.training.learn(elsewhere(wide), 0)
-    program.training.learn(elsewhere(program), 1)
+    program.learner.learn(elsewhere(wide), 0)
+    program.learner.learn(elsewhere(program), 1)
     assert torch.isfinite(weights(program)).all()
 
 

@@ -75,7 +75,7 @@ def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
     program = build(communicator=communicator)
     program.iterate()
     (memory,) = communicator.lent
-    flat, model = program.training.learner.flat, program.training.policy.model
+    flat, model = program.learner.updater.flat, program.learner.policy.model
     assert flat.gradients.data_ptr() == memory.data_ptr()
     assert memory.abs().sum() > 0
     begins = [parameter.grad.data_ptr() - memory.data_ptr() for parameter in model.parameters()]
@@ -86,7 +86,7 @@ def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
 def gradients_of_an_update(program):
     """The reduced gradients of the first update, before clipping."""
     seen = []
-    learner = program.training.learner
+    learner = program.learner.updater
     update = learner._compiled
 
     def one_by_one(fields, orders, learning_rate):
@@ -159,7 +159,7 @@ def test_a_resumed_run_continues_to_the_last_bit():
     assert found.episode_returns == expected.episode_returns
     assert found.metrics["policy_loss"] == expected.metrics["policy_loss"]
     for a, b in zip(
-        straight.training.learner.model.parameters(), resumed.training.learner.model.parameters(), strict=True
+        straight.learner.updater.model.parameters(), resumed.learner.updater.model.parameters(), strict=True
     ):
         assert torch.equal(a, b)
 
@@ -181,14 +181,14 @@ def test_a_nan_reward_stops_the_iteration_before_the_update():
     program = build(make_env=make_poisoned_point)
     for _ in range(2):
         program.iterate()
-    before = program.training.learner.flat.parameters.detach().clone()
+    before = program.learner.updater.flat.parameters.detach().clone()
     # step 20 of the environment is step 3 of the third rollout of 8
     with pytest.raises(
         NonFiniteError,
         match=r"a reward became NaN or infinite in iteration 3 \(rollout step 3, environment 0\)",
     ):
         program.iterate()
-    assert torch.equal(before, program.training.learner.flat.parameters)
+    assert torch.equal(before, program.learner.updater.flat.parameters)
 
 
 def test_training_improves_the_point():

@@ -12,7 +12,7 @@ import rayagi
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
-from rayagi.algorithms.rollout_training import RolloutTraining
+from rayagi.algorithms.rollout_learner import RolloutLearner
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
@@ -35,9 +35,9 @@ def test_settings_go_through_a_file_under_their_section(definition):
 
 @EACH
 def test_the_class_that_trains_is_there_and_takes_the_options(definition):
-    for place in filter(None, (definition.training, definition.captured_training)):
+    for place in filter(None, (definition.learner, definition.captured_learner)):
         module, _, name = place.partition(":")
-        assert issubclass(getattr(importlib.import_module(module), name), RolloutTraining)
+        assert issubclass(getattr(importlib.import_module(module), name), RolloutLearner)
 
 
 @EACH

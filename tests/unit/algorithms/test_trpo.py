@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rayagi.algorithms.trpo import TRPOSpec
-from rayagi.algorithms.trpo.training import conjugate_gradient
+from rayagi.algorithms.trpo.learner import conjugate_gradient
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -45,7 +45,7 @@ def collected(spec, make_env=make_point):
     """A program, and the batch of its first rollout."""
     program = build(spec, make_env=make_env)
     program._collect(0)
-    batch, _ = program.training.prepare(program.rollout)
+    batch, _ = program.learner.prepare(program.rollout)
     return program, batch
 
 
@@ -65,7 +65,7 @@ def test_conjugate_gradient_of_nothing_is_nothing():
 def test_the_step_is_the_natural_gradient_s_that_reaches_the_bound():
     settings = replace(SPEC.learning, max_kl=1e-4, cg_iterations=500, cg_damping=0.1)
     program, batch = collected(replace(SPEC, learning=settings))
-    model = program.training.policy.model
+    model = program.learner.policy.model
     start, names = (
         policy_vector(model),
         [n for n, _ in model.named_parameters() if not n.startswith("value.")],
@@ -92,8 +92,8 @@ def test_the_step_is_the_natural_gradient_s_that_reaches_the_bound():
     direction = torch.linalg.solve(damped, gradient)
     expected = (2 * 1e-4 / (direction @ damped @ direction)).sqrt() * direction
 
-    training = program.training
-    metrics = training.learner.update(batch, training._orders(program.rollout, 0), 1, 0)
+    training = program.learner
+    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1, 0)
     moved = (policy_vector(model) - start).double()
     assert metrics["backtracks"] == 0
     torch.testing.assert_close(moved, expected, rtol=2e-3, atol=2e-6)
@@ -105,7 +105,7 @@ def test_the_step_is_the_natural_gradient_s_that_reaches_the_bound():
 def test_where_no_step_keeps_the_bound_the_policy_stays_and_the_value_network_learns():
     # With float32 parameters no divergence this small can be reached but by standing still.
     program, _ = collected(replace(SPEC, learning=replace(SPEC.learning, max_kl=1e-38, line_search_steps=3)))
-    model = program.training.policy.model
+    model = program.learner.policy.model
     policy, value = policy_vector(model), model.value[0].weight.detach().clone()
     metrics = program.trainer.update(program.rollout)
     assert metrics["backtracks"] == 3
@@ -118,7 +118,7 @@ def test_training_does_not_depend_on_the_layout(slices):
     def after_three(program):
         for _ in range(3):
             metrics = program.iterate().metrics
-        return metrics, policy_vector(program.training.policy.model)
+        return metrics, policy_vector(program.learner.policy.model)
 
     whole = build(replace(SPEC, gmi=replace(SPEC.gmi, num_envs=8)))
     expected, reference = after_three(whole)
@@ -131,7 +131,7 @@ def test_training_does_not_depend_on_the_layout(slices):
 def test_choices_are_learned_within_the_bound_too():
     make_env = make_env_factory("CartPole-v1")
     program, batch = collected(replace(SPEC, learning=replace(SPEC.learning, max_kl=1e-3)), make_env)
-    model = program.training.policy.model
+    model = program.learner.policy.model
     with torch.no_grad():
         old = Categorical(logits=model.policy(batch.obs))
     metrics = program.trainer.update(program.rollout)
@@ -150,9 +150,7 @@ def test_a_resumed_run_continues_to_the_last_bit():
     second.load_state_dict(first.state_dict())
     first.iterate()
     second.iterate()
-    assert torch.equal(
-        policy_vector(first.training.policy.model), policy_vector(second.training.policy.model)
-    )
+    assert torch.equal(policy_vector(first.learner.policy.model), policy_vector(second.learner.policy.model))
 
 
 def test_training_improves_the_point():

@@ -73,6 +73,7 @@ def test_what_cannot_be_dumped_is_said_in_one_line(channel, tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_watching_ends_with_ctrl_c_or_with_its_reader(channel):
     command = [sys.executable, "-m", "rayagi", "channels", "--watch", "--json", "--every", "0.05"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -11,9 +11,9 @@ from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
-from rayagi.algorithms import gradient_learner
+from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOLearner
+from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
@@ -45,12 +45,12 @@ def program_of(communicator, slices=None, spec=SPEC):
 
 def train(slices, spec, communicator, done):
     program = program_of(communicator, slices, spec)
-    start = program.training.learner.flat.parameters.clone()
+    start = program.learner.updater.flat.parameters.clone()
     rewards = []
     for _ in range(3):
         program.iterate()
         rewards.append(program.rollout.rewards.clone())
-    weights = program.training.learner.flat.parameters.clone()
+    weights = program.learner.updater.flat.parameters.clone()
     return start, weights, torch.stack(rewards), program.state_dict()["shared"]
 
 
@@ -88,7 +88,7 @@ def begin_apart(communicator, done):
     """Parameters of trainers whose models differ."""
     model = ActorCritic(INFO, NetworkSpec(hidden=(8,)), seed=communicator.rank)
     own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    learner = PPOLearner(model, PPOSpec(), communicator)
+    learner = PPOUpdater(model, PPOSpec(), communicator)
     return own, learner.flat.parameters.detach()[: len(own)].clone()
 
 
@@ -111,18 +111,18 @@ def fail_and_go_on(communicator, done):
     program = program_of(communicator)
     program.iterate()
     state = program.state_dict()
-    prepare = program.training.prepare
+    prepare = program.learner.prepare
     if communicator.rank == 1:
-        program.training.prepare = partial(with_a_nan, prepare)
+        program.learner.prepare = partial(with_a_nan, prepare)
     errors = []
     try:
         program.iterate()
     except NonFiniteError as error:
         errors.append(str(error))
-    program.training.prepare = prepare
+    program.learner.prepare = prepare
     program.load_state_dict(state)
     program.iterate()
-    return errors, program.training.policy.model.policy[0].weight.detach().clone()
+    return errors, program.learner.policy.model.policy[0].weight.detach().clone()
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
@@ -136,8 +136,8 @@ def test_a_gradient_of_nan_ends_the_update_of_all_who_can_go_on_from_before(tran
 
 def without_a_program_on_the_last(communicator, done):
     if communicator.rank == 1:
-        gradient_learner.library = lambda: None
-    learner = PPOLearner(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
+        gradient_updater.library = lambda: None
+    learner = PPOUpdater(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
     return learner._optimizer_step is None
 
 
@@ -147,7 +147,7 @@ def test_where_one_has_no_compiler_all_learn_by_torch(transport):
 
 
 def write_parameters_and_moments(communicator, done):
-    learner = PPOLearner(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
+    learner = PPOUpdater(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
     if communicator.rank == 0:
         learner.model.policy[0].weight.data.fill_(5.0)
         learner.optimiser.exp_avg.fill_(6.0)
@@ -182,12 +182,12 @@ def two_iterations_and_three(communicator, done):
     begin.iterate()
     state = begin.state_dict()
     begin.iterate()
-    whole = begin.training.learner.flat.parameters.clone()
+    whole = begin.learner.updater.flat.parameters.clone()
     again = program_of(communicator)
     again.iterate()  # something to forget
     again.load_state_dict(state)
     again.iterate()
-    return whole, again.training.learner.flat.parameters.clone()
+    return whole, again.learner.updater.flat.parameters.clone()
 
 
 def test_a_sharded_optimizer_resumes_from_a_saved_state():

@@ -13,7 +13,7 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms import gradient_learner
+from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.probe_program import ProbeFactory, parts_of
@@ -57,13 +57,13 @@ def test_a_part_has_fewer_minibatches_of_the_same_size(monkeypatch):
     # whole: 32 steps of 4 environments in 4 minibatches of 32; a quarter: 8 steps in one minibatch of 32
     program = build(SPEC, parts=4)
     sizes = []
-    update = program.training.learner.update
+    update = program.learner.updater.update
 
     def watched(batch, orders, *rest):
         sizes.append(tuple(orders.shape))
         return update(batch, orders, *rest)
 
-    monkeypatch.setattr(program.training.learner, "update", watched)
+    monkeypatch.setattr(program.learner.updater, "update", watched)
     result = program.iterate()
     assert sizes == [(2, 1, 32)]
     assert result.metrics["env_steps"] == 8 * 4
@@ -73,13 +73,13 @@ def test_a_part_has_fewer_minibatches_of_the_same_size(monkeypatch):
 def test_with_the_first_part_a_whole_rollout_is_prepared(monkeypatch):
     program = build(SPEC, parts=4)
     shapes = []
-    prepare = program.training.prepare
+    prepare = program.learner.prepare
 
     def watched(rollout):
         shapes.append((rollout.num_steps, rollout.num_envs, [t for t, _, _ in rollout.finals]))
         return prepare(rollout)
 
-    monkeypatch.setattr(program.training, "prepare", watched)
+    monkeypatch.setattr(program.learner, "prepare", watched)
     program.iterate()
     program.iterate()
     finals = shapes[0][2]
@@ -97,7 +97,7 @@ def test_whole_iterations_are_those_of_training():
 
 def memory_held():
     """Bytes that a program of whole iterations and one of quarters hold at most, in this process, which learns by torch."""
-    gradient_learner.library = lambda: None  # whose activations do not need much memory
+    gradient_updater.library = lambda: None  # whose activations do not need much memory
     spec = replace(
         SPEC,
         gmi=GmiSpec(num_envs=1024),

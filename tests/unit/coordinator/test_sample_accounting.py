@@ -23,7 +23,7 @@ class World:
         return {"origin": self.next_origin, "sent": 0, "unreleased": 0}
 
     def begin_learner(self):
-        self.learner = {"taken": 0, "dropped": 0, "received": {}}
+        self.updater = {"taken": 0, "dropped": 0, "received": {}}
         self.reported = {"taken": 0, "dropped": 0, "received": {}}
 
     def send(self, who):
@@ -43,25 +43,25 @@ class World:
                 del self.orphans[origin]
         else:
             return
-        came, released = self.learner["received"].get(origin, (0, 0))
-        self.learner["received"][origin] = (max(came, released + 4), released + 4)
-        self.learner[name] += 4
+        came, released = self.updater["received"].get(origin, (0, 0))
+        self.updater["received"][origin] = (max(came, released + 4), released + 4)
+        self.updater[name] += 4
 
     def report(self):
-        self.reported = {**self.learner, "received": dict(self.learner["received"])}
+        self.reported = {**self.updater, "received": dict(self.updater["received"])}
 
     def kill_collector(self, who):
         """What it had posted is still read: it came."""
         book = self.collectors[who]
-        _, released = self.learner["received"].get(book["origin"], (0, 0))
+        _, released = self.updater["received"].get(book["origin"], (0, 0))
         if book["unreleased"]:
             self.orphans[book["origin"]] = book["unreleased"]
-            self.learner["received"][book["origin"]] = (released + book["unreleased"], released)
+            self.updater["received"][book["origin"]] = (released + book["unreleased"], released)
         self.collectors[who] = self.new()
         self.report()
 
     def kill_learner(self):
-        taken = self.learner["taken"] + self.learner["dropped"]
+        taken = self.updater["taken"] + self.updater["dropped"]
         self.truly_lost += (
             taken - self.reported["taken"] - self.reported["dropped"] + sum(self.orphans.values())
         )
@@ -70,7 +70,7 @@ class World:
         self.begin_learner()
 
     def sample_counts(self):
-        return self.accounting.sample_counts(self.collectors, [self.learner])
+        return self.accounting.sample_counts(self.collectors, [self.updater])
 
 
 moves = st.one_of(

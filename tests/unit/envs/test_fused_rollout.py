@@ -140,7 +140,7 @@ def test_training_from_fused_rollouts_is_training_step_by_step(kernel_noise, env
     assert a.episode_lengths == b.episode_lengths
     assert a.metrics["policy_loss"] == pytest.approx(b.metrics["policy_loss"], abs=1e-4)
     for one, other in zip(
-        fused.training.policy.model.parameters(), plain.training.policy.model.parameters(), strict=True
+        fused.learner.policy.model.parameters(), plain.learner.policy.model.parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 

@@ -236,11 +236,11 @@ def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     program, resumed = dp_only_factory(spec)(context), dp_only_factory(spec)(context)
     program.iterate()
-    assert program.training.reward_scaler.running.any()
+    assert program.learner.reward_scaler.running.any()
     resumed.load_state_dict(program.state_dict())
-    scaler = resumed.training.reward_scaler
+    scaler = resumed.learner.reward_scaler
     assert not scaler.running.any()
-    assert scaler.moments.count == program.training.reward_scaler.moments.count
+    assert scaler.moments.count == program.learner.reward_scaler.moments.count
 
 
 def test_an_environment_that_the_user_registered_travels_to_another_process(tmp_path):

@@ -121,8 +121,8 @@ def test_every_action_space_trains_evaluates_and_resumes(action):
     assert first.evaluate(4, seed=3).episode_lengths == [16] * 4
     second = program(action=action)
     second.load_state_dict(first.state_dict())
-    for name, tensor in first.training.policy.model.state_dict().items():
-        assert torch.equal(second.training.policy.model.state_dict()[name], tensor)
+    for name, tensor in first.learner.policy.model.state_dict().items():
+        assert torch.equal(second.learner.policy.model.state_dict()[name], tensor)
     first.close()
     second.close()
 
@@ -149,7 +149,7 @@ def test_several_choices_at_once_are_learned_by_every_algorithm(algorithm):
 
 
 def test_the_probability_of_several_choices_is_the_product_of_each():
-    model = program().training.policy.model
+    model = program().learner.policy.model
     outputs = torch.randn((4, sum(CHOICES)), generator=torch.Generator().manual_seed(0))
     actions = torch.tensor([[0, 1, 3], [2, 0, 0], [1, 1, 1], [0, 0, 2]])
     parts = [torch.distributions.Categorical(logits=part) for part in outputs.split(CHOICES, -1)]
@@ -160,7 +160,7 @@ def test_the_probability_of_several_choices_is_the_product_of_each():
 
 
 def test_gumbel_noise_samples_each_choice_by_its_own_probability():
-    head = program().training.policy.model.head
+    head = program().learner.policy.model.head
     generator = torch.Generator().manual_seed(0)
     logits = torch.tensor([0.0, 1.0, 2.0, 0.5, -0.5, 0.0, 0.0, 1.0, -1.0]).expand(20_000, -1)
     noise = -torch.log(-torch.log(torch.rand((20_000, 9), generator=generator)))

@@ -182,5 +182,5 @@ def test_a_policy_learns_from_pixels(kind, cnn, size):
     assert before < 8
     assert learner.evaluate(8, seed=3).mean_return() > 15
     with pytest.raises(NotExportableError, match=r"Bars-v0 has encoders for images"):
-        export_module(learner.training.policy, learner.simulator.env.info, NetworkSpec())
+        export_module(learner.learner.policy, learner.simulator.env.info, NetworkSpec())
     learner.close()

@@ -15,10 +15,10 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import Rollout
 from collectives.compiler import load
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms import gradient_learner
+from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOLearner, PPOTraining
+from rayagi.algorithms.ppo.learner import PPOLearner, PPOUpdater
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator
@@ -123,7 +123,7 @@ def test_acting_by_torch(caller_flushes, two_torch_threads):
 
 
 def learner_of():
-    return PPOLearner(policy_of().model, PPOSpec(value_coef=0.5), SoloCommunicator())
+    return PPOUpdater(policy_of().model, PPOSpec(value_coef=0.5), SoloCommunicator())
 
 
 def batch_of(learner, size=64):
@@ -168,9 +168,9 @@ def test_an_optimizer_step_on_a_torch_gradient(caller_flushes):
 
 
 def test_updates_by_torch(caller_flushes, monkeypatch):
-    monkeypatch.setattr(gradient_learner, "library", lambda: None)
+    monkeypatch.setattr(gradient_updater, "library", lambda: None)
     policy = policy_of()
-    training = PPOTraining(
+    training = PPOLearner(
         policy=policy,
         spec=PPOSpec(num_epochs=1, num_minibatches=1, normalize_rewards=False, normalize_advantages=False),
         communicator=SoloCommunicator(),
@@ -185,9 +185,9 @@ def test_updates_by_torch(caller_flushes, monkeypatch):
         getattr(rollout, name).fill_(SMALL)
     for name in ("outputs", "terminated", "truncated"):
         getattr(rollout, name).zero_()
-    assert training.learner._compiled is None
+    assert training.updater._compiled is None
     training.learn(rollout, 0)
-    found = gradients_of(training.learner)
+    found = gradients_of(training.updater)
     assert is_zero(found["policy.0.weight"])
     assert is_zero(found["value.0.weight"])
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms import gradient_learner
+from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import PPOLearner
+from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic
 
@@ -36,7 +36,7 @@ def learner_of(obs_dim=7, hidden=(20, 9), activation="elu", seed=0, action_dim=3
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
-    return PPOLearner(model, PPOSpec(**options), SoloCommunicator())
+    return PPOUpdater(model, PPOSpec(**options), SoloCommunicator())
 
 
 def batch_of(learner, size, seed=0):
@@ -71,7 +71,7 @@ def exploration(shape, generator, *, gumbel):
 
 def by_torch(learner, batch, order):
     """The flat gradient and the five parts in float64."""
-    exact = PPOLearner.__new__(PPOLearner)
+    exact = PPOUpdater.__new__(PPOUpdater)
     exact.spec, exact.model = learner.spec, copy.deepcopy(learner.model).double()
     doubles = OnPolicyBatch(
         *(field.double() if field.is_floating_point() else field for field in batch.fields())
@@ -349,7 +349,7 @@ def test_updates_are_those_of_torch(monkeypatch, choices):
     found = {}
     for name in ("compiled", "torch"):
         if name == "torch":
-            monkeypatch.setattr(gradient_learner, "library", lambda: None)
+            monkeypatch.setattr(gradient_updater, "library", lambda: None)
         learner = learner_of(seed=3, choices=choices)
         batch = batch_of(learner, 256, 3)
         orders = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 4, 64)

@@ -45,7 +45,7 @@ def block(terminated, truncated=None, *, obs=None, rewards=None, layout=CONTINUO
     counted = np.arange(envs * steps, dtype=np.float32).reshape(envs, steps)
     return Block(
         obs=np.stack([counted, -counted], axis=-1) if obs is None else obs,
-        action=counted.astype(np.int64) % 3 if layout.discrete else counted[..., None] / 10,
+        action=counted.astype(np.int64) % 3 if layout.action.is_discrete else counted[..., None] / 10,
         reward=np.ones((envs, steps), np.float32) if rewards is None else np.array(rewards, np.float32),
         terminated=ends,
         truncated=np.zeros_like(ends) if truncated is None else np.array(truncated, dtype=bool),

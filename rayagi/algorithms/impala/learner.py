@@ -14,11 +14,11 @@ from torch import Tensor
 
 from actors.rollout import Rollout
 from rayagi.algorithms import losses
-from rayagi.algorithms.gradient_learner import GradientLearner
+from rayagi.algorithms.gradient_updater import GradientUpdater
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.impala.vtrace import vtrace
 from rayagi.algorithms.returns import explained_variance, gae
-from rayagi.algorithms.rollout_training import RolloutTraining
+from rayagi.algorithms.rollout_learner import RolloutLearner
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Estimates:
     targets: Tensor
 
 
-class ImpalaLearner(GradientLearner[ImpalaSpec]):
+class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
     """Policy gradient and value loss, step by step."""
 
     @property
@@ -94,30 +94,30 @@ class ImpalaLearner(GradientLearner[ImpalaSpec]):
         return torch.cat((parts, self.step(total).reshape(1)))
 
 
-class ImpalaTraining(RolloutTraining[ImpalaSpec]):
+class ImpalaLearner(RolloutLearner[ImpalaSpec]):
     """Implements actors.trainer.Learner for IMPALA and, without the correction, for A3C."""
 
-    learner: ImpalaLearner
+    updater: ImpalaUpdater
 
     def __init__(self, *, corrects: bool, **common: Any) -> None:
-        """``corrects``: by V-trace; else experience is taken as if the learner had acted. ``common``: as RolloutTraining."""
+        """``corrects``: by V-trace; else experience is taken as if the learner had acted. ``common``: as RolloutLearner."""
         self.corrects = corrects
         super().__init__(**common)
 
-    def _make_learner(self, total_env_steps: int | None, weight: float) -> ImpalaLearner:
-        return ImpalaLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> ImpalaUpdater:
+        return ImpalaUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
-        learner, samples = self.learner, self.prepare(rollout)
-        learner.begin_update(self.env_steps)
+        updater, samples = self.updater, self.prepare(rollout)
+        updater.begin_update(self.env_steps)
         rows: list[Tensor] = []
         fits: list[float] = []
         for minibatches in orders:
             estimates, fit = self.estimate(rollout, samples, first=not fits)
             fits.append(fit)
-            rows += [learner.step_on(samples, estimates, order) for order in minibatches]
-        metrics = learner.end_update(
-            learner.measured, rows, last_epoch=orders.shape[1], iteration=number, what="IMPALA update"
+            rows += [updater.step_on(samples, estimates, order) for order in minibatches]
+        metrics = updater.end_update(
+            updater.measured, rows, last_epoch=orders.shape[1], iteration=number, what="IMPALA update"
         )
         return {**metrics, "explained_variance": fits[0], **self._importance(samples)}
 

@@ -24,7 +24,7 @@ from rayagi.native.optimizer_step import SHARE_STRIDE, CompiledOptimizerStep, Op
 SpecT = TypeVar("SpecT", bound=LearningSpec)
 
 
-class GradientLearner(Generic[SpecT]):
+class GradientUpdater(Generic[SpecT]):
     """Holds the model's parameters as one flat vector, the optimiser and the step size.
 
     All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These

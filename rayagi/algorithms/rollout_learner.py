@@ -15,19 +15,19 @@ from actors.protocols import StateDict
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
 from collectives.statistics import Moments, all_merge
-from rayagi.algorithms.gradient_learner import GradientLearner, SpecT
+from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
 from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native.denormals import flushed_denormals
 
 
-class RolloutTraining(ABC, Generic[SpecT]):
+class RolloutLearner(ABC, Generic[SpecT]):
     """Implements actors.trainer.Learner but for the update itself. The policy that acts is the model that learns.
 
     On a GPU slice the networks live there, and rollouts from elsewhere come from the host. [unverified on GPU]
     """
 
-    learner: GradientLearner[SpecT]
+    updater: GradientUpdater[SpecT]
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
         self.total_envs = total_envs
         weight = num_envs * communicator.world_size / total_envs
-        self.learner = self._make_learner(total_env_steps, weight)
+        self.updater = self._make_updater(total_env_steps, weight)
         self.reward_scaler = self._make_scaler() if spec.normalize_rewards else None
         self.sync_s = 0.0
         self.env_steps = 0
@@ -64,7 +64,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         self.sync_s = 0.0
         metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
         self.env_steps += rollout.num_steps * self.total_envs
-        self.sync_s += self.learner.sync_s
+        self.sync_s += self.updater.sync_s
         if self.policy.normaliser is not None:
             batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
             self.policy.normaliser.update(self._merge(batch))
@@ -83,8 +83,8 @@ class RolloutTraining(ABC, Generic[SpecT]):
         ).to(self.policy.device)
 
     @abstractmethod
-    def _make_learner(self, total_env_steps: int | None, weight: float) -> GradientLearner[SpecT]:
-        """What steps on the losses; arguments as GradientLearner takes them."""
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[SpecT]:
+        """What steps on the losses; arguments as GradientUpdater takes them."""
 
     @abstractmethod
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
@@ -123,7 +123,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
         Where an episode ended, the latter is V of the true last observation, so that a time limit is bootstrapped.
         """
         shape = rollout.rewards.shape
-        found = self.learner.values(everything)
+        found = self.updater.values(everything)
         values = found[: shape.numel()].view(shape)
         next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
         offset = shape.numel() + shape[1]
@@ -164,7 +164,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
 
     def shared_state(self) -> StateDict:
         """Learner, observation statistics, return statistics."""
-        state: StateDict = {"learner": self.learner.state_dict(), "env_steps": self.env_steps}
+        state: StateDict = {"learner": self.updater.state_dict(), "env_steps": self.env_steps}
         if self.policy.normaliser is not None:
             state["obs_normaliser"] = self.policy.normaliser.state_dict()
         if self.reward_scaler is not None:
@@ -181,7 +181,7 @@ class RolloutTraining(ABC, Generic[SpecT]):
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Go on from a saved state."""
-        self.learner.load_state_dict(shared["learner"])
+        self.updater.load_state_dict(shared["learner"])
         self.env_steps = int(shared["env_steps"])
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(shared["obs_normaliser"])

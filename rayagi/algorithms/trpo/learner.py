@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyTraining
+from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.heads import GaussianHead, MultiCategoricalHead
 from rayagi.models.networks import ActorCritic
@@ -20,7 +20,7 @@ from rayagi.models.networks import ActorCritic
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 
 
-class TRPOLearner(OnPolicyLearner[TRPOSpec]):
+class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
     """Steps the policy along the natural gradient, the value network along its loss."""
 
     def update(
@@ -171,10 +171,10 @@ def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor
     return Categorical(logits=outputs, validate_args=False)
 
 
-class TRPOTraining(OnPolicyTraining[TRPOSpec]):
+class TRPOLearner(OnPolicyLearner[TRPOSpec]):
     """Implements actors.trainer.Learner for TRPO."""
 
-    learner: TRPOLearner
+    updater: TRPOUpdater
 
-    def _make_learner(self, total_env_steps: int | None, weight: float) -> TRPOLearner:
-        return TRPOLearner(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> TRPOUpdater:
+        return TRPOUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
