@@ -1,8 +1,9 @@
 """Does it learn? Trains a task with several seeds through the `rayagi` command, one after another, and draws evaluations.
 
     python -m experiments.learning.run Ant-v5 --seeds 0 1 2 --time 15m --goal 2000
+    python -m experiments.learning.run HalfCheetah-v5 --algorithm trpo --time 4m --goal 2500
 
-Writes results/<task>.json (evaluations of every seed, and origin) and results/<task>.png.
+Writes results/<task>[_<algorithm>].json (evaluations of every seed, and origin) and .png.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.origin import origin
+from rayagi.algorithms.registry import DEFINITIONS
 
 HERE = Path(__file__).parent
 
 
 def train(task: str, seed: int, given: argparse.Namespace) -> Path:
     """Train one seed. Returns its run folder."""
-    name = f"{task}-seed{seed}"
+    name = f"{task}-{given.algorithm}-seed{seed}"
     command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(seed), "--time", given.time]
+    command += ["--algorithm", given.algorithm]
     command += ["--evaluate-every", str(given.evaluate_every), "--out", str(given.runs), "--name", name]
     if given.stop_return is not None:
         command += ["--stop-return", str(given.stop_return)]
@@ -62,7 +65,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
     left.set_ylabel("mean evaluation return")
     left.legend()
     # The plan's last line: template, backend, GMIs and environments.
-    figure.suptitle(f"{report['task']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}")
+    figure.suptitle(
+        f"{report['task']}, {report['algorithm']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}"
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -87,6 +92,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("task")
+    parser.add_argument("--algorithm", default="ppo", choices=tuple(DEFINITIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--time", default="15m", help="training time of one seed")
     parser.add_argument("--goal", type=float, required=True, help="evaluation return to reach")
@@ -96,9 +102,11 @@ def main() -> None:
     given = parser.parse_args()
     results = HERE / "results"
     results.mkdir(exist_ok=True)
+    name = given.task if given.algorithm == "ppo" else f"{given.task}_{given.algorithm}"
     report: dict[str, Any] = {
         "origin": origin(),
         "task": given.task,
+        "algorithm": given.algorithm,
         "goal": given.goal,
         "time": given.time,
         "seeds": [],
@@ -109,9 +117,9 @@ def main() -> None:
         report["plan"] = (folder / "plan.txt").read_text()
         report["seeds"].append(summary(seed, folder, given.goal))
         # After each seed, so that a later one that fails costs nothing.
-        (results / f"{given.task}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
         print({name: value for name, value in report["seeds"][-1].items() if name != "curve"}, flush=True)
-        draw(report, results / f"{given.task}.png")
+        draw(report, results / f"{name}.png")
 
 
 if __name__ == "__main__":
