@@ -368,7 +368,7 @@ def test_what_cannot_be_traced_is_named_with_its_line(reason, function):
         (lambda x: x - x.mean(0), "of other worlds"),
         (lambda x: x / x.max(), "of other worlds"),
         (lambda x: x.flip(0), "of other worlds"),
-        (lambda x: x + torch.arange(len(x)).unsqueeze(-1), "a world's number"),
+        (lambda x: x + torch.arange(len(x)).unsqueeze(-1), "a world's index"),
     ],
 )
 def test_results_that_depend_on_other_worlds_are_refused(function, reason):
