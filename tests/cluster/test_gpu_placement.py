@@ -237,7 +237,7 @@ def test_a_daemon_that_fails_is_started_anew_and_the_run_goes_on(machine, tmp_pa
     (line,) = told
     assert line.startswith("GMI 0 mps[GPU-")
     assert ("is in FAULT" if how == "fault" else "Cannot find MPS control daemon") in line
-    assert "go on from the last checkpoint (attempt 1 of 3)" in line
+    assert "from the last checkpoint (attempt 1 of 3)" in line
     assert course.rewound_to == [4]  # it failed in the fifth iteration, and every second is saved
     assert course.iterations == [1, 2, 3, 4, 5, 6, 7, 8]
     last = store.load().state["shared"]

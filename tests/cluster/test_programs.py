@@ -93,7 +93,7 @@ def test_gmis_on_one_gpu_share_it_evenly():
     manager = added(0, 1, 2, 3)
     for gmi_id, gpu_id in enumerate([0, 0, 0, 1]):
         manager.set_gpu(gmi_id, gpu_id)
-    assert manager._cut().slices == (1 / 3, 1 / 3, 1 / 3, 1.0)
+    assert manager._gmi_config().slices == (1 / 3, 1 / 3, 1 / 3, 1.0)
     manager.set_gpu(3, 2)
     with pytest.raises(PlanError, match=r"GMIs on GPUs \[0, 0, 0, 2\]"):
-        manager._cut()
+        manager._gmi_config()
