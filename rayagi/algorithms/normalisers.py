@@ -1,4 +1,4 @@
-"""Running normalisers whose statistics merge exactly across GMIs."""
+"""Running normalisers of observations and rewards. Their statistics merge exactly across GMIs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPSILON = 1e-8
 
 
 def moments_state(moments: Moments) -> StateDict:
-    """Plain tensors, for a checkpoint."""
+    """Moments as plain tensors, for a checkpoint."""
     return {"count": moments.count, "mean": moments.mean, "m2": moments.m2}
 
 
@@ -27,15 +27,15 @@ def moments_from_state(state: Mapping[str, Any]) -> Moments:
 
 
 class ObservationNormaliser:
-    """(obs - mean) / std, clipped. Statistics change only between rollouts, so every step of a rollout is seen alike.
+    """(obs - mean) / std, clipped. Statistics change only between rollouts: all steps of a rollout use the same ones.
 
-    Before the first update it is the identity (clipped). ``shift`` is the mean, ``scale`` 1 / std, (obs_dim,).
+    Before the first update it only clips. ``shift`` is the mean, ``scale`` 1 / std, (obs_dim,).
     """
 
     def __init__(
         self, obs_dim: int, clip: float, device: torch.device, *, columns: tuple[int, ...] | None = None
     ) -> None:
-        """``columns``: which of the observation are normalised; the others go through as they are. None: all."""
+        """``columns``: observation columns to normalise; the others pass through unchanged. None: all."""
         self.clip, self.device = clip, device
         self._columns = slice(None) if columns is None else torch.tensor(columns, device=device)
         bound = torch.full((obs_dim,), math.inf, device=device)
@@ -46,21 +46,23 @@ class ObservationNormaliser:
         self.scale = torch.ones(obs_dim, device=device)
 
     def __call__(self, obs: Tensor) -> Tensor:
-        """(..., obs_dim) float32 to the same shape, on the device."""
+        """Normalise observations (..., obs_dim) float32. Returns the same shape, on the device."""
+        # clip((obs - mean) / std, -bound, bound); the bound is infinite for columns that pass through.
         return ((obs.to(self.device) - self.shift) * self.scale).clamp_(-self._bound, self._bound)
 
     def moments_of(self, obs: Tensor) -> Moments:
-        """Moments of raw observations (..., obs_dim), of the columns that are normalised."""
+        """Moments of the normalised columns of raw observations (..., obs_dim)."""
         kept = obs.reshape(-1, obs.shape[-1])[:, self._columns]
         return Moments.from_batch(kept)
 
     def update(self, batch: Moments) -> None:
-        """Take in the moments of a rollout's raw observations, already merged over GMIs."""
+        """Merge the moments of a rollout's raw observations into the running ones. ``batch`` covers all GMIs."""
         self.moments = merged(self.moments, batch)
         self._refresh()
 
     def _refresh(self) -> None:
-        # In place: a captured CUDA graph reads them where they are.
+        # In place: a captured CUDA graph reads these tensors by address.
+        # shift = mean, scale = 1 / sqrt(var + eps).
         if self.moments.count > 0:
             self.shift[self._columns] = self.moments.mean.to(self.shift)
             self.scale[self._columns] = (self.moments.variance() + _EPSILON).rsqrt().to(self.scale)
@@ -76,9 +78,9 @@ class ObservationNormaliser:
 
 
 class RewardScaler:
-    """Divides rewards by the standard deviation of the running discounted return; the mean is kept (as the field does).
+    """Divides rewards by the standard deviation of the running discounted return. The mean is not subtracted.
 
-    Its tensors stay where they are, and nothing waits for their device: a CUDA graph may hold it.
+    Safe to capture in a CUDA graph: tensors are updated in place, and no operation synchronizes with the device.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class RewardScaler:
         self.gamma, self.clip = gamma, clip
         self.moments = Moments.empty(device=device)
         self.running = torch.zeros(num_envs, device=device)
-        """Discounted return so far of each running episode; belongs to this GMI's environments."""
+        """Discounted return so far of each running episode of this GMI, (N,)."""
 
     def observe(self, rewards: Tensor, done: Tensor) -> Moments:
         """Advance the running returns over a rollout, (T, N) each. Returns the moments of this GMI's samples."""
@@ -97,11 +99,11 @@ class RewardScaler:
         return Moments.from_batch(returns.reshape(-1))
 
     def update(self, batch: Moments) -> None:
-        """Take in a rollout's moments, already merged over GMIs."""
+        """Merge a rollout's moments into the running ones. ``batch`` covers all GMIs."""
         self._put(merged(self.moments, batch.to(self.running.device)))
 
     def load(self, moments: Moments, running: Tensor | None) -> None:
-        """Go on from saved ones; without ``running``, episodes begin."""
+        """Restore saved moments and running returns; without ``running``, the returns start at zero."""
         self._put(moments)
         self.running.zero_() if running is None else self.running.copy_(running)
 
@@ -110,6 +112,6 @@ class RewardScaler:
             getattr(self.moments, name).copy_(values)
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Scaled and clipped rewards, (...), on the scaler's device."""
+        """Scaled and clipped rewards, (...), on the scaler's device: clip(r / sqrt(Var(R) + eps), -clip, clip)."""
         scale = (self.moments.variance() + _EPSILON).rsqrt()
         return (rewards.to(scale.device) * scale).clamp_(-self.clip, self.clip)

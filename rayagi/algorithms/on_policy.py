@@ -1,4 +1,4 @@
-"""On-policy learning: from a raw rollout to advantages and value targets by GAE; then the algorithm's update."""
+"""Base of the on-policy learners (PPO, TRPO): advantages and value targets by GAE, then the algorithm's update."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayagi.algorithms.rollout_learner import RolloutLearner
 
 @dataclass(slots=True)
 class OnPolicyBatch:
-    """A rollout ready for learning, flattened over time and environments: B = T * N.
+    """Training samples of one rollout, flattened over time and environments: B = T * N.
 
     Attributes:
-        obs: what the networks saw              (B, obs_dim)
-        actions: what was done                  (B, dim) or (B,)
-        log_probs: log probability then         (B,)
-        values: V(s) then                       (B,)
-        advantages: normalised if so configured (B,)
-        targets: value targets                  (B,)
+        obs: normalised observations                        (B, obs_dim)
+        actions: actions taken                              (B, dim) or (B,)
+        log_probs: log pi_old(a|s)                          (B,)
+        values: V_old(s)                                    (B,)
+        advantages: normalised if ``normalize_advantages``  (B,)
+        targets: value targets                              (B,)
     """
 
     obs: Tensor
@@ -35,18 +35,18 @@ class OnPolicyBatch:
     targets: Tensor
 
     def fields(self) -> tuple[Tensor, ...]:
-        """All, in this order."""
+        """All fields, in the order of declaration."""
         return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
 
 
 class OnPolicyUpdater(GradientUpdater[SpecT]):
-    """What steps the networks on a batch."""
+    """Steps the networks on a batch."""
 
     @abstractmethod
     def update(
         self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
     ) -> dict[str, float]:
-        """All steps over one rollout.
+        """Run all epochs over one rollout.
 
         Args:
             batch: this GMI's samples
@@ -63,7 +63,7 @@ class OnPolicyUpdater(GradientUpdater[SpecT]):
 
 
 class OnPolicyLearner(RolloutLearner[SpecT]):
-    """Implements actors.trainer.Learner for algorithms that learn from what the present policy collected."""
+    """Implements actors.trainer.Learner for algorithms that learn from rollouts of the current policy."""
 
     updater: OnPolicyUpdater[SpecT]
 

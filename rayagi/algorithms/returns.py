@@ -1,4 +1,4 @@
-"""Advantage estimates as pure functions of a rollout, time first."""
+"""GAE, discounted returns and explained variance: pure functions of a rollout, time first."""
 
 from __future__ import annotations
 
@@ -23,34 +23,38 @@ def gae(
 
     Args:
         rewards: reward after each action                                       (T, N)
-        values: V of the state acted on                                         (T, N)
-        next_values: V of the state that the action led to, before any reset    (T, N)
-        terminated: the task ended; nothing follows                             (T, N) bool
-        done: terminated or cut by the time limit; the trace stops here         (T, N) bool
+        values: V(s_t)                                                          (T, N)
+        next_values: V(s'_t), of the state after the action, before any reset   (T, N)
+        terminated: the task ended; no bootstrap                                (T, N) bool
+        done: terminated or truncated; the trace stops here                     (T, N) bool
         gamma: discount per step.
         gae_lambda: decay of the trace.
 
     Returns:
         advantages and value targets (advantages + values), each (T, N).
     """
+    # TD residual: delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t).
     deltas = rewards + gamma * next_values * (~terminated) - values
+    # A truncated episode still bootstraps in delta_t, but its trace must not reach into the next episode.
     decay = gamma * gae_lambda * (~done).to(rewards.dtype)
     advantages = torch.empty_like(rewards)
-    running = torch.zeros_like(rewards[0])
+    running = torch.zeros_like(rewards[0])  # A_T = 0: nothing after the rollout is known
     for t in range(rewards.shape[0] - 1, -1, -1):
+        # Eq. 16 as a backward recursion: A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}.
         running = deltas[t] + decay[t] * running
         advantages[t] = running
+    # The value target is the lambda-return: A_t + V(s_t).
     return advantages, advantages + values
 
 
 def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Running discounted return seen so far in each episode: R_t = gamma R_{t-1} + r_t, zero after an episode ends.
+    """Discounted sum of each episode's past rewards: R_t = gamma R_{t-1} + r_t; reset to zero when the episode ends.
 
     Args:
         rewards: (T, N). done: (T, N) bool. start: R before the first step (N,). gamma: discount.
 
     Returns:
-        R_t for every step (T, N), and R to start the next rollout from (N,).
+        R_t of every step (T, N), and the start of the next rollout (N,).
     """
     returns = torch.empty_like(rewards)
     running = start
@@ -62,6 +66,6 @@ def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: floa
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
-    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean, and so for constant targets."""
+    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean. 0 for constant targets."""
     variance = targets.var()
     return torch.where(variance == 0, 0.0, 1 - (targets - values).var() / variance)

@@ -1,4 +1,13 @@
-"""What learning from a rollout has in common: statistics merged across GMIs, values, minibatches, state."""
+"""Base class of the learners: reward scaling, value estimates, advantage normalisation, minibatches, checkpoint state.
+
+One update, in order (``learn``):
+
+1. Draw the minibatch orders of all epochs.
+2. Normalise observations; scale rewards with return statistics merged over all trainers.
+3. Evaluate V(s_t) and V(s'_t); compute advantages and targets (GAE or V-trace, in the subclass).
+4. Normalise advantages over all trainers; step on every minibatch.
+5. Merge the observation statistics of this rollout, for the next one.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +31,9 @@ from rayagi.native.denormals import flushed_denormals
 
 
 class RolloutLearner(ABC, Generic[SpecT]):
-    """Implements actors.trainer.Learner but for the update itself. The policy that acts is the model that learns.
+    """Implements actors.trainer.Learner except the update itself (``_update``). It trains the policy's own model.
 
-    On a GPU slice the networks live there, and rollouts from elsewhere come from the host. [unverified on GPU]
+    On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory. [unverified on GPU]
     """
 
     updater: GradientUpdater[SpecT]
@@ -41,22 +50,23 @@ class RolloutLearner(ABC, Generic[SpecT]):
         seed: int,
         total_env_steps: int | None,
     ) -> None:
-        """``num_envs``: whose experience this trainer learns from; ``total_envs``: of all trainers, maybe unequal ones."""
+        """``num_envs``: environments whose samples this trainer gets; ``total_envs``: those of all trainers together."""
         self.policy, self.spec, self.communicator = policy, spec, communicator
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
         self.total_envs = total_envs
+        # Loss weight N_i / mean(N): the mean over trainers of weighted losses is the mean over all samples.
         weight = num_envs * communicator.world_size / total_envs
         self.updater = self._make_updater(total_env_steps, weight)
         self.reward_scaler = self._make_scaler() if spec.normalize_rewards else None
         self.sync_s = 0.0
         self.env_steps = 0
-        """Steps of all GMIs so far; counted, since a resumed run may have another number of environments."""
+        """Environment steps of all GMIs so far. Counted: a resumed run may have another number of environments."""
 
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """The update; then the observation statistics for the next rollout. Denormals are zeros meanwhile."""
+        """Update on one rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
         with flushed_denormals():
             return self._learn(rollout, iteration)
 
@@ -65,6 +75,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
         metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
         self.env_steps += rollout.num_steps * self.total_envs
         self.sync_s += self.updater.sync_s
+        # After the update: every minibatch must see the observations as the acting policy normalised them.
         if self.policy.normaliser is not None:
             batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
             self.policy.normaliser.update(self._merge(batch))
@@ -84,26 +95,26 @@ class RolloutLearner(ABC, Generic[SpecT]):
 
     @abstractmethod
     def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[SpecT]:
-        """What steps on the losses; arguments as GradientUpdater takes them."""
+        """Make the updater that steps on the losses; arguments as for GradientUpdater."""
 
     @abstractmethod
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
         """Learn from one rollout.
 
         Args:
-            rollout: what this trainer learns from
+            rollout: this trainer's samples
             orders: flat sample indices of each minibatch   (num_epochs, num_minibatches, minibatch)
             number: of this iteration, from 1
         """
 
     def _observed(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Normalised observations: of the states acted on (T * N, obs_dim), and these with all others of the rollout.
+        """Normalised observations of s_t (T * N, obs_dim), and of all states of the rollout.
 
-        The others are the last states (N) and the true final ones. What was collected elsewhere is seen with this
-        trainer's statistics, which may be newer than the collector's.
+        All states are s_t, then the last states (N), then the final states: of ended episodes, or of every step if the
+        rollout has ``final_obs``. Rollouts of collectors are normalised with this trainer's statistics, which may be newer.
         """
-        here = rollout.log_probs is None
-        obs = rollout.obs if here else self.policy.observe(rollout.raw_obs)
+        is_local = rollout.log_probs is None
+        obs = rollout.obs if is_local else self.policy.observe(rollout.raw_obs)
         last = self.policy.observe(rollout.last_obs)
         finals = [self.policy.observe(obs) for _, _, obs in rollout.finals]
         if rollout.final_obs is not None:
@@ -112,20 +123,23 @@ class RolloutLearner(ABC, Generic[SpecT]):
         return everything[: rollout.num_steps * rollout.num_envs], everything
 
     def _behaviour(self, rollout: Rollout) -> Tensor:
-        """Log probability of each action under the policy that took it, (T * N,)."""
+        """Log probability of each action under the behaviour policy, (T * N,)."""
         if rollout.log_probs is not None:
             return rollout.log_probs.flatten().to(self.policy.device)
         return self.policy.model.head.log_prob(rollout.outputs.flatten(0, 1), rollout.actions.flatten(0, 1))
 
     def _values(self, rollout: Rollout, everything: Tensor) -> tuple[Tensor, Tensor]:
-        """V of each state acted on and V of the state each action led to, (T, N) each.
+        """V(s_t) and V(s'_t), (T, N) each.
 
-        Where an episode ended, the latter is V of the true last observation, so that a time limit is bootstrapped.
+        Where an episode ended, s'_t is its final observation before the reset, so that a truncated episode bootstraps.
         """
         shape = rollout.rewards.shape
+        # One forward pass over all states, in the order of ``_observed``.
         found = self.updater.values(everything)
         values = found[: shape.numel()].view(shape)
+        # Within an episode V(s'_t) = V(s_{t+1}); the last row is V of the last states.
         next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
+        # Where an episode ended, replace V of the reset state by V of the final state.
         offset = shape.numel() + shape[1]
         if rollout.final_obs is not None:
             done = rollout.terminated | rollout.truncated
@@ -136,34 +150,39 @@ class RolloutLearner(ABC, Generic[SpecT]):
         return values, next_values
 
     def _scaled_rewards(self, rollout: Rollout) -> Tensor:
-        """Rewards (T, N), scaled where so configured, on the policy's device."""
+        """Rewards (T, N) on the policy's device, scaled if ``normalize_rewards``."""
         rewards = rollout.rewards
         if self.reward_scaler is not None:
+            # Moments of the running discounted returns: computed here, or from the returns that the collector sent.
             if rollout.running_returns is None:
-                seen = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
+                batch = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
             else:
-                seen = Moments.from_batch(rollout.running_returns.reshape(-1))
-            self.reward_scaler.update(self._merge(seen))
+                batch = Moments.from_batch(rollout.running_returns.reshape(-1))
+            self.reward_scaler.update(self._merge(batch))
             rewards = self.reward_scaler(rewards)
         return rewards.to(self.policy.device)
 
     def _normalised(self, advantages: Tensor) -> Tensor:
-        """Advantages with mean 0 and standard deviation 1 over all trainers, where so configured."""
+        """Advantages with mean 0 and standard deviation 1 over all trainers, if ``normalize_advantages``."""
         if not self.spec.normalize_advantages:
             return advantages
-        seen = Moments.from_batch(advantages.reshape(-1))
-        alone = self.communicator.world_size == 1  # then nothing has to leave the device, or to wait for it
-        moments = self._merge(seen if alone else seen.to("cpu"))
+        own = Moments.from_batch(advantages.reshape(-1))
+        alone = (
+            self.communicator.world_size == 1
+        )  # then the moments stay on the device, without synchronization
+        moments = self._merge(own if alone else own.to("cpu"))
+        # (A - mean(A)) / (std(A) + eps).
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
     def _merge(self, moments: Moments) -> Moments:
+        """Merge moments over all trainers: all get the same result."""
         started = time.perf_counter()
         merged = all_merge(moments, self.communicator)
         self.sync_s += time.perf_counter() - started
         return merged
 
     def shared_state(self) -> StateDict:
-        """Learner, observation statistics, return statistics."""
+        """Updater state, environment steps, observation and return statistics."""
         state: StateDict = {"learner": self.updater.state_dict(), "env_steps": self.env_steps}
         if self.policy.normaliser is not None:
             state["obs_normaliser"] = self.policy.normaliser.state_dict()
@@ -180,7 +199,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
         )
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.updater.load_state_dict(shared["learner"])
         self.env_steps = int(shared["env_steps"])
         if self.policy.normaliser is not None:

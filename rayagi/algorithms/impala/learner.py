@@ -1,7 +1,7 @@
-"""IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016): learning from rollouts of a policy that may be behind.
+"""IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016): learning from rollouts of an older policy.
 
-Both make epochs of minibatches over a rollout, as PPO does, and can keep an update close to the policy before it, as PPO
-does. IMPALA corrects by V-trace for the policy that acted; A3C takes its experience as if it were the learner's own.
+Both run epochs of minibatches over a rollout, optionally with PPO's clipped loss. IMPALA corrects for the behaviour policy
+by V-trace; A3C treats the samples as on-policy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rayagi.algorithms.rollout_learner import RolloutLearner
 
 @dataclass(slots=True)
 class Samples:
-    """What stays the same throughout an update. B = T * N.
+    """Samples of one rollout; constant throughout an update. B = T * N.
 
     Attributes:
-        obs: what the networks see now                               (B, obs_dim)
-        actions: what was done                                       (B, dim) or (B,)
-        behaviour: log probability under the policy that acted       (B,)
+        obs: observations, normalised with this trainer's statistics (B, obs_dim)
+        actions: actions taken                                       (B, dim) or (B,)
+        behaviour: log mu(a|s), under the behaviour policy           (B,)
         start: log probability under the policy before this update   (B,)
-        everything: obs, last states and true final ones, for values (B + N + K, obs_dim)
-        rewards: scaled if so configured                             (T, N)
+        everything: obs, last states and final states, for V         (B + N + K, obs_dim)
+        rewards: scaled if ``normalize_rewards``                     (T, N)
         terminated: the task ended                                   (T, N) bool
-        done: it ended, or the time limit cut it                     (T, N) bool
+        done: terminated or truncated                                (T, N) bool
     """
 
     obs: Tensor
@@ -48,11 +48,11 @@ class Samples:
 
 @dataclass(slots=True)
 class Estimates:
-    """What the present parameters make of them, anew in every epoch.
+    """Estimates at the current parameters, recomputed in every epoch.
 
     Attributes:
-        advantages: normalised if so configured, times IMPALA's truncated importance ratio   (B,)
-        targets: value targets                                                               (B,)
+        advantages: normalised if ``normalize_advantages``, times IMPALA's truncated importance ratio   (B,)
+        targets: value targets                                                                          (B,)
     """
 
     advantages: Tensor
@@ -60,26 +60,28 @@ class Estimates:
 
 
 class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
-    """Policy gradient and value loss, step by step."""
+    """Steps on the policy-gradient loss and the value loss."""
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of what ``step_on`` returns, as in rayagi.monitoring.catalogue."""
+        """Names of the metrics that ``step_on`` returns, as in rayagi.monitoring.catalogue."""
         clipped = () if self.spec.clip_ratio is None else ("clip_fraction",)
         return ("policy_loss", "value_loss", "entropy", "approx_kl", *clipped, "grad_norm")
 
     def loss(self, samples: Samples, estimates: Estimates, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Total loss of the samples in ``order``, and what is ``measured`` of it."""
+        """Total loss of the samples in ``order``, and its ``measured`` metrics."""
         spec, model = self.spec, self.model
         obs, advantages = samples.obs[order], estimates.advantages[order]
         outputs = model.policy(obs)
         log_probs = model.head.log_prob(outputs, samples.actions[order])
+        # The ratio of clipping and KL is relative to the policy before this update, not to the behaviour policy.
         log_ratio = log_probs - samples.start[order]
         if spec.clip_ratio is None:
+            # Policy gradient of §4.2: rho_t A_t grad log pi(a_t|s_t); rho_t is already in the advantages.
             policy_loss = -(advantages * log_probs).mean()
         else:
             policy_loss = losses.clipped_policy_loss(log_ratio, advantages, spec.clip_ratio)
-        value_loss = (model.values(obs) - estimates.targets[order]).square().mean()
+        value_loss = (model.values(obs) - estimates.targets[order]).square().mean()  # (v_t - V(s_t))^2
         entropy = model.head.entropy(outputs)
         total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
         with torch.no_grad():
@@ -89,18 +91,18 @@ class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
         return total, torch.stack(parts).detach()
 
     def step_on(self, samples: Samples, estimates: Estimates, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``. Returns what ``loss`` measured, and the gradient's norm."""
+        """One step on the samples in ``order``. Returns the metrics of ``loss``, and the gradient norm."""
         total, parts = self.loss(samples, estimates, order)
         return torch.cat((parts, self.step(total).reshape(1)))
 
 
 class ImpalaLearner(RolloutLearner[ImpalaSpec]):
-    """Implements actors.trainer.Learner for IMPALA and, without the correction, for A3C."""
+    """Implements actors.trainer.Learner for IMPALA and, without V-trace, for A3C."""
 
     updater: ImpalaUpdater
 
     def __init__(self, *, corrects: bool, **common: Any) -> None:
-        """``corrects``: by V-trace; else experience is taken as if the learner had acted. ``common``: as RolloutLearner."""
+        """``corrects``: use V-trace; else treat samples as on-policy. ``common``: arguments of RolloutLearner."""
         self.corrects = corrects
         super().__init__(**common)
 
@@ -112,7 +114,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         updater.begin_update(self.env_steps)
         rows: list[Tensor] = []
         fits: list[float] = []
-        for minibatches in orders:
+        for minibatches in orders:  # one epoch each: the targets follow the parameters
             estimates, fit = self.estimate(rollout, samples, first=not fits)
             fits.append(fit)
             rows += [updater.step_on(samples, estimates, order) for order in minibatches]
@@ -123,7 +125,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Samples:
-        """What the whole update is made of."""
+        """The samples of a rollout, with log probabilities under behaviour policy and current policy."""
         obs, everything = self._observed(rollout)
         actions = rollout.actions.flatten(0, 1).to(obs.device)
         return Samples(
@@ -139,12 +141,12 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, samples: Samples, *, first: bool) -> tuple[Estimates, float]:
-        """Advantages and targets at the present parameters, and the explained variance of their value estimates.
+        """Advantages and targets at the current parameters, and the explained variance of the value estimates.
 
-        ``first``: these are still the parameters before the update.
+        ``first``: the parameters are still those before the update.
         """
         values, next_values = self._values(rollout, samples.everything)
-        told: dict[str, Any] = {
+        trajectory: dict[str, Any] = {
             "rewards": samples.rewards,
             "values": values,
             "next_values": next_values,
@@ -153,19 +155,21 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
             "gamma": self.spec.gamma,
         }
         if self.corrects:
+            # log (pi / mu) at the current parameters; in the first epoch pi is the policy before the update.
             now = samples.start if first else self._log_probs(samples.obs, samples.actions)
             advantages, targets = vtrace(
                 log_ratios=(now - samples.behaviour).view(values.shape),
-                **told,
+                **trajectory,
                 trace_lambda=self.spec.gae_lambda,
                 rho_bar=self.spec.rho_bar,
                 c_bar=self.spec.c_bar,
             )
-            # A clipped loss holds the ratio to the policy at the start; what is left is from there to the behaviour.
+            # rho = min(rho_bar, pi / mu). The clipped loss has its own ratio pi / pi_start; the remaining one is
+            # pi_start / mu.
             reached = now if self.spec.clip_ratio is None else samples.start
             weights = (reached - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
         else:
-            advantages, targets = gae(**told, gae_lambda=self.spec.gae_lambda)
+            advantages, targets = gae(**trajectory, gae_lambda=self.spec.gae_lambda)
             weights = torch.ones_like(samples.start)
         weighted = self._normalised(advantages).reshape(-1) * weights
         return Estimates(weighted, targets.reshape(-1)), float(explained_variance(values, targets))
@@ -175,7 +179,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         return model.head.log_prob(model.policy(obs), actions)
 
     def _importance(self, samples: Samples) -> dict[str, float]:
-        """How far the policy before this update was from the one that acted."""
+        """Importance ratios of the policy before this update to the behaviour policy: mean, and fraction truncated."""
         ratios = (samples.start - samples.behaviour).exp()
         found = {"importance_ratio": float(ratios.mean())}
         if self.corrects:

@@ -1,4 +1,4 @@
-"""PPO on rollouts that never leave the GPU: values, advantages and every step of all epochs by one launch."""
+"""PPO's whole update as one CUDA graph, for rollouts on the GPU: values, advantages and all minibatch steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOUpdater
 
 
 class CapturedPPOLearner(PPOLearner):
-    """As PPOLearner, for a trainer that is alone and rollouts of ``DeviceRollouts``, always the same one.
+    """PPOLearner for a single trainer on the rollout buffer of ``DeviceRollouts``, which is the same in every iteration.
 
-    Orders of minibatches are drawn on the device. Rewards' and advantages' statistics stay there; observations' move between
-    rollouts, as everywhere. On a CPU the same steps run one by one, which is for tests. [unverified on GPU]
+    Minibatch orders are drawn on the device; reward and advantage statistics stay there. Observation statistics change
+    between rollouts, as in PPOLearner. On a CPU the same steps run eagerly, for tests. [unverified on GPU]
     """
 
     def __init__(self, **whose: Any) -> None:
@@ -65,7 +65,7 @@ class CapturedPPOLearner(PPOLearner):
         return {**metrics, "explained_variance": float(self._fit)}
 
     def run(self) -> None:
-        """What is captured."""
+        """The captured body: values, advantages, then every minibatch step of all epochs."""
         assert self._rollout is not None
         batch, fit = self.prepare(self._rollout)
         self._fit.copy_(fit)
@@ -73,7 +73,7 @@ class CapturedPPOLearner(PPOLearner):
             row.copy_(self.updater.minibatch_step(batch, order))
 
     def _held(self) -> list[Tensor]:
-        """What ``run`` changes and begins from."""
+        """Tensors that ``run`` reads and changes: parameters, Adam's moments, return statistics."""
         held: list[Tensor] = [self.updater.flat.parameters, *self.updater.optimiser.tensors().values()]
         if self.reward_scaler is not None:
             moments = self.reward_scaler.moments

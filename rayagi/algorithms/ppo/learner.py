@@ -1,4 +1,4 @@
-"""The PPO learner: minibatches over epochs (Schulman et al. 2017)."""
+"""PPO's update: epochs of minibatch steps on the clipped surrogate (Schulman et al. 2017, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayagi.models.heads import GaussianHead
 from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""What a step measures, in its order."""
+"""Metrics of one minibatch step, in the order of its row."""
 
 
 class PPOUpdater(OnPolicyUpdater[PPOSpec]):
-    """Clipped surrogate and value loss, step by step: on a CPU in a compiled program, where there is a compiler."""
+    """Steps on the clipped surrogate and the value loss; on a CPU in a compiled C kernel, if a compiler is present."""
 
     def __init__(self, *given: Any, **whose: Any) -> None:
         super().__init__(*given, **whose)
@@ -30,9 +30,9 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         """All epochs over one rollout."""
         self.begin_update(env_steps_total)
         if self._compiled is not None:
-            told, waited_s = self._compiled(batch.fields(), orders.flatten(0, 1), self.learning_rate)
+            stats, waited_s = self._compiled(batch.fields(), orders.flatten(0, 1), self.learning_rate)
             self.sync_s += waited_s
-            rows = list(told)
+            rows = list(stats)
         else:
             rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
         return self.end_update(
@@ -41,7 +41,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
 
     @torch.no_grad()
     def values(self, observed: Tensor) -> Tensor:
-        """V(s): (B, obs_dim) -> (B,), by the program that learns, where there is one."""
+        """V(s): (B, obs_dim) -> (B,), in the compiled kernel if there is one."""
         return super().values(observed) if self._compiled is None else self._compiled.values(observed)
 
     def loss(self, batch: OnPolicyBatch, order: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,12 +49,14 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         spec, model = self.spec, self.model
         obs = batch.obs[order]
         outputs = model.policy(obs)
+        # log r = log pi(a|s) - log pi_old(a|s).
         log_ratio = model.head.log_prob(outputs, batch.actions[order]) - batch.log_probs[order]
         policy_loss = losses.clipped_policy_loss(log_ratio, batch.advantages[order], spec.clip_ratio)
         value_loss = losses.value_loss(
             model.values(obs), batch.values[order], batch.targets[order], spec.value_clip
         )
         entropy = model.head.entropy(outputs)
+        # Eq. 9, negated: L = L^CLIP + c1 L^VF - c2 S.
         total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
         with torch.no_grad():
             kl, clipped = losses.approx_kl(log_ratio), losses.clip_fraction(log_ratio, spec.clip_ratio)
@@ -62,13 +64,13 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         return total, parts
 
     def minibatch_step(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``, by torch. Returns what ``MEASURED`` names, (6,)."""
+        """One step on the samples in ``order``, with torch. Returns the metrics of ``MEASURED``, (6,)."""
         total, parts = self.loss(batch, order)
         norm = self.step(total)
         return torch.cat((parts, norm.reshape(1)))
 
     def _compile(self) -> CompiledUpdate | None:
-        """None on a GPU, for a model that the compiled program does not know, and where there is no compiler."""
+        """The compiled kernel; None on a GPU, for a model that it does not support, or without a compiler."""
         model, spec = self.model, self.spec
         if not model.fits_kernels or self._optimizer_step is None:
             return None
